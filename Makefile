@@ -1,0 +1,50 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format e2e crds requirements clean
+
+help: ## what each target does
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## a virtual environment in .venv with every extra, pinned
+
+$(STAMP): pyproject.toml requirements/dev.txt
+	@test -x $(BIN)/uv || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
+	@echo "== installing pinned requirements (torch is large: minutes on a first run, seconds from the cache)"
+	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
+	@touch $@
+
+demo: install ## the main job on this machine: two workers, a router, three conversations, with and without steering
+	$(BIN)/fairlead demo
+
+test: install ## unit and component tests; no cluster, no GPU
+	$(BIN)/pytest -q
+
+lint: install ## ruff, mypy, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead
+	$(BIN)/lint-imports
+
+format: install ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian, or a KUBECONFIG, or kind)
+	$(BIN)/pytest -q e2e --timeout 1800
+
+crds: install ## write crds/ and the chart's copy from the operator's models
+	$(BIN)/python -m fairlead_operator.crd
+
+requirements: ## pin every dependency with its hashes
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator pyproject.toml -o requirements/control.txt -c requirements/dev.txt
+
+clean: ## remove what the build made in the checkout
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,4 @@
+"""One model replica: HTTP API, scheduler, KV cache and model execution.
+
+Imports `fairlead_index` and no other room. `engine/` and `cache/` import no torch.
+"""

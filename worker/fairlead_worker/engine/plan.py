@@ -1,0 +1,57 @@
+"""A step as data: what the scheduler decided, and what the forward pass brought back. The only thing that both know."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fairlead_worker.engine.request import Request
+from fairlead_worker.messages import TokenLogprobs
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`."""
+
+    request: Request
+    start: int
+    """Tokens already computed; also the position of the first token computed now."""
+    count: int
+    pages: Sequence[int]
+    """The request's page table, covering at least `start + count` tokens: token i lives in page `pages[i // page_size]`, slot `i % page_size`."""
+    samples: bool
+    """True when the row ends at the last known token, so that its logits give the next one."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The work of one forward pass over a packed, mixed batch. Rows that sample come in request (arrival) order."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Tokens of the rows with `samples`, in plan order: usually one each; several when speculation was accepted."""
+
+    tokens: list[list[int]]
+    logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
+    """Parallel to `tokens`; empty tuples for rows that asked for none. May be empty altogether."""
+    seconds: float = 0.0
+    """Wall time of the step, measured by the runner."""
+
+
+class Runner(Protocol):
+    """What the loop needs of model execution."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...

@@ -1,0 +1,1 @@
+"""A step plan becomes tensors, one forward pass and sampled tokens."""

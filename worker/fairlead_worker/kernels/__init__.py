@@ -1,0 +1,1 @@
+"""Attention over paged KV. `reference` is the oracle of every test."""

@@ -1,0 +1,142 @@
+"""What the API process and the engine process say to each other, as msgspec structs on ZeroMQ.
+
+Token ids travel as bytes of little-endian uint32, block hashes as bytes of little-endian uint64: no per-token objects on the wire.
+"""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one request's tokens are chosen. `temperature=0` is greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    min_p: float = 0.0
+    seed: int = 0
+    """Noise comes from (seed, position): equal seeds give equal tokens, whoever shares the batch."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    """None: none; k >= 0: the chosen token's logprob and the k most likely ones."""
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True):
+    """A request for the engine. Tokens are bytes of uint32."""
+
+    id: str
+    tokens: bytes
+    sampling: Sampling
+    root: int
+    """Root of the request's chain of block hashes (model, tokenizer, block size, adapter, tenant salt): requests of different roots share no KV."""
+    priority: int = 0
+    tenant: str = ""
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """The client has gone or a stop string was met: drop the request and give its pages back. Unknown ids are ignored."""
+
+    id: str
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """End the engine process once the current step is done."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one output position, natural logarithm, of the model's own distribution (before temperature and filters)."""
+
+    chosen: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What a step added to one request. The last one of a request carries `finish`."""
+
+    id: str
+    tokens: bytes
+    """New token ids, uint32; empty where an error or abort ends the request."""
+    cached_tokens: int
+    """Prompt tokens whose KV came from the prefix cache when the request was first admitted."""
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    """The stop token id that ended it, where `finish` is "stop"."""
+    error: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class CacheEvent(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that the prefix cache began or ceased to hold, in order. Stored parents come before children, removed children before parents."""
+
+    kind: Literal["stored", "removed"]
+    hashes: bytes
+
+
+class Load(msgspec.Struct, frozen=True):
+    """The engine's state, for the router's score and for /metrics."""
+
+    running: int = 0
+    waiting: int = 0
+    backlog_tokens: int = 0
+    """Prompt tokens submitted and not computed yet."""
+    prefill_rate: float = 0.0
+    """Prompt tokens a second, measured over recent steps with prefill; 0 before the first."""
+    step_seconds: float = 0.0
+    """Recent decode step time (the ITL of a running request)."""
+    pages_total: int = 0
+    pages_free: int = 0
+    """Pages that could be had now: free, or cached and evictable."""
+    pages_cached: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    retractions: int = 0
+    evicted_pages: int = 0
+
+
+class Step(msgspec.Struct, tag="step", frozen=True):
+    """What one step (or a second of idling: then everything but `load` is empty) brought. Also the engine's heartbeat."""
+
+    outputs: tuple[Output, ...] = ()
+    events: tuple[CacheEvent, ...] = ()
+    load: Load | None = None
+
+
+class Loading(msgspec.Struct, tag="loading", frozen=True):
+    """Progress of the engine's start."""
+
+    phase: str
+    """"config", "weights", "profile", ..."""
+    percent: int
+    detail: str = ""
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The engine serves."""
+
+    max_model_len: int
+    page_size: int
+    pages: int
+    model_digest: str
+    """Names the weights and config: part of the root of block hashes."""
+    eos_token_ids: tuple[int, ...] = ()
+    backend: str = ""
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """The engine cannot go on; the last thing it says."""
+
+    reason: str
+
+
+ToEngine = Submit | Abort | Stop
+FromEngine = Step | Loading | Ready | Failed

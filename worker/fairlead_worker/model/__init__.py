@@ -1,0 +1,1 @@
+"""Any transformers causal LM, its attention replaced by ours, called on packed `[1, tokens]` inputs."""
