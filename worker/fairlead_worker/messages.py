@@ -35,7 +35,7 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     tokens: bytes
     sampling: Sampling
     root: int
-    """Root of the request's chain of block hashes (model, tokenizer, block size, adapter, tenant salt): requests of different roots share no KV."""
+    """Root of the chain of block hashes (model, tokenizer, block size, adapter, tenant salt); different roots share no KV."""
     priority: int = 0
     tenant: str = ""
 
@@ -74,7 +74,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks that the prefix cache began or ceased to hold, in order. Stored parents come before children, removed children before parents."""
+    """Blocks that the prefix cache began or ceased to hold. Stored parents come before children, removed children before parents."""
 
     kind: Literal["stored", "removed"]
     hashes: bytes

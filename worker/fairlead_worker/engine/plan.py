@@ -17,7 +17,7 @@ class Row:
     """Tokens already computed; also the position of the first token computed now."""
     count: int
     pages: Sequence[int]
-    """The request's page table, covering at least `start + count` tokens: token i lives in page `pages[i // page_size]`, slot `i % page_size`."""
+    """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`."""
     samples: bool
     """True when the row ends at the last known token, so that its logits give the next one."""
 
