@@ -16,7 +16,7 @@ class OutOfPages(RuntimeError):
 
 
 class PagePool:
-    """Pages 0 .. total - 1, each in exactly one of three states: free, leased (private to a request) or cached (owned by the prefix cache)."""
+    """Pages 0 .. total - 1, each in one state: free, leased (private to a request) or cached (owned by the prefix cache)."""
 
     __slots__ = ("_free", "cached", "leased", "page_size", "total")
 

@@ -62,6 +62,12 @@ class OutputReserve:
         request.reserved = self.estimate(request)
         self.tokens += request.reserved
 
+    def wrote(self, request: Request, tokens: int) -> None:
+        """It has put out some of them."""
+        tokens = min(tokens, request.reserved)
+        request.reserved -= tokens
+        self.tokens -= tokens
+
     def drop(self, request: Request) -> None:
         self.tokens -= request.reserved
         request.reserved = 0

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -78,7 +78,7 @@ class WaitingQueue:
         """True when it has been passed as often as may be: it waits for nobody now."""
         return self._bypassed >= self._max_bypass and request is self._oldest()
 
-    def candidates(self) -> Iterator[Request]:
+    def candidates(self) -> Generator[Request, None, None]:
         """Requests to admit, best first; those not taken out stay. Close the iterator when done (contextlib.closing)."""
         for request in self._retracted[:]:
             yield request
@@ -140,5 +140,5 @@ class WaitingQueue:
     def _push(self, watch: Watch, request: Request) -> None:
         heappush(self._heap, (-watch.depth, request.arrival, watch))
         if len(self._heap) > 2 * len(self._requests) + 64:
-            self._heap = [(-watch.depth, request.arrival, watch) for watch, request in self._requests.items()]
+            self._heap[:] = [(-watch.depth, request.arrival, watch) for watch, request in self._requests.items()]
             heapify(self._heap)

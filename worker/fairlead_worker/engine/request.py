@@ -40,6 +40,8 @@ class Request:
     watch: "Watch | None" = None
     """What is cached of it while it waits; None while it runs."""
     retractions: int = 0
+    lost: int = 0
+    """Tokens that were computed when it was retracted the last time."""
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     """Tokens that end it once `min_tokens` are out: its own, and the model's unless `ignore_eos`. The sampler masks them before that."""
     length_limit: int = 0
