@@ -228,8 +228,8 @@ class Scheduler:
 
     def _admit(self, request: Request, node: Node) -> None:
         """Leases the pages of all its known tokens, the cached ones shared."""
+        request.lease = self.cache.attach(node)  # before the watch goes: one of the two keeps the tree
         self.waiting.admitted(request)
-        request.lease = self.cache.attach(node)
         self.cache.grow(request.lease, len(request.tokens))
         request.cached = request.computed = node.depth * self._page_size
         if request.first_cached is None:
