@@ -63,9 +63,7 @@ def _tagged(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
 def _cut_at_tag(text: str, final: str) -> str:
     tag = _CONTINUE_TAG.strip()
     if tag not in text or final.strip() not in text:
-        raise PromptError(
-            "continue_final_message", "the model's chat template does not keep the last message's text, so it cannot be continued"
-        )
+        raise PromptError("continue_final_message", "the model's chat template drops the last message's text: it cannot be continued")
     at = text.rindex(tag)
     if text[at : at + len(_CONTINUE_TAG)] == _CONTINUE_TAG:
         return text[:at]

@@ -4,7 +4,7 @@ A chain starts at a root that stands for everything besides the tokens that deci
 block size, adapter, tenant salt), so blocks of different models never meet. Each block's hash covers its parent's, so a block is named by
 the whole prefix up to and including it. Only whole blocks have a hash.
 
-64 bits: at 10^8 blocks in one namespace a stray match is a 1-in-1,800 event for each unknown block asked, and it only missteers a
+64 bits: at 10^8 blocks in one namespace a stray match is a one-in-10^11 event for each unknown block asked, and it only missteers a
 request; the worker attaches KV by its own full comparison.
 """
 
@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from xxhash import xxh3_64_intdigest
 
-Tokens = array[int] | Sequence[int]
+Tokens = Sequence[int]  # fastest as an array("I"), which is one
 
 _PERSON = b"fairlead-block-1"  # a new way to chain hashes gets a new name here, and so never meets the old one
 _TOKEN_BYTES = 4
@@ -23,7 +23,10 @@ _BIG_ENDIAN = sys.byteorder == "big"
 
 
 def chain_root(model: str, tokenizer: str, block_tokens: int, adapter: str = "", salt: str = "") -> int:
-    """The parent of every first block. `model` and `tokenizer` are digests; `salt` parts tenants and must never come from a request body."""
+    """The parent of every first block. `model` and `tokenizer` are digests.
+
+    `salt` parts tenants: derive it from a server key, never take it from a request body.
+    """
     state = blake2b(digest_size=8, person=_PERSON)
     for field in (model, tokenizer, str(block_tokens), adapter, salt):
         data = field.encode()
@@ -52,7 +55,7 @@ def block_hashes(root: int, tokens: Tokens, block_tokens: int) -> "array[int]":
 
 
 def token_bytes(tokens: Tokens) -> bytes:
-    """Tokens as little-endian uint32, the form they are hashed in and sent from router to worker. Raises OverflowError outside 0..2^32-1."""
+    """Tokens as little-endian uint32, as they are hashed and as the router sends them. Raises OverflowError outside 0..2^32-1."""
     packed = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)
     return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
 
@@ -64,7 +67,7 @@ def tokens_from_bytes(data: bytes | bytearray | memoryview) -> "array[int]":
     return _swapped(tokens) if _BIG_ENDIAN else tokens
 
 
-def hash_bytes(hashes: "array[int] | Sequence[int]") -> bytes:
+def hash_bytes(hashes: Sequence[int]) -> bytes:
     """Hashes as the index stores them: 8 bytes each, little-endian."""
     packed = hashes if isinstance(hashes, array) and hashes.typecode == "Q" else array("Q", hashes)
     return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
