@@ -66,6 +66,12 @@ class App:
             await self._refuse(call, error, receive, send)
         except ClientGone:
             call.ending = "client_gone"
+        except Exception:
+            logger.exception("request %s: a fault of the router", call.id)
+            call.ending = "broken"
+            if not call.status:  # else the answer has begun, and the server closes the connection
+                call.status = 500
+                await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), receive, send)
         finally:
             self._log(call)
 

@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import msgspec
-from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat
 
+from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat
 from fairlead_router.pool import Pool
 from fairlead_router.upstream import UpstreamError
 

@@ -15,8 +15,8 @@ _NOT_PASSED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
     b"content-length accept-encoding authorization cookie x-request-id".split()
 )
-LINGER_BYTES, LINGER_SECONDS = 1 << 20, 0.5
-"""How much of a refused body is read away, so that a client that is still sending sees the answer and not a reset."""
+LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
+"""How much of a refused body is read away: a client that is still sending would see a reset instead of the answer (nginx: lingering_close)."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,9 @@ class Call:
     def _too_large(self, limit: int) -> ApiError:
         size = f"is {self.length} bytes" if self.length is not None else "has no announced length and"
         message = f"The request body {size} exceeds the limit of {limit} bytes (--max-body-bytes)."
-        return ApiError(413, message.replace("bytes exceeds", "bytes: it exceeds"), code="request_too_large", headers=[(b"connection", b"close")])
+        return ApiError(
+            413, message.replace("bytes exceeds", "bytes: it exceeds"), code="request_too_large", headers=[(b"connection", b"close")]
+        )
 
 
 class ClientGone(Exception):

@@ -18,7 +18,9 @@ class Metrics:
     def __init__(self, table: WorkerTable) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("fairlead_router_requests", "Requests by path and status code", ["path", "code"], registry=registry)
-        self.retries = Counter("fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry)
+        self.retries = Counter(
+            "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
+        )
         self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
         self.held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
         self.ttfb = Histogram(

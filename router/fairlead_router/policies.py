@@ -44,7 +44,7 @@ class Policy(Protocol):
 
 def rendezvous(key: int, workers: Sequence[Worker], count: int) -> list[Worker]:
     """The `count` workers that every router would name for this key: highest random weight."""
-    return sorted(workers, key=lambda worker: xxhash.xxh3_64_intdigest(worker.address, key), reverse=True)[:count]
+    return sorted(workers, key=lambda worker: xxhash.xxh3_64_intdigest(worker.address.encode(), key), reverse=True)[:count]
 
 
 def least_loaded(workers: Sequence[Worker]) -> Worker:
@@ -107,4 +107,4 @@ class Session(LocalPolicy):
     def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
         if not wanted.session:
             return least_loaded(workers)
-        return rendezvous(xxhash.xxh3_64_intdigest(wanted.session), workers, 1)[0]
+        return rendezvous(xxhash.xxh3_64_intdigest(wanted.session.encode()), workers, 1)[0]

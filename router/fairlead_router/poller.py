@@ -5,8 +5,8 @@ import logging
 import random
 
 import msgspec
-from fairlead_index.load import WorkerLoad
 
+from fairlead_index.load import WorkerLoad
 from fairlead_router.formats import PromptFormats
 from fairlead_router.upstream import ConnectFailed, UpstreamError
 from fairlead_router.workers import Worker, WorkerTable
@@ -20,7 +20,6 @@ ABANDON_LOOKS = 5
 """... and after which requests that it has not begun to answer are taken elsewhere."""
 FORMAT_SECONDS = 30.0
 """How often the prompt format is asked for again, with its ETag."""
-
 
 
 class _Load(WorkerLoad, frozen=True):

@@ -3,7 +3,7 @@
 import asyncio
 from time import monotonic
 
-from fairlead_router.upstream import Connection, ConnectFailed, Head, LostBeforeHead
+from fairlead_router.upstream import ConnectFailed, Connection, Head, LostBeforeHead
 
 CONNECT_SECONDS = 2.0
 IDLE_LIMIT = 128

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptError
-
 from fairlead_router.errors import ApiError
 from fairlead_router.formats import KnownFormat, PromptFormats
 
@@ -27,12 +27,11 @@ class _Body(msgspec.Struct):
     prompt: Any = None
     n: Any = None
     best_of: Any = None
-    add_special_tokens: Any = True
     messages: Any = None
     tools: Any = None
     tool_choice: Any = None
-    add_generation_prompt: Any = True
-    continue_final_message: Any = False
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
     chat_template_kwargs: Any = None
     chat_template: Any = None
     documents: Any = None
@@ -100,9 +99,14 @@ class Prompts:
         if path == _CHAT:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
                 return None, False
-            tools = None if body.tool_choice == "none" else body.tools
+            # What a worker makes of these is its own affair: good enough to route by, not to stand for the prompt.
+            alone = alone and not body.continue_final_message and body.tool_choice != "none" and body.tools != []
             tokens = encoder.encode_chat(
-                body.messages, tools or None, body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+                body.messages,
+                body.tools or None,
+                body.add_generation_prompt is not False and not body.continue_final_message,
+                bool(body.continue_final_message),
+                body.chat_template_kwargs,
             )
             return tokens, alone
         prompt = body.prompt
@@ -113,4 +117,4 @@ class Prompts:
             return array("I", prompt), alone
         if not isinstance(prompt, str) or not prompt:
             return None, False
-        return encoder.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False), alone
+        return encoder.encode_text(prompt), alone

@@ -1,6 +1,5 @@
 """The way of one request: choose a worker, send, pass the answer's bytes on; another worker if nothing came back."""
 
-import asyncio
 import logging
 from time import monotonic
 
@@ -10,7 +9,7 @@ from fairlead_router.inbound import Call
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import Choice, Policy, Wanted
 from fairlead_router.prompts import Prompt
-from fairlead_router.upstream import Connection, ConnectFailed, Head, LostAfterHead, LostBeforeHead, TooSilent
+from fairlead_router.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, TooSilent
 from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)

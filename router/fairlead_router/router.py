@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-from fairlead_index.reader import IndexReader
 
+from fairlead_index.reader import IndexReader
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
 from fairlead_router.formats import PromptFormats

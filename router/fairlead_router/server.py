@@ -69,6 +69,7 @@ class RouterServer(uvicorn.Server):
                 loop="uvloop",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 date_header=False,
                 backlog=4096,

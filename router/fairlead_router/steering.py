@@ -4,8 +4,8 @@ import asyncio
 import logging
 from time import monotonic
 
-from fairlead_index.reader import IndexReader, IndexUnavailable
-
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.reader import IndexReader
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import Choice, Tried, Wanted, by_affinity
 from fairlead_router.workers import WorkerTable

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator
 from time import monotonic
 
 from fairlead_index.load import WorkerLoad
-
 from fairlead_router.breaker import Breaker
 from fairlead_router.pool import Pool
 
