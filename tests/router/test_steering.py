@@ -5,12 +5,12 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from fairlead_index.hashing import block_hashes
-from fairlead_index.reader import IndexReader
-
 from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
+
+from fairlead_index.hashing import block_hashes
+from fairlead_index.reader import IndexReader
 
 
 @pytest.fixture
@@ -37,10 +37,12 @@ async def indexed(redis: RedisServer, namespace: str, worker: StandIn) -> None:
     """Until the index knows that the worker holds its last prompt."""
     reader = IndexReader(redis.url, namespace, deadline=1)
     hashes = block_hashes(worker.format.root(), worker.received[-1].tokens, 16)
+
+    async def holds() -> bool:
+        return (await reader.match(hashes)).get(worker.address, 0) == 16 * len(hashes)
+
     try:
-        async with asyncio.timeout(5):
-            while (await reader.match(hashes)).get(worker.address, 0) < 16 * len(hashes):
-                await asyncio.sleep(0.01)
+        await eventually(holds, "the index knows the blocks")
     finally:
         await reader.close()
 
@@ -146,9 +148,10 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
     assert (await router.client.get("/ready")).status_code == 200
     redis.start()
 
-    async with asyncio.timeout(15):
-        while "x-fairlead-predicted-tokens" not in (await router.complete("y" * 50)).headers:
-            await asyncio.sleep(0.05)
+    async def steers() -> bool:
+        return "x-fairlead-predicted-tokens" in (await router.complete("y" * 50)).headers
+
+    await eventually(steers, "steering is back", 15)
     assert [record.levelname for record in caplog.records if record.name == "fairlead_router.steering"][:2] == ["WARNING", "INFO"]
 
 
@@ -158,9 +161,11 @@ async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Flee
     await workers[0].kill()
     await asyncio.gather(*(router.complete(f"{number} " * 100) for number in range(10)))
     reader = IndexReader(redis.url, namespace, deadline=1)
+
+    async def nothing_reserved() -> bool:
+        return not any(state.reserved_tokens for state in await reader.workers())
+
     try:
-        async with asyncio.timeout(5):
-            while any(state.reserved_tokens for state in await reader.workers()):
-                await asyncio.sleep(0.01)
+        await eventually(nothing_reserved, "reservations are given back", 5)
     finally:
         await reader.close()
