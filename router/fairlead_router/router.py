@@ -101,6 +101,7 @@ class Router:
                 "ready": worker.ready and not worker.silent,
                 "draining": worker.draining,
                 "usable": worker.usable,
+                "reason": "silent" if worker.silent else worker.reason,
                 "in_flight": worker.in_flight,
                 "source": "discovery" if worker.discovered else "index",
                 "load": msgspec.to_builtins(worker.load),

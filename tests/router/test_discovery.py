@@ -48,7 +48,7 @@ async def test_known_workers_stay_while_discovery_has_no_answer(fleet: Fleet) ->
 async def test_workers_by_name(fleet: Fleet) -> None:
     worker = await fleet.worker()
     port = worker.address.split(":")[1]
-    router = await fleet.router(workers=f"dns://localhost:{port}", ready=1)  # [::1] may be among the records, and refuses
+    router = await fleet.router(workers=f"dns://localhost:{port}", ready=1)
     assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
 
 
