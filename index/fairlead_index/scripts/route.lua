@@ -38,14 +38,15 @@ local function sooner(a, b)
   return rank(a.address) < rank(b.address)
 end
 
+local max, min, unpack = math.max, math.min, struct.unpack
 local all, first, second = {}, nil, nil  -- the `wanted` soonest, in order; the two homes
 local cold = deepest == 0 and #hashes >= 8
 for slot, record in pairs(live) do
-  local _, at, _, _, backlog, rate, step, free, total, page, bt, _, address, pod = struct.unpack(LIVE, record)
+  local _, bt, address, pod, _, _, at, _, _, backlog, rate, step, free, total, page = unpack(LIVE, record)
   if not excluded[address] then
-    local cached = math.max(0, math.min((depth[slot] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
-    local cost = math.max(prompt - cached, bt)                                 -- even a prompt that is all cached takes its turn in a batch
-    backlog = math.max(0, backlog - rate * (now - at) / 1000)                  -- worked off since the report; what came since is owed
+    local cached = max(0, min((depth[slot] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
+    local cost = max(prompt - cached, bt)                                 -- even a prompt that is all cached takes its turn in a batch
+    backlog = max(0, backlog - rate * (now - at) / 1000)                  -- worked off since the report; what came since is owed
     local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost,
                 seconds = (backlog + (owed[slot] or 0) + cost) / (rate > 0 and rate or PRIOR_RATE) + step,
                 fits = total == 0 or page == 0 or free * page >= prompt - cached }
