@@ -1,12 +1,5 @@
 """The router's half of the index: ask which worker starts a prompt soonest."""
 
-<<<<<<< HEAD
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-
-from fairlead_index.load import WorkerLoad
-
-=======
 import asyncio
 import contextlib
 import os
@@ -23,7 +16,6 @@ from fairlead_index.pause import Pause
 __all__ = ["Candidate", "IndexReader", "IndexUnavailable", "Route", "WorkerState"]
 
 MAX_CANDIDATES: Final = 8
->>>>>>> router
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
 
 
@@ -59,21 +51,6 @@ class WorkerState:
 
 
 class IndexReader:
-<<<<<<< HEAD
-    """Reads the index of one namespace. Every call ends within `deadline` seconds, with an answer or with IndexUnavailable."""
-
-    def __init__(self, url: str, namespace: str, deadline: float = 0.05) -> None: ...
-
-    async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route: ...
-
-    async def match(self, hashes: Hashes) -> dict[str, int]: ...
-
-    async def release(self, reservation: bytes) -> None: ...
-
-    async def workers(self) -> list[WorkerState]: ...
-
-    async def close(self) -> None: ...
-=======
     """Reads the index of one namespace. Every call ends within `deadline` seconds, with an answer or with IndexUnavailable.
 
     After a failure calls fail at once, without touching the network, until a growing pause is over; then one call tries again.
@@ -152,4 +129,3 @@ def _worker(row: list[bytes]) -> WorkerState:
             page_size=int(page_size),
         ),
     )
->>>>>>> router

@@ -1,13 +1,5 @@
 """The worker's half of the index: say which blocks it holds and how busy it is."""
 
-<<<<<<< HEAD
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from fairlead_index.load import WorkerCard, WorkerLoad
-
-__all__ = ["IndexWriter", "WriterStats"]
-=======
 import asyncio
 import contextlib
 import logging
@@ -31,7 +23,6 @@ BUCKETS: Final = 16384  # 17 to 20 bytes a placement from 0.5 to 8 million block
 CALL_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
->>>>>>> router
 
 
 @dataclass(slots=True)
@@ -49,28 +40,6 @@ class WriterStats:
     last_error: str = ""
 
 
-<<<<<<< HEAD
-class IndexWriter:
-    """Keeps the index true about one worker. No method but `leave` waits for Redis, and none raises because of it."""
-
-    def __init__(self, url: str, namespace: str, card: WorkerCard, lease_seconds: float = 10.0) -> None: ...
-
-    def start(self) -> None: ...
-
-    def stored(self, hashes: Iterable[int]) -> None: ...
-
-    def removed(self, hashes: Iterable[int]) -> None: ...
-
-    def report(self, load: WorkerLoad) -> None: ...
-
-    async def leave(self, timeout: float = 2.0) -> None: ...
-
-    @property
-    def joined(self) -> bool: ...
-
-    @property
-    def stats(self) -> WriterStats: ...
-=======
 @dataclass(slots=True)
 class _Incarnation:
     """One slot of ours. `batch` was sent as `sequence + 1` and has no answer yet: it is sent again, unchanged, until it has."""
@@ -286,4 +255,3 @@ class IndexWriter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._leaving.wait()
->>>>>>> router
