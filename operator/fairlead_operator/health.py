@@ -1,9 +1,17 @@
 """/healthz and /readyz of the operator."""
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+
+
+def _listening(port: int) -> socket.socket:
+    """One socket for both families: the kubelet comes by whichever the pod has."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 @asynccontextmanager
@@ -22,8 +30,8 @@ async def served(port: int, problem: Callable[[], str], ready: Callable[[], bool
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, None, port)
-        await site.start()
-        yield int(runner.addresses[0][1])
+        listening = _listening(port)
+        await web.SockSite(runner, listening).start()
+        yield int(listening.getsockname()[1])
     finally:
         await runner.cleanup()

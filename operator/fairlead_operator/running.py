@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 import kopf
 
@@ -68,13 +67,10 @@ async def _end_loops(stop: asyncio.Event, fleet: Fleet) -> None:
 async def _watch(
     config: OperatorConfig, store: Store, fleet: Fleet, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]
 ) -> None:
-    async def on_startup(**_: Any) -> None:
-        started()
-
-    registry = handlers.registry(store, fleet)
-    kopf.on.startup(registry=registry)(on_startup)
-    await kopf.operator(
-        registry=registry,
+    """`kopf.operator`, in its two halves: between them kopf has taken the signals, and `started` may take them back."""
+    others = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=handlers.registry(store, fleet),
         settings=handlers.settings(),
         standalone=True,
         clusterwide=not config.namespace,
@@ -82,3 +78,5 @@ async def _watch(
         stop_flag=stop,
         ready_flag=ready,
     )
+    started()
+    await kopf.run_tasks(tasks, ignored=others)

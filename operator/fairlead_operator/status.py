@@ -95,7 +95,8 @@ def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, 
         )
         return Cause(reason, f"{child}: {words}", fault=True)
     for replicas in (workers, routers):
-        if replicas.failure is not None:
+        # An older ReplicaSet may still be refused what it asks for, when all pods of the present template are there.
+        if replicas.failure is not None and replicas.updated < replicas.wanted:
             return Cause(*replicas.failure, fault=True)
     if not workers.complete:
         cause = causes.of_pods(observed.pods, names.WORKER, revision)
