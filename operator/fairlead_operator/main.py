@@ -1,0 +1,46 @@
+"""`fairlead-operator`."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from fairlead_operator.config import OperatorConfig
+from fairlead_operator.running import operate
+
+log = logging.getLogger("fairlead_operator")
+
+
+def main() -> None:
+    try:
+        config = OperatorConfig(_cli_parse_args=True)
+    except (ValidationError, SettingsError) as error:
+        raise SystemExit(f"fairlead-operator: {error}") from None
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level)))
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    log.info("configuration: %s", config.model_dump_json(exclude={"redis_url"}))
+    if config.kubeconfig:
+        os.environ["KUBECONFIG"] = config.kubeconfig  # kopf's own client reads it from there
+    asyncio.run(_until_stopped(config))
+
+
+async def _until_stopped(config: OperatorConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def take_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+    take_signals()
+    await operate(config, stop, started=take_signals)
+    log.info("stopped")
+
+
+if __name__ == "__main__":
+    main()

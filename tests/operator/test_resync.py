@@ -1,0 +1,31 @@
+"""Listing everything anew finds what the watches did not tell."""
+
+from tests.operator import apiserver
+from tests.operator.manifests import manifest
+
+from fairlead_operator.reconcile.client import Cluster
+from fairlead_operator.reconcile.kinds import SERVICES
+from fairlead_operator.reconcile.resync import Resync
+from fairlead_operator.reconcile.store import Store
+
+
+async def test_a_missed_removal_and_a_missed_arrival_are_found(server: apiserver.ApiServer, namespace: str) -> None:
+    path = f"/apis/fairlead.dev/v1alpha1/namespaces/{namespace}/inferenceservices"
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    labels = {"app.kubernetes.io/managed-by": "fairlead", "app.kubernetes.io/instance": "qwen"}
+    server.create(path, manifest("qwen", namespace))
+    server.create(accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "qwen", "labels": labels}})
+    server.create(accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "other"}})
+    woken: list[tuple[str, str]] = []
+    store = Store(woken.append)
+    async with Cluster.connect(str(server.kubeconfig)) as cluster:
+        resync = Resync(cluster, store, namespace)
+        assert await resync.once() == 0
+        owner = (namespace, "qwen")
+        assert store.service(owner) is not None and set(store.children(owner)) == {("ServiceAccount", "qwen")}
+        for gone in (f"{path}/qwen", f"{accounts}/qwen"):
+            assert server.request("DELETE", gone)[0] == 200
+        woken.clear()
+        assert await resync.once() == 2
+        assert store.service(owner) is None and not store.children(owner) and set(woken) == {owner}
+        assert await cluster.get(SERVICES, namespace, "qwen") is None and not resync.stale
