@@ -24,6 +24,7 @@ def main() -> int:
         "status": "whether it is up, and how to use it",
     }.items():
         actions.add_parser(action, help=text)
+    actions.choices["down"].add_argument("--purge", action="store_true", help="remove its imported images as well")
     for action in ("kubectl", "helm", "exec"):
         inside = actions.add_parser(action, help=f"run {'a command' if action == 'exec' else action} in the cluster's network", add_help=False)
         inside.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -33,7 +34,7 @@ def main() -> int:
         if options.action == "up":
             kubernetes.up()
         elif options.action == "down":
-            kubernetes.down()
+            kubernetes.down(options.purge)
         elif options.action != "status":
             arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
             command = arguments if options.action == "exec" else [options.action, *arguments]

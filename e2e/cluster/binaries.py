@@ -64,7 +64,7 @@ def build(names: tuple[str, ...] = ()) -> dict[str, Path]:
             program = module.name if package == "." else package.rsplit("/", 1)[1]
             binary = output / program
             if not binary.exists():
-                with locked(output.with_suffix(".lock")):
+                with locked(cache_root() / "locks" / f"build-{module.name}"):
                     if not binary.exists():
                         _compile(module, package, binary)
             found[program] = binary

@@ -165,7 +165,7 @@ def _kubelet(layout: Layout) -> dict[str, object]:
 
 def _corefile(layout: Layout) -> str:
     """Names outside the cluster do not exist, at once: there is no network to ask."""
-    return f""".:53 {{
+    return f"""cluster.local:53 in-addr.arpa:53 ip6.arpa:53 {{
     bind {NODE_ADDRESS}
     errors
     ready 127.0.0.1:8181
@@ -173,6 +173,10 @@ def _corefile(layout: Layout) -> str:
         kubeconfig {layout.kubeconfig("coredns")}
         ttl 1
     }}
+}}
+.:53 {{
+    bind {NODE_ADDRESS}
+    errors
     template ANY ANY {{
         rcode NXDOMAIN
     }}

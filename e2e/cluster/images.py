@@ -37,7 +37,7 @@ def base() -> str:
     containerfile = "FROM scratch\nADD rootfs.tar /\nCMD [\"python3\"]\n"
     key = content_key("fairlead-base", BASE_SUITE, BASE_PACKAGES, containerfile)
     rootfs = cache_root() / "base" / f"{key}.tar"
-    with locked(rootfs.with_suffix(".lock")):
+    with locked(cache_root() / "locks" / "base"):
         if not rootfs.exists():
             partial = rootfs.with_suffix(".partial.tar")
             command = ["mmdebstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "--dpkgopt=path-exclude=/usr/share/doc/*"]
@@ -107,7 +107,7 @@ def share_layers(reference: str, content_store: Path) -> None:
 
 def _build(name: str, key: str, containerfile: str, files: dict[str, Path], base_image: str | None = None) -> str:
     reference = f"localhost/{name}:{key}"
-    with locked(cache_root() / "oci.lock"):
+    with locked(cache_root() / "locks" / "images"):
         if stored(reference) is not None:
             return reference
         with tempfile.TemporaryDirectory(prefix="fairlead-image-") as folder:
@@ -117,7 +117,10 @@ def _build(name: str, key: str, containerfile: str, files: dict[str, Path], base
             (context / "Containerfile").write_text(containerfile)
             arguments = [f"--build-arg=BASE={base_image}"] if base_image else []
             _run([*_buildah(), "bud", "--layers", *_build_flags(), *arguments, "-t", reference, str(context)], name)
-        _run([*_buildah(), "push", "--quiet", "--disable-compression", reference, f"oci:{_layout()}:{reference}"], f"{name} (layers)")
+        # Not `buildah push`, which compresses for this kind of target: minutes for torch, and again at each change of the code above it.
+        stored_at = f"containers-storage:[overlay@{_storage() / 'storage'}+{_storage() / 'run'}]{reference}"
+        copy = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers", stored_at]
+        _run([*copy, f"oci:{_layout()}:{reference}"], f"{name} (layers)")
         _forget_older(name, reference)
     return reference
 
@@ -162,9 +165,12 @@ def _blob(digest: str) -> Path:
     return _layout() / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
 
+def _storage() -> Path:
+    return cache_root() / "buildah"
+
+
 def _buildah() -> list[str]:
-    storage = cache_root() / "buildah"
-    return ["buildah", "--storage-driver=overlay", f"--root={storage / 'storage'}", f"--runroot={storage / 'run'}"]
+    return ["buildah", "--storage-driver=overlay", f"--root={_storage() / 'storage'}", f"--runroot={_storage() / 'run'}"]
 
 
 def _walk(path: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ class LocalKubernetes:
         packages.ensure()
         self._check_paths()
         layout = self._layout()
-        with locked(run_root() / f"{self.name}.lock"):
+        with locked(self._lock):
             if self.running and not self._ended(list(components.commands(layout))) and self._kubectl("get", "--raw=/readyz") == "ok":
                 return
             self.machine.stop()
@@ -54,13 +55,18 @@ class LocalKubernetes:
                 self.machine.stop()
                 raise
             (self.run / "up").touch()
+            shutil.rmtree(self._kept_logs, ignore_errors=True)
             _say(f"up in {time.monotonic() - start:.1f} s")
 
-    def down(self) -> None:
-        """Nothing of the cluster is left: no process, mount, namespace, control group or file; imported images stay in the cache."""
-        with locked(run_root() / f"{self.name}.lock"):
+    def down(self, purge: bool = False) -> None:
+        """Nothing of the cluster is left: no process, mount, namespace, control group or file; imported images stay in the cache.
+
+        `purge` removes those too.
+        """
+        with locked(self._lock):
             self.machine.stop()
-        (run_root() / f"{self.name}.lock").unlink(missing_ok=True)
+            if purge:
+                shutil.rmtree(self.store, ignore_errors=True)
 
     def load_image(self, reference: str) -> None:
         """Makes an image built by `images.build` known to the node; moves only layers that it does not have."""
@@ -151,6 +157,10 @@ class LocalKubernetes:
         return f"{component} {what}. Its last lines (all logs: {self._kept_logs}):\n{self.machine.tail(component)}\n" + (
             "Start again with `python -m e2e.cluster up`; if this repeats, the lines above name the flag or the kernel feature that is missing."
         )
+
+    @property
+    def _lock(self) -> Path:
+        return cache_root() / "locks" / self.name
 
     @property
     def _kept_logs(self) -> Path:

@@ -15,6 +15,7 @@ PROGRAMS = {
     "ctr": "containerd",
     "runc": "runc",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "mmdebstrap": "mmdebstrap",
     "iptables": "iptables",
     "nft": "nftables",
