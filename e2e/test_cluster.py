@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.cluster import Cluster, images
+from e2e.cluster import Cluster
+from e2e.cluster.cluster import LocalCluster
 from e2e.cluster.local import LocalKubernetes
 
 # Server and client are one small image: Debian with Python, built on this machine.
@@ -29,7 +30,7 @@ spec:
       containers:
         - name: web
           image: IMAGE
-          imagePullPolicy: Never
+          imagePullPolicy: IfNotPresent
           command: [python3, -u, -m, http.server, "8000", --directory, /etc]
           readinessProbe: {httpGet: {path: /debian_version, port: 8000}, periodSeconds: 1}
           securityContext: {readOnlyRootFilesystem: true, allowPrivilegeEscalation: false}
@@ -44,16 +45,14 @@ kind: Pod
 metadata: {name: client}
 spec:
   terminationGracePeriodSeconds: 1
-  containers: [{name: client, image: IMAGE, imagePullPolicy: Never, command: [sleep, infinity]}]
+  containers: [{name: client, image: IMAGE, imagePullPolicy: IfNotPresent, command: [sleep, infinity]}]
 """
 
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Cluster) -> Iterator[str]:
-    image = images.base()
-    cluster.load_image(image)
     cluster.kubectl("create", "namespace", "ground")
-    cluster.kubectl("apply", "-n", "ground", "-f", "-", input=WEB.replace("IMAGE", image))
+    cluster.kubectl("apply", "-n", "ground", "-f", "-", input=WEB.replace("IMAGE", cluster.base_image()))
     yield "ground"
     cluster.kubectl("delete", "namespace", "ground", "--wait=false")
 
@@ -71,21 +70,39 @@ def test_the_node_is_ready(cluster: Cluster) -> None:
     assert conditions["Ready"] == "True"
 
 
+def test_helm_talks_to_the_cluster(cluster: Cluster) -> None:
+    assert cluster.helm("list", "--all-namespaces").returncode == 0
+
+
+def _eventually(cluster: Cluster, *arguments: str, seconds: float = 10) -> str:
+    """Output of kubectl once it succeeds: a Service follows its endpoints a moment later, on any Kubernetes."""
+    deadline = time.monotonic() + seconds
+    while True:
+        result = cluster.kubectl(*arguments, check=time.monotonic() > deadline)
+        if result.returncode == 0:
+            return result.stdout
+        time.sleep(0.1)
+
+
+def _fetch(url: str) -> list[str]:
+    return ["python3", "-c", f"import urllib.request; print(urllib.request.urlopen('{url}', timeout=5).read().decode())"]
+
+
 def test_a_service_is_reached_by_its_name_from_another_pod(cluster: Cluster, ready: str) -> None:
     for name in ("web", f"web.{ready}", f"web.{ready}.svc.cluster.local"):
-        page = cluster.kubectl("exec", "-n", ready, "client", "--", "curl", "-sS", "--max-time", "5", f"http://{name}/debian_version")
-        assert page.stdout.startswith("12.")
+        page = _eventually(cluster, "exec", "-n", ready, "client", "--", *_fetch(f"http://{name}/debian_version"))
+        assert page.startswith("12.")
 
 
 def test_a_pod_reaches_itself_through_its_service(cluster: Cluster, ready: str) -> None:
-    page = cluster.kubectl("exec", "-n", ready, "deployment/web", "--", "curl", "-sS", "--max-time", "5", "http://web/debian_version")
-    assert page.stdout.startswith("12.")
+    page = _eventually(cluster, "exec", "-n", ready, "deployment/web", "--", *_fetch("http://web/debian_version"))
+    assert page.startswith("12.")
 
 
 def test_an_unknown_name_fails_at_once(cluster: Cluster, ready: str) -> None:
     start = time.monotonic()
-    answer = cluster.kubectl("exec", "-n", ready, "client", "--", "curl", "-sS", "http://nowhere.example/", check=False)
-    assert "Could not resolve host" in answer.stderr
+    answer = cluster.kubectl("exec", "-n", ready, "client", "--", *_fetch("http://nowhere.example/"), check=False)
+    assert "Name or service not known" in answer.stderr
     assert time.monotonic() - start < 3
 
 
@@ -94,11 +111,18 @@ def test_logs_show_what_the_container_said(cluster: Cluster, ready: str) -> None
 
 
 def test_a_pod_reaches_the_api_server_as_its_service_account_and_no_further(cluster: Cluster, ready: str) -> None:
-    script = """
-        cd /var/run/secrets/kubernetes.io/serviceaccount
-        curl -sS --max-time 5 --cacert ca.crt -H "Authorization: Bearer $(cat token)" https://kubernetes.default.svc/api/v1/namespaces/%s/pods
+    script = """if True:
+        import ssl, urllib.error, urllib.request
+        folder = "/var/run/secrets/kubernetes.io/serviceaccount/"
+        request = urllib.request.Request("https://kubernetes.default.svc/api/v1/namespaces/NAMESPACE/pods")
+        request.add_header("Authorization", "Bearer " + open(folder + "token").read())
+        try:
+            urllib.request.urlopen(request, timeout=5, context=ssl.create_default_context(cafile=folder + "ca.crt"))
+        except urllib.error.HTTPError as refused:
+            print(refused.read().decode())
     """
-    answer = json.loads(cluster.kubectl("exec", "-n", ready, "client", "--", "sh", "-c", script % ready).stdout)
+    script = script.replace("NAMESPACE", ready)
+    answer = json.loads(cluster.kubectl("exec", "-n", ready, "client", "--", "python3", "-c", script).stdout)
     assert answer["code"] == 403
     assert f"system:serviceaccount:{ready}:default" in answer["message"]
 
@@ -131,35 +155,52 @@ def _own_kubernetes_or_skip() -> None:
         pytest.skip("only a cluster of our own is started and ended here, and that needs root")
 
 
+_SHARED_FOLDERS = (
+    *("/var/lib/cni", "/var/lib/kubelet", "/var/log/pods", "/var/log/containers"),
+    *("/run/netns", "/run/containerd", "/run/flannel", "/opt/cni", "/usr/libexec/kubernetes"),
+)
+
+
 def _traces(name: str) -> dict[str, list[str]]:
-    """Everything on this machine that names the cluster: processes, mounts, files, control groups; and the network namespaces there are."""
+    """All that a cluster could leave on this machine, and what it could change: compared before and after."""
     run = str(LocalKubernetes(name).run)
-    processes, networks = [], set()
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            networks.add(str((process / "ns" / "net").readlink()))
-            if run in (process / "cmdline").read_text():
-                processes.append((process / "cmdline").read_text().replace("\0", " "))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            command = (process / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, ProcessLookupError):
             continue
-    folders = ("/var/lib/cni", "/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/run/netns", "/run/containerd", "/usr/libexec/kubernetes")
+        if run in command:
+            processes.append(command)
+    folders = [Path(folder) for folder in (run, *_SHARED_FOLDERS)]
     return {
         "processes": processes,
         "mounts": [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if run in line],
-        "files": [run] * Path(run).exists() + [str(path) for folder in folders for path in [Path(folder), *Path(folder).glob("*")] if path.exists()],
-        "cgroups": [str(path) for pattern in ("*", "*/*") for path in Path("/sys/fs/cgroup").glob(f"{pattern}") if path.name == f"fairlead-{name}"],
-        "networks": sorted(networks),
-        "tunables": [Path(f"/proc/sys/{name}").read_text() for name in ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")],
+        "files": [str(path) for folder in folders for path in (folder, *folder.glob("*")) if path.exists()],
+        "control groups": [str(path) for pattern in ("*", "*/*") for path in Path("/sys/fs/cgroup").glob(f"{pattern}/fairlead-{name}")],
+        "links": sorted(path.name for path in Path("/sys/class/net").iterdir()),
+        "tunables": [Path(f"/proc/sys/{name}").read_text() for name in ("vm/overcommit_memory", "kernel/panic", "net/ipv4/ip_forward")],
     }
+
+
+def _network_namespaces() -> list[str]:
+    listed = subprocess.run(["lsns", "--type=net", "--noheadings", "--output=NS,COMMAND"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if "pause" in line]
 
 
 def test_down_leaves_nothing_also_after_a_start_that_died_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
     _own_kubernetes_or_skip()
     kubernetes = LocalKubernetes("halfway")
-    before = _traces("halfway")
+    before, networks = _traces("halfway"), _network_namespaces()
+
+    def die_at_the_kubelet(component: str, condition: Callable[[], bool], *_: str) -> None:
+        if component == "kubelet":
+            raise KeyboardInterrupt
+        while not condition():
+            time.sleep(0.1)
 
     with monkeypatch.context() as patch:  # as if this process had been killed in the middle of a start: nothing cleans up after it
-        patch.setattr(kubernetes, "_wait", lambda component, *_: (_ for _ in ()).throw(KeyboardInterrupt) if component == "kubelet" else time.sleep(2))
+        patch.setattr(kubernetes, "_wait", die_at_the_kubelet)
         patch.setattr(kubernetes.machine, "stop", lambda: None)
         with pytest.raises(KeyboardInterrupt):
             kubernetes.up()
@@ -169,8 +210,12 @@ def test_down_leaves_nothing_also_after_a_start_that_died_half_way(monkeypatch: 
     again.up()
     again.up()
     assert again.running
+    local = LocalCluster(again)
+    local.kubectl("apply", "-f", "-", input=WEB.replace("IMAGE", local.base_image()))
+    local.kubectl("rollout", "status", "deployment/web", "--timeout=60s")
     again.down(purge=True)
     assert _traces("halfway") == before
+    assert _network_namespaces() == networks
     again.down()
 
 

@@ -6,16 +6,16 @@ import argparse
 import subprocess
 import sys
 
-from . import binaries, images, packages
+from . import binaries, images, packages, store
 from .local import ComponentFailed, LocalKubernetes
 from .machine import MachineFailed
 
-_FAILURES = (binaries.BuildFailed, ComponentFailed, MachineFailed, images.ImageFailed, packages.MachineUnfit)
+_FAILURES = (binaries.BuildFailed, store.NotStored, ComponentFailed, MachineFailed, images.ImageFailed, packages.MachineUnfit)
 
 
 def main() -> int:
     """Exit code of the action, or of the command that ran inside."""
-    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description="A real Kubernetes on this machine, for tests and for trying.")
+    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description="A real Kubernetes on this machine.")
     parser.add_argument("--name", default="default", help="several clusters can be up at once under different names")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for action, text in {
@@ -26,13 +26,13 @@ def main() -> int:
         actions.add_parser(action, help=text)
     actions.choices["down"].add_argument("--purge", action="store_true", help="remove its imported images as well")
     for action in ("kubectl", "helm", "exec"):
-        inside = actions.add_parser(action, help=f"run {'a command' if action == 'exec' else action} in the cluster's network", add_help=False)
+        inside = actions.add_parser(action, help="run it in the cluster's network", add_help=False)
         inside.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     kubernetes = LocalKubernetes(options.name)
     try:
         if options.action == "up":
-            kubernetes.up()
+            kubernetes.up(keep=True)
         elif options.action == "down":
             kubernetes.down(options.purge)
         elif options.action != "status":

@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from . import images
 from .local import LocalKubernetes
-from .paths import run_root
+from .paths import CHECKOUT, cache_root, content_key, locked, run_root
 
 KEEP = "FAIRLEAD_KEEP_CLUSTER"
+REPOSITORY = "FAIRLEAD_IMAGES"
+
+
+class CommandFailed(RuntimeError):
+    """kubectl or helm failed; the message carries what it said."""
+
+
+class NotLoadable(RuntimeError):
+    """An image cannot be brought into this kind of cluster."""
 
 
 class Cluster:
@@ -27,10 +36,13 @@ class Cluster:
     @staticmethod
     @contextmanager
     def acquire(name: str = "default") -> Iterator[Cluster]:
-        """A cluster for the time of a `with` block. One that was up before, or FAIRLEAD_KEEP_CLUSTER=1, stays up afterwards."""
+        """A cluster for the time of a `with` block, this process's alone if it is of our own.
+
+        One that `python -m e2e.cluster up` started stays up afterwards; FAIRLEAD_KEEP_CLUSTER=1 keeps any.
+        """
         if os.environ.get("KUBECONFIG"):
             yield Cluster(Path(os.environ["KUBECONFIG"]))
-        elif _works("docker", "info") and shutil.which("kind"):
+        elif shutil.which("kind") and _works("docker", "info"):
             with KindCluster.acquired(name) as cluster:
                 yield cluster
         else:
@@ -46,7 +58,7 @@ class Cluster:
         return self._client(["helm", *arguments], check, options)
 
     def exec_in_netns(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command where the API server's address is reachable (with our own cluster also pods and Services), as subprocess.run does."""
+        """Runs a command, as subprocess.run does, where the API server can be reached (and pods and Services: see `reaches_pods`)."""
         return subprocess.run(self.command(command), **{"env": self.environment, "text": True, **options})
 
     def command(self, command: Sequence[str]) -> list[str]:
@@ -54,7 +66,7 @@ class Cluster:
         return list(command)
 
     def network(self) -> AbstractContextManager[None]:
-        """Puts the calling thread into the cluster's network, for clients inside the test process."""
+        """Puts the calling thread, and what it starts meanwhile, into the cluster's network, for clients inside the test process."""
         return nullcontext()
 
     @property
@@ -62,12 +74,22 @@ class Cluster:
         """Whether `exec_in_netns` and `network` reach pod and Service addresses; otherwise test from pods or through port-forward."""
         return False
 
-    def load_image(self, reference: str) -> None:
-        """Makes a local image (images.build) known to the nodes. A caller's own cluster must have it, or be able to pull it."""
-        raise NotLoadable(
-            f"{reference} cannot be brought into the cluster of KUBECONFIG={self.kubeconfig}: push it to a registry that the cluster pulls from "
-            "and pass its name to the tests, or unset KUBECONFIG to let the tests start a cluster of their own."
-        )
+    def base_image(self) -> str:
+        """A small image with Python 3.11 that pods can use at once."""
+        return "docker.io/library/python:3.11-slim-bookworm"
+
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
+        """Builds an image of `sources` (paths in the checkout), brings it to the nodes, returns its reference; free when unchanged.
+
+        A caller's own cluster pulls it, from the repository that FAIRLEAD_IMAGES names.
+        """
+        repository = os.environ.get(REPOSITORY)
+        if repository is None:
+            raise NotLoadable(
+                f"{name} cannot be brought into the cluster of KUBECONFIG={self.kubeconfig}. Push the images to a registry that it pulls from "
+                f"and set {REPOSITORY} (registry.example/me for registry.example/me/{name}:latest), or unset KUBECONFIG."
+            )
+        return f"{repository}/{name}:latest"
 
     def _client(self, command: list[str], check: bool, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         result = self.exec_in_netns(command, capture_output=True, **options)
@@ -88,13 +110,20 @@ class LocalCluster(Cluster):
     @contextmanager
     def acquired(cls, name: str) -> Iterator[LocalCluster]:
         kubernetes = LocalKubernetes(name)
-        was_up = kubernetes.running
-        kubernetes.up()
-        try:
-            yield cls(kubernetes)
-        finally:
-            if not was_up and not os.environ.get(KEEP):
-                kubernetes.down()
+        with locked(cache_root() / "locks" / f"{name}-in-use", "another run uses the cluster; waiting for it to end"):
+            if not kubernetes.kept:
+                kubernetes.down()  # of a run that was killed: its objects are not ours
+            kubernetes.up(keep=kubernetes.kept or bool(os.environ.get(KEEP)))
+            try:
+                yield cls(kubernetes)
+            finally:
+                if not kubernetes.kept:
+                    kubernetes.down()
+
+    def base_image(self) -> str:
+        reference = images.base()
+        self.load_image(reference)
+        return reference
 
     def command(self, command: Sequence[str]) -> list[str]:
         return [*self.kubernetes.machine.inside(), *command]
@@ -106,7 +135,13 @@ class LocalCluster(Cluster):
     def reaches_pods(self) -> bool:
         return True
 
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
+        reference = images.build(name, containerfile, sources)
+        self.load_image(reference)
+        return reference
+
     def load_image(self, reference: str) -> None:
+        """Brings an image that images.build made to the node."""
         self.kubernetes.load_image(reference)
 
 
@@ -120,37 +155,27 @@ class KindCluster(Cluster):
     @classmethod
     @contextmanager
     def acquired(cls, name: str) -> Iterator[KindCluster]:
-        node_name = f"fairlead-{name}"
-        kubeconfig = run_root() / f"kind-{name}.kubeconfig"
+        name = f"fairlead-{name}"
+        kubeconfig = run_root() / f"{name}.kubeconfig"
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        was_up = node_name in subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True).stdout.split()
+        was_up = name in subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True).stdout.split()
         action = ["export", "kubeconfig"] if was_up else ["create", "cluster", "--wait=120s"]
-        subprocess.run(["kind", *action, f"--name={node_name}", f"--kubeconfig={kubeconfig}"], check=True)
+        subprocess.run(["kind", *action, f"--name={name}", f"--kubeconfig={kubeconfig}"], check=True)
         try:
-            yield cls(node_name, kubeconfig)
+            yield cls(name, kubeconfig)
         finally:
             if not was_up and not os.environ.get(KEEP):
-                subprocess.run(["kind", "delete", "cluster", f"--name={node_name}", f"--kubeconfig={kubeconfig}"], check=True)
+                subprocess.run(["kind", "delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}"], check=True)
                 kubeconfig.unlink(missing_ok=True)
 
-    def load_image(self, reference: str) -> None:
-        from . import images
-
-        if images.stored(reference) is None:
-            subprocess.run(["kind", "load", "docker-image", f"--name={self.name}", reference], check=True)
-            return
-        with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
-            images.write_archive(reference, set(), archive)
-            archive.flush()
-            subprocess.run(["kind", "load", "image-archive", f"--name={self.name}", archive.name], check=True)
-
-
-class CommandFailed(RuntimeError):
-    """kubectl or helm failed; the message carries what it said."""
-
-
-class NotLoadable(RuntimeError):
-    """An image cannot be brought into this kind of cluster."""
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
+        files = {source: CHECKOUT / source for source in sources}
+        reference = f"localhost/{name}:{content_key(name, *images.contents(containerfile, files))}"
+        if not _works("docker", "image", "inspect", reference):
+            with images.build_context(containerfile.read_text(), files) as context:
+                subprocess.run(["docker", "build", "-t", reference, "-f", str(context / "Containerfile"), str(context)], check=True)
+        subprocess.run(["kind", "load", "docker-image", f"--name={self.name}", reference], check=True)
+        return reference
 
 
 def _works(*command: str) -> bool:

@@ -77,7 +77,11 @@ def commands(layout: Layout) -> dict[str, list[str]]:
             *(f"--advertise-address={NODE_ADDRESS}", "--bind-address=0.0.0.0", "--secure-port=6443"),
             f"--service-cluster-ip-range={SERVICE_RANGE}",
             *("--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true"),
-            *(f"--client-ca-file={file('ca.crt')}", f"--tls-cert-file={file('apiserver.crt')}", f"--tls-private-key-file={file('apiserver.key')}"),
+            *(
+                f"--client-ca-file={file('ca.crt')}",
+                f"--tls-cert-file={file('apiserver.crt')}",
+                f"--tls-private-key-file={file('apiserver.key')}",
+            ),
             *(f"--kubelet-client-certificate={file('admin.crt')}", f"--kubelet-client-key={file('admin.key')}"),
             "--kubelet-preferred-address-types=InternalIP",  # else `kubectl logs` tries to resolve the node's name
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
@@ -100,6 +104,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
         "kube-proxy": [
             program["kube-proxy"],
             *(f"--kubeconfig={layout.kubeconfig('kube-proxy')}", "--proxy-mode=nftables", f"--hostname-override={NODE}"),
+            "--nftables-min-sync-period=100ms",  # by default a Service may lag a second behind its endpoints
             *("--conntrack-max-per-core=0", f"--cluster-cidr={POD_RANGE}", "--metrics-bind-address=127.0.0.1:10249"),
         ],
         "coredns": [program["coredns"], "-conf", str(run / "Corefile")],
@@ -107,7 +112,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
 
 
 def _containerd(layout: Layout) -> str:
-    """A containerd of our own. restrict_oom_score_adj: without CAP_SYS_RESOURCE every sandbox would die with "can't get final child's PID"."""
+    """A containerd of our own. Without restrict_oom_score_adj no sandbox starts where CAP_SYS_RESOURCE is lacking."""
     return f"""version = 2
 root = "{layout.store}"
 state = "{layout.run}/containerd"
@@ -132,7 +137,12 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 def _network(run: Path) -> dict[str, object]:
     """Point-to-point links: all traffic between pods is routed, so Services work also where the kernel has no br_netfilter."""
-    addresses = {"type": "host-local", "ranges": [[{"subnet": POD_RANGE}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": str(run / "addresses")}
+    addresses = {
+        "type": "host-local",
+        "ranges": [[{"subnet": POD_RANGE}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": str(run / "addresses"),
+    }
     plugins = [{"type": "ptp", "ipMasq": False, "ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
     return {"cniVersion": "0.4.0", "name": "fairlead", "plugins": plugins}
 
@@ -141,7 +151,11 @@ def _kubelet(layout: Layout) -> dict[str, object]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "authentication": {"anonymous": {"enabled": False}, "x509": {"clientCAFile": str(layout.certificates / "ca.crt")}, "webhook": {"enabled": True}},
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "x509": {"clientCAFile": str(layout.certificates / "ca.crt")},
+            "webhook": {"enabled": True},
+        },
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": f"unix://{layout.socket}",
         "failCgroupV1": False,

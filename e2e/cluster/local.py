@@ -1,4 +1,4 @@
-"""A real Kubernetes on this machine: starts the components inside their own namespaces, waits until they work, and takes everything away."""
+"""A real Kubernetes on this machine: starts its components in namespaces of their own, waits until they work, takes everything away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from . import binaries, certificates, components, images, packages
+from . import binaries, certificates, components, images, packages, store
 from .machine import Machine
 from .paths import cache_root, locked, run_root
 
@@ -30,7 +30,7 @@ class LocalKubernetes:
             raise ValueError(f"cluster name {name!r}: use 1 to 16 letters and digits")
         self.name = name
         self.run = run_root() / name
-        self.store = cache_root() / "containerd" / name
+        self.images = cache_root() / "containerd" / name
         self.machine = Machine(self.run, cgroup=f"fairlead-{name}")
         self.kubeconfig = self.run / "certificates" / "admin.kubeconfig"
 
@@ -38,12 +38,19 @@ class LocalKubernetes:
     def running(self) -> bool:
         return self.machine.pid is not None and (self.run / "up").exists()
 
-    def up(self) -> None:
-        """Node Ready, cluster DNS answering, or an exception that says which component failed and how."""
+    @property
+    def kept(self) -> bool:
+        """Whether it runs because somebody wants it to, beyond the end of a test run."""
+        return self.running and (self.run / "keep").exists()
+
+    def up(self, keep: bool = False) -> None:
+        """Node Ready, cluster DNS answering, or an exception that says which component failed and how. Free when it is up already."""
         packages.ensure()
         self._check_paths()
         layout = self._layout()
         with locked(self._lock):
+            if self.running and keep:
+                (self.run / "keep").touch()
             if self.running and not self._ended(list(components.commands(layout))) and self._kubectl("get", "--raw=/readyz") == "ok":
                 return
             self.machine.stop()
@@ -55,6 +62,8 @@ class LocalKubernetes:
                 self.machine.stop()
                 raise
             (self.run / "up").touch()
+            if keep:
+                (self.run / "keep").touch()
             shutil.rmtree(self._kept_logs, ignore_errors=True)
             _say(f"up in {time.monotonic() - start:.1f} s")
 
@@ -66,7 +75,7 @@ class LocalKubernetes:
         with locked(self._lock):
             self.machine.stop()
             if purge:
-                shutil.rmtree(self.store, ignore_errors=True)
+                shutil.rmtree(self.images, ignore_errors=True)
 
     def load_image(self, reference: str) -> None:
         """Makes an image built by `images.build` known to the node; moves only layers that it does not have."""
@@ -80,7 +89,7 @@ class LocalKubernetes:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self.environment)
             assert process.stdin is not None
             try:
-                written = images.write_archive(reference, present, process.stdin)
+                written = store.write_archive(reference, present, process.stdin)
                 process.stdin.close()
             except BrokenPipeError:
                 written = 0
@@ -89,7 +98,7 @@ class LocalKubernetes:
         older = [name for name in have if name.startswith(reference.rpartition(":")[0] + ":")]
         if older:
             self._ctr("images", "rm", *older)
-        images.share_layers(reference, self.store / "io.containerd.content.v1.content")
+        store.share_layers(reference, self.images / "io.containerd.content.v1.content")
         _say(f"{reference} imported in {time.monotonic() - start:.1f} s ({written / 1e6:.0f} MB of layers)")
 
     @cached_property
@@ -108,11 +117,11 @@ class LocalKubernetes:
         programs = binaries.build()
         cni = packages.cni_folder()
         assert cni is not None, "packages.ensure installs it"
-        return components.Layout(self.run, self.store, programs, cni, self.machine.cgroup, images.pause(programs["pause"]))
+        return components.Layout(self.run, self.images, programs, cni, self.machine.cgroup, images.pause(programs["pause"]))
 
     def _start(self, layout: components.Layout) -> None:
         self.run.mkdir(parents=True)
-        self.store.mkdir(parents=True, exist_ok=True)
+        self.images.mkdir(parents=True, exist_ok=True)
         certificates.write_all(layout.certificates, components.SERVER_NAMES, components.API_SERVER)
         components.write_configuration(layout)
         self.machine.start(layout.binaries["pause"], components.NODE_ADDRESS, components.SERVICE_RANGE)
@@ -154,8 +163,9 @@ class LocalKubernetes:
         return [name for name in names if self.machine.exit_code(name) is not None]
 
     def _report(self, component: str, what: str) -> str:
-        return f"{component} {what}. Its last lines (all logs: {self._kept_logs}):\n{self.machine.tail(component)}\n" + (
-            "Start again with `python -m e2e.cluster up`; if this repeats, the lines above name the flag or the kernel feature that is missing."
+        return (
+            f"{component} {what}. Its last lines:\n{self.machine.tail(component)}\nAll logs: {self._kept_logs}. Start again with "
+            "`python -m e2e.cluster up`; if this repeats, the lines above name the flag or the kernel feature that is in the way."
         )
 
     @property

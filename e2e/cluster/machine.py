@@ -1,8 +1,8 @@
 """A machine inside the machine: network, mount and pid namespaces that hold a whole cluster.
 
-One init process owns them. Killing it ends every process inside (containers and their shims too), and with the last process the kernel takes
-back mounts, bridges, addresses and firewall rules: nothing can be left behind, however the cluster died. Only its control groups and its
-files remain, and `stop` removes those.
+One init process owns them. Killing it ends every process inside (containers and their shims too), and with the last process the kernel
+takes back mounts, links, addresses and firewall rules: nothing can be left behind, however the cluster died. Only its control groups and
+its files remain, and `stop` removes those.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 touch "$run/ready"
 exec "$pause"
 """
+_UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private")
 _SPAWN = 'log=$1 note=$2; shift 2; { "$@" & echo $! > "$note.pid"; wait $!; echo $? > "$note.exit"; } >> "$log" 2>&1 < /dev/null &'
 
 
@@ -75,8 +76,7 @@ class Machine:
             (controller / self.cgroup).mkdir(exist_ok=True)
         with (self.logs / "machine.log").open("wb") as log:
             self._launcher = subprocess.Popen(
-                ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private"]
-                + ["sh", "-c", _SETUP, "sh", str(self.run), str(pause), address, services],
+                [*_UNSHARE, "sh", "-c", _SETUP, "sh", str(self.run), str(pause), address, services],
                 env={**os.environ, "PATH": SEARCH_PATH},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -153,6 +153,18 @@ class Machine:
             return "(no output)"
         return "\n".join(line[:400] for line in text.splitlines()[-lines:]) or "(no output)"
 
+    def _launchers(self) -> list[int]:
+        """The `unshare` processes of this machine; when one dies, so does the init process below it."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (process / "cmdline").read_text().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if arguments[0] == "unshare" and str(self.run) in arguments:
+                found.append(int(process.name))
+        return found
+
     def stop(self) -> None:
         """Ends everything inside and removes the files and control groups; does nothing when there is nothing."""
         pid = self.pid
@@ -161,10 +173,13 @@ class Machine:
             deadline = time.monotonic() + 60
             while self.pid is not None:
                 if time.monotonic() > deadline:
-                    raise MachineFailed(f"the cluster's first process, pid {pid}, did not end within 60 s of SIGKILL; see /proc/{pid}/stack")
+                    raise MachineFailed(
+                        f"the cluster's first process, pid {pid}, did not end within 60 s of SIGKILL; see /proc/{pid}/stack"
+                    )
                 time.sleep(0.02)
+        for launcher in self._launchers():  # of a start that was killed before it could note its init process
+            os.kill(launcher, signal.SIGKILL)
         if self._launcher is not None:
-            self._launcher.kill()
             self._launcher.wait()
             self._launcher = None
         for controller in _cgroup_hierarchies():

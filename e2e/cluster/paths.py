@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -33,9 +34,14 @@ def content_key(*parts: str | bytes | Path) -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on `path`, so that two runs never build or start the same thing at once."""
+def locked(path: Path, notice: str = "") -> Iterator[None]:
+    """Holds an exclusive lock on `path`, so that two runs never build or start the same thing at once; says `notice` when it must wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
-        flock(handle, LOCK_EX)
+        try:
+            flock(handle, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            if notice:
+                print(f"[cluster] {notice} ({path})", file=sys.stderr, flush=True)
+            flock(handle, LOCK_EX)
         yield
