@@ -86,8 +86,8 @@ class Cluster:
         repository = os.environ.get(REPOSITORY)
         if repository is None:
             raise NotLoadable(
-                f"{name} cannot be brought into the cluster of KUBECONFIG={self.kubeconfig}. Push the images to a registry that it pulls from "
-                f"and set {REPOSITORY} (registry.example/me for registry.example/me/{name}:latest), or unset KUBECONFIG."
+                f"{name} cannot be brought into the cluster of KUBECONFIG={self.kubeconfig}. Push the images to a registry that it pulls "
+                f"from and set {REPOSITORY} (registry.example/me for registry.example/me/{name}:latest), or unset KUBECONFIG."
             )
         return f"{repository}/{name}:latest"
 

@@ -47,6 +47,7 @@ def write_configuration(layout: Layout) -> None:
     (run / "cni").mkdir()
     (run / "cni" / "10-fairlead.conflist").write_text(json.dumps(_network(run)))
     (run / "kubelet.json").write_text(json.dumps(_kubelet(layout)))
+    (run / "kube-proxy.json").write_text(json.dumps(_kube_proxy(layout)))
     (run / "resolv.conf").write_text("")
     (run / "Corefile").write_text(_corefile(layout))
     (run / "bootstrap.yaml").write_text(json.dumps(_bootstrap()))
@@ -101,12 +102,7 @@ def commands(layout: Layout) -> dict[str, list[str]]:
             *(f"--root-dir={run / 'kubelet'}", f"--cert-dir={run / 'kubelet-certificates'}"),
             *(f"--node-ip={NODE_ADDRESS}", f"--hostname-override={NODE}"),
         ],
-        "kube-proxy": [
-            program["kube-proxy"],
-            *(f"--kubeconfig={layout.kubeconfig('kube-proxy')}", "--proxy-mode=nftables", f"--hostname-override={NODE}"),
-            "--nftables-min-sync-period=100ms",  # by default a Service may lag a second behind its endpoints
-            *("--conntrack-max-per-core=0", f"--cluster-cidr={POD_RANGE}", "--metrics-bind-address=127.0.0.1:10249"),
-        ],
+        "kube-proxy": [program["kube-proxy"], f"--config={run / 'kube-proxy.json'}"],
         "coredns": [program["coredns"], "-conf", str(run / "Corefile")],
     }
 
@@ -174,6 +170,20 @@ def _kubelet(layout: Layout) -> dict[str, object]:
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "4s",
         "syncFrequency": "10s",
+    }
+
+
+def _kube_proxy(layout: Layout) -> dict[str, object]:
+    return {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": {"kubeconfig": layout.kubeconfig("kube-proxy")},
+        "mode": "nftables",
+        "nftables": {"minSyncPeriod": "100ms"},  # by default a Service may lag a second behind its endpoints
+        "hostnameOverride": NODE,
+        "clusterCIDR": POD_RANGE,
+        "conntrack": {"maxPerCore": 0},  # the limit belongs to the whole machine
+        "metricsBindAddress": "127.0.0.1:10249",
     }
 
 

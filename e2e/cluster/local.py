@@ -70,12 +70,13 @@ class LocalKubernetes:
     def down(self, purge: bool = False) -> None:
         """Nothing of the cluster is left: no process, mount, namespace, control group or file; imported images stay in the cache.
 
-        `purge` removes those too.
+        `purge` removes those too, and the logs of a failed start.
         """
         with locked(self._lock):
             self.machine.stop()
             if purge:
                 shutil.rmtree(self.images, ignore_errors=True)
+                shutil.rmtree(self._kept_logs, ignore_errors=True)
 
     def load_image(self, reference: str) -> None:
         """Makes an image built by `images.build` known to the node; moves only layers that it does not have."""
