@@ -1,0 +1,182 @@
+"""The one entry point for tests: the first cluster that works, of the caller's KUBECONFIG, kind, and a Kubernetes of our own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from . import images
+from .local import LocalKubernetes
+from .paths import CHECKOUT, cache_root, content_key, locked, run_root
+
+KEEP = "FAIRLEAD_KEEP_CLUSTER"
+REPOSITORY = "FAIRLEAD_IMAGES"
+
+
+class CommandFailed(RuntimeError):
+    """kubectl or helm failed; the message carries what it said."""
+
+
+class NotLoadable(RuntimeError):
+    """An image cannot be brought into this kind of cluster."""
+
+
+class Cluster:
+    """A running cluster. This class is one that KUBECONFIG names; the subclasses bring their own."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+
+    @staticmethod
+    @contextmanager
+    def acquire(name: str = "default") -> Iterator[Cluster]:
+        """A cluster for the time of a `with` block, this process's alone if it is of our own.
+
+        One that `python -m e2e.cluster up` started stays up afterwards; FAIRLEAD_KEEP_CLUSTER=1 keeps any.
+        """
+        if os.environ.get("KUBECONFIG"):
+            yield Cluster(Path(os.environ["KUBECONFIG"]))
+        elif shutil.which("kind") and _works("docker", "info"):
+            with KindCluster.acquired(name) as cluster:
+                yield cluster
+        else:
+            with LocalCluster.acquired(name) as cluster:
+                yield cluster
+
+    def kubectl(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs kubectl and returns its output as text; `input=` feeds it. With `check`, a failure raises with what kubectl said."""
+        return self._client(["kubectl", *arguments], check, options)
+
+    def helm(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs helm, as `kubectl` does."""
+        return self._client(["helm", *arguments], check, options)
+
+    def exec_in_netns(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a command, as subprocess.run does, where the API server can be reached (and pods and Services: see `reaches_pods`)."""
+        return subprocess.run(self.command(command), **{"env": self.environment, "text": True, **options})
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The same, as a command line for subprocess.Popen; use `environment` with it."""
+        return list(command)
+
+    def network(self) -> AbstractContextManager[None]:
+        """Puts the calling thread, and what it starts meanwhile, into the cluster's network, for clients inside the test process."""
+        return nullcontext()
+
+    @property
+    def reaches_pods(self) -> bool:
+        """Whether `exec_in_netns` and `network` reach pod and Service addresses; otherwise test from pods or through port-forward."""
+        return False
+
+    def base_image(self) -> str:
+        """A small image with Python 3.11 that pods can use at once."""
+        return "docker.io/library/python:3.11-slim-bookworm"
+
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
+        """Builds an image of `sources` (paths in the checkout), brings it to the nodes, returns its reference; free when unchanged.
+
+        A caller's own cluster pulls it, from the repository that FAIRLEAD_IMAGES names.
+        """
+        repository = os.environ.get(REPOSITORY)
+        if repository is None:
+            raise NotLoadable(
+                f"{name} cannot be brought into the cluster of KUBECONFIG={self.kubeconfig}. Push the images to a registry that it pulls "
+                f"from and set {REPOSITORY} (registry.example/me for registry.example/me/{name}:latest), or unset KUBECONFIG."
+            )
+        return f"{repository}/{name}:latest"
+
+    def _client(self, command: list[str], check: bool, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        result = self.exec_in_netns(command, capture_output=True, **options)
+        if check and result.returncode != 0:
+            raise CommandFailed(f"`{' '.join(command)}` failed with code {result.returncode}:\n{result.stdout}{result.stderr}")
+        return result
+
+
+class LocalCluster(Cluster):
+    """A Kubernetes of our own in namespaces of its own; see local.py."""
+
+    def __init__(self, kubernetes: LocalKubernetes) -> None:
+        super().__init__(kubernetes.kubeconfig)
+        self.kubernetes = kubernetes
+        self.environment = kubernetes.environment
+
+    @classmethod
+    @contextmanager
+    def acquired(cls, name: str) -> Iterator[LocalCluster]:
+        kubernetes = LocalKubernetes(name)
+        with locked(cache_root() / "locks" / f"{name}-in-use", "another run uses the cluster; waiting for it to end"):
+            if not kubernetes.kept:
+                kubernetes.down()  # of a run that was killed: its objects are not ours
+            kubernetes.up(keep=kubernetes.kept or bool(os.environ.get(KEEP)))
+            try:
+                yield cls(kubernetes)
+            finally:
+                if not kubernetes.kept:
+                    kubernetes.down()
+
+    def base_image(self) -> str:
+        reference = images.base()
+        self.load_image(reference)
+        return reference
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        return [*self.kubernetes.machine.inside(), *command]
+
+    def network(self) -> AbstractContextManager[None]:
+        return self.kubernetes.machine.network()
+
+    @property
+    def reaches_pods(self) -> bool:
+        return True
+
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
+        reference = images.build(name, containerfile, sources)
+        self.load_image(reference)
+        return reference
+
+    def load_image(self, reference: str) -> None:
+        """Brings an image that images.build made to the node."""
+        self.kubernetes.load_image(reference)
+
+
+class KindCluster(Cluster):
+    """Kubernetes in docker, which is what people have."""
+
+    def __init__(self, name: str, kubeconfig: Path) -> None:
+        super().__init__(kubeconfig)
+        self.name = name
+
+    @classmethod
+    @contextmanager
+    def acquired(cls, name: str) -> Iterator[KindCluster]:
+        name = f"fairlead-{name}"
+        kubeconfig = run_root() / f"{name}.kubeconfig"
+        kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+        was_up = name in subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True).stdout.split()
+        action = ["export", "kubeconfig"] if was_up else ["create", "cluster", "--wait=120s"]
+        subprocess.run(["kind", *action, f"--name={name}", f"--kubeconfig={kubeconfig}"], check=True)
+        try:
+            yield cls(name, kubeconfig)
+        finally:
+            if not was_up and not os.environ.get(KEEP):
+                subprocess.run(["kind", "delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}"], check=True)
+                kubeconfig.unlink(missing_ok=True)
+
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
+        files = {source: CHECKOUT / source for source in sources}
+        reference = f"localhost/{name}:{content_key(name, *images.contents(containerfile, files))}"
+        if not _works("docker", "image", "inspect", reference):
+            with images.build_context(containerfile.read_text(), files) as context:
+                subprocess.run(["docker", "build", "-t", reference, "-f", str(context / "Containerfile"), str(context)], check=True)
+        subprocess.run(["kind", "load", "docker-image", f"--name={self.name}", reference], check=True)
+        return reference
+
+
+def _works(*command: str) -> bool:
+    return shutil.which(command[0]) is not None and subprocess.run(command, capture_output=True).returncode == 0

@@ -1,0 +1,163 @@
+"""Builds images with buildah, without a registry or a daemon; keyed by content, `localhost/NAME:KEY`, so that nothing is built twice.
+
+The base comes from Debian's packages. The layers lie uncompressed in the cache (store.py), so that a change of code moves kilobytes even
+where torch, 6 GB, is the layer below.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import store
+from .paths import CHECKOUT, cache_root, content_key, locked
+
+BASE_SUITE = "bookworm"
+BASE_PACKAGES = "ca-certificates,curl,procps,python3,python3-venv,python-is-python3,redis-server"
+WORKER_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "requirements/worker.txt", "index", "worker", "router", "operator", "cli")
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "*.egg-info", "build", "dist")
+_EPOCH = 1_600_000_000
+
+
+class ImageFailed(RuntimeError):
+    """An image could not be built or imported; the message carries the last lines of the tool that failed."""
+
+
+def base() -> str:
+    """What the product's Containerfiles build upon here: Debian with Python 3.11, redis-server, curl; no compiler, no settings of ours."""
+    containerfile = 'FROM scratch\nADD rootfs.tar /\nCMD ["python3"]\n'
+    key = content_key("fairlead-base", BASE_SUITE, BASE_PACKAGES, containerfile)
+    rootfs = cache_root() / "base" / f"{key}.tar"
+    with locked(cache_root() / "locks" / "base"):
+        if not rootfs.exists():
+            rootfs.parent.mkdir(parents=True, exist_ok=True)
+            partial = rootfs.with_suffix(".partial.tar")
+            command = ["mmdebstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "--dpkgopt=path-exclude=/usr/share/doc/*"]
+            _run([*command, BASE_SUITE, str(partial)], f"Debian {BASE_SUITE} base")
+            partial.replace(rootfs)
+    return _build("fairlead-base", key, containerfile, {"rootfs.tar": rootfs})
+
+
+def pause(program: Path) -> str:
+    """The pod sandbox's image: nothing but the pause program."""
+    containerfile = 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n'
+    return _build("fairlead-pause", content_key(containerfile, program), containerfile, {"pause": program})
+
+
+def build(name: str, containerfile: Path, sources: Iterable[str], checkout: Path = CHECKOUT) -> str:
+    """Reference of the image that `containerfile` makes of `sources`, paths inside `checkout`; milliseconds when nothing changed.
+
+    Of each name only the newest image is kept: give a second version that a test needs at the same time another name.
+    """
+    base_image = base()
+    files = {source: checkout / source for source in sources}
+    key = content_key(name, base_image, *contents(containerfile, files))
+    return _build(name, key, containerfile.read_text(), files, base_image)
+
+
+def contents(containerfile: Path, files: dict[str, Path]) -> list[str | Path]:
+    """All that decides an image, for content_key."""
+    found: list[str | Path] = [containerfile]
+    for source, path in sorted(files.items()):
+        for file in _walk(path):
+            found += [f"{source}/{file.relative_to(path)}", file]
+    return found
+
+
+@contextmanager
+def build_context(containerfile: str, files: dict[str, Path]) -> Iterator[Path]:
+    """A folder with just these files and a Containerfile, their times fixed, for the builders' caches look at them."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-image-") as folder:
+        context = Path(folder)
+        for target, source in files.items():
+            _stage(source, context / target)
+        (context / "Containerfile").write_text(containerfile)
+        yield context
+
+
+def _build(name: str, key: str, containerfile: str, files: dict[str, Path], base_image: str | None = None) -> str:
+    reference = f"localhost/{name}:{key}"
+    with locked(cache_root() / "locks" / "images"):
+        if store.contains(reference):
+            return reference
+        arguments = [f"--build-arg=BASE={base_image}"] if base_image else []
+        with build_context(containerfile, files) as context:
+            _run([*_buildah("bud"), "--layers", *_build_flags(), *arguments, "-t", reference, str(context)], name)
+        # Not `buildah push`, which compresses for this kind of target: minutes for torch, and again at each change of the code above it.
+        stored_at = f"containers-storage:[overlay@{_storage() / 'storage'}+{_storage() / 'run'}]{reference}"
+        copy = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers", stored_at]
+        _run([*copy, f"oci:{store.layout()}:{reference}"], f"{name} (layers)")
+        _forget_older(name, reference)
+    return reference
+
+
+def _build_flags() -> list[str]:
+    """What a build step needs of this machine (mirrors, certificates); mounted while it runs, never written into the image."""
+    settings = cache_root() / "pip.conf"
+    bundle = next((os.environ[name] for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE") if os.environ.get(name)), "")
+    index = os.environ.get("PIP_INDEX_URL", "")
+    lines = ["[global]", "timeout = 180"] + [f"cert = {bundle}"] * bool(bundle) + [f"index-url = {index}"] * bool(index)
+    settings.write_text("\n".join(lines) + "\n")
+    mounts = {"/etc/ssl/certs": "/etc/ssl/certs", "/etc/apt": "/etc/apt", str(settings): "/etc/pip.conf"}
+    if bundle and not bundle.startswith("/etc/ssl/certs/"):
+        mounts[bundle] = bundle
+    return ["--isolation=chroot", "--network=host"] + [f"--volume={src}:{dst}:ro" for src, dst in mounts.items() if Path(src).exists()]
+
+
+def _forget_older(name: str, keep: str) -> None:
+    """Only the newest image of a name stays: the layers that it shares with older ones are what is worth keeping."""
+    listed = subprocess.run([*_buildah("images"), "--format", "{{.Name}}:{{.Tag}}"], capture_output=True, text=True).stdout.split()
+    older = [reference for reference in listed if reference.startswith(f"localhost/{name}:") and reference != keep]
+    if older:
+        subprocess.run([*_buildah("rmi"), *older], capture_output=True)
+        store.forget(older)
+
+
+def _storage() -> Path:
+    return cache_root() / "buildah"
+
+
+def _buildah(action: str) -> list[str]:
+    return ["buildah", "--storage-driver=overlay", f"--root={_storage() / 'storage'}", f"--runroot={_storage() / 'run'}", action]
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    if not path.exists():
+        raise ImageFailed(f"{path} is to be part of an image and does not exist")
+    if path.is_file():
+        yield path
+    for folder, directories, names in os.walk(path):
+        ignored = _IGNORED(folder, [*directories, *names])
+        directories[:] = sorted(set(directories) - ignored)
+        yield from (Path(folder) / name for name in sorted(set(names) - ignored))
+
+
+def _stage(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=_IGNORED)
+    else:
+        shutil.copy2(source, target)
+    for path in [target, *target.rglob("*")]:
+        os.utime(path, (_EPOCH, _EPOCH))
+
+
+def _run(command: list[str], what: str) -> None:
+    print(f"[image] {what} ...", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if result.returncode != 0:
+        tail = "\n".join(result.stdout.splitlines()[-25:])
+        raise ImageFailed(f"{what}: `{' '.join(command[:3])} ...` failed with code {result.returncode}:\n{tail}")
+    print(f"[image] {what} done in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    print(build("fairlead-worker", CHECKOUT / "images" / "Containerfile.worker", WORKER_SOURCES))
