@@ -20,7 +20,7 @@ class Request:
     """
 
     id: str
-    tokens: array[int]
+    tokens: "array[int]"
     """Prompt and output so far, uint32 (`array('I')`)."""
     prompt_length: int
     sampling: Sampling
