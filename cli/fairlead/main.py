@@ -5,13 +5,14 @@ import sys
 from collections.abc import Sequence
 
 from fairlead.errors import UserError
+from fairlead.local import up
 from fairlead.random_model import command as make_model
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fairlead", description="Kubernetes-native LLM inference: local mode, benchmarks and tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (make_model,):
+    for module in (up, make_model):
         module.add_parser(commands)
     return parser
 

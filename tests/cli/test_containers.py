@@ -50,7 +50,7 @@ def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None
     assert localize("file:///mnt/model", find) == f"file://{tmp_path}/weights/qwen"
     assert localize("hf://org/name", find) == "hf://org/name"
     with pytest.raises(UserError, match="--model-root"):
-        paths_of(template, None)
+        paths_of(template, None)("/mnt/model/x")
 
 
 def test_local_flags_come_last_and_our_own_environment_does_not_leak(tmp_path: Path) -> None:

@@ -47,15 +47,17 @@ class LocalCluster:
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._guard = Guard()
+        self._redis: LocalRedis | None = None
+        self._kubelet: Kubelet | None = None
 
     async def __aenter__(self) -> "LocalCluster":
         self._guard.__enter__()
         try:
-            self.redis = await LocalRedis.start(self.directory / "redis", env=self._plain_env(), guard=self._guard)
+            self._redis = await LocalRedis.start(self.directory / "redis", env=self._plain_env(), guard=self._guard)
         except BaseException:
             self._guard.__exit__(None, None, None)
             raise
-        self.kubelet = Kubelet(self._settings(0), guard=self._guard, host_env=self._host_env, on_change=self._noticed)
+        self._kubelet = Kubelet(self._settings(0), guard=self._guard, host_env=self._host_env, on_change=self._noticed)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -64,8 +66,22 @@ class LocalCluster:
             await self.redis.stop()
         finally:
             self._guard.__exit__(kind, error, trace)
-        if not self._keep_files and not isinstance(error, Exception):
+        if not self._keep_files and not isinstance(error, PodFailed | TimeoutError):
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def redis(self) -> LocalRedis:
+        assert self._redis is not None, "enter the cluster first"
+        return self._redis
+
+    @property
+    def kubelet(self) -> Kubelet:
+        assert self._kubelet is not None, "enter the cluster first"
+        return self._kubelet
+
+    def pods(self) -> list[Pod]:
+        """All that run now; none before the cluster is entered."""
+        return self._kubelet.pods() if self._kubelet else []
 
     def apply(self, manifest: Manifest) -> None:
         """Make what runs be what `manifest` says. UserError (and nothing changed) when it cannot be run here."""

@@ -113,7 +113,8 @@ def local_container(
     `host_env` is inherited underneath the container's own.
     """
     container = template["spec"]["containers"][0]
-    own = environment(container.get("env", ()), identity, host_env)
+    inside = _inside_only(template)
+    own = environment([entry for entry in container.get("env", ()) if entry.get("value") not in inside], identity, host_env)
     inherited = {name: value for name, value in host_env.items() if not name.startswith("FAIRLEAD_")}
     args = [expand(arg, own) for arg in container.get("args", ())]
     command = find_program([expand(word, own) for word in container.get("command", ())])
@@ -140,29 +141,32 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
 
     A mounted claim is `MODEL_ROOT/<claim>[/subPath]`; any other path is `MODEL_ROOT/<path>` where that exists, else itself.
     """
-    claims = {
-        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
-        for volume in template["spec"].get("volumes", ())
-        if "persistentVolumeClaim" in volume
-    }
-    mounts: list[tuple[str, Path]] = []
-    for mount in template["spec"]["containers"][0].get("volumeMounts", ()):
-        if mount["name"] in claims:
-            if model_root is None:
-                raise UserError(
-                    f"the model is on the claim {claims[mount['name']]}: give --model-root DIR, holding {claims[mount['name']]}/ …"
-                )
-            mounts.append((mount["mountPath"].rstrip("/"), model_root / claims[mount["name"]] / mount.get("subPath", "")))
+    claims = _claims(template)
+    mounts = [mount for mount in template["spec"]["containers"][0].get("volumeMounts", ()) if mount["name"] in claims]
 
     def find(path: str) -> str:
-        for inside, here in mounts:
+        for mount in mounts:
+            inside, claim = mount["mountPath"].rstrip("/"), claims[mount["name"]]
             if path == inside or path.startswith(inside + "/"):
-                return str(here / path[len(inside) :].lstrip("/"))
+                if model_root is None:
+                    raise UserError(f"{path} is on the claim {claim!r}: give --model-root DIR, where DIR/{claim} stands for the claim")
+                return str(model_root / claim / mount.get("subPath", "") / path[len(inside) :].lstrip("/"))
         if model_root is not None and (model_root / path.lstrip("/")).exists():
             return str(model_root / path.lstrip("/"))
         return path
 
     return find
+
+
+def _claims(template: Mapping[str, Any]) -> dict[str, str]:
+    """Volume name → claim name."""
+    volumes = template["spec"].get("volumes", ())
+    return {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
+
+
+def _inside_only(template: Mapping[str, Any]) -> set[str]:
+    """Mount paths that exist in the container alone. A variable that points there (HOME, HF_HOME) keeps this machine's value."""
+    return {mount["mountPath"] for mount in template["spec"]["containers"][0].get("volumeMounts", ())}
 
 
 def _probe(container: Mapping[str, Any], kind: str, port: int) -> Probe | None:

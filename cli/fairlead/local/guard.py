@@ -1,14 +1,13 @@
 """Kills what a run started when the run itself is gone, however it went (also `kill -9`).
 
-Run as a process of its own: `python guard.py` reads lines from standard input, `+PGID` for a process group that began and `-PGID` for
-one that ended, and `=PATH` for a directory to delete. The end of the input means that the writer is dead: every group still listed is
+Run as a process of its own: `python guard.py` reads lines from standard input, `+PGID` for a process group that began and
+`-PGID` for one that ended. The end of the input means that the writer is dead: every group still listed is
 asked to stop, then killed. A pipe's end is certain where PDEATHSIG is not: that signal is bound to one thread of the parent, is not
 inherited by grandchildren, and exists on Linux only.
 """
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -20,18 +19,13 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups: set[int] = set()
-    directories: list[str] = []
     for line in sys.stdin:
         kind, value = line[0], line[1:].rstrip("\n")
         if kind == "+":
             groups.add(int(value))
         elif kind == "-":
             groups.discard(int(value))
-        elif kind == "=":
-            directories.append(value)
     end_groups(groups)
-    for directory in directories:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def end_groups(groups: set[int]) -> None:

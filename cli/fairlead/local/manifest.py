@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import yaml
 
 from fairlead.errors import UserError
 from fairlead_operator.api import API_VERSION, KIND, InferenceService, InvalidManifest
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
+from fairlead_operator.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -56,5 +60,6 @@ def _services(path: Path, documents: list[Any]) -> Iterator[InferenceService]:
 
 
 def objects_of(service: InferenceService, *, redis_url: str) -> list[dict[str, Any]]:
-    """What the operator would apply for `service` to an empty cluster."""
-    raise UserError(f"{service.name}: {redis_url}")
+    """What the operator would apply for `service` to an empty cluster. GPUs are whatever this machine has, so none are asked for."""
+    settings = Settings(worker_image="local", router_image="local", redis_url=redis_url, default_gpus=0)
+    return desired(service, Observed(), settings, datetime.now(UTC)).objects

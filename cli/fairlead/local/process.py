@@ -36,10 +36,6 @@ class Guard:
     def ended(self, group: int) -> None:
         self._tell(f"-{group}")
 
-    def delete_at_end(self, directory: Path) -> None:
-        """Remove `directory` when we are gone, after the processes."""
-        self._tell(f"={directory}")
-
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")

@@ -60,7 +60,13 @@ class Workload:
         if self.component == "router":
             return [*flags, "--workers", f"file://{settings.endpoints_file(self.service)}"]
         flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
-        return [*flags, "--threads", str(settings.threads)] if settings.threads else flags
+        return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._threads_asked else flags
+
+    @property
+    def _threads_asked(self) -> bool:
+        """Whether the manifest says how many threads a worker has."""
+        args = self.template["spec"]["containers"][0].get("args", ())
+        return any(arg.startswith("--threads=") and arg != "--threads=0" for arg in args)
 
 
 def workloads(objects: Iterable[Mapping[str, Any]], *, service: str, router_port: int) -> list[Workload]:
