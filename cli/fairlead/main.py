@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from fairlead.bench import command as bench
 from fairlead.errors import UserError
 from fairlead.local import up
 from fairlead.random_model import command as make_model
@@ -12,7 +13,7 @@ from fairlead.random_model import command as make_model
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fairlead", description="Kubernetes-native LLM inference: local mode, benchmarks and tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (up, make_model):
+    for module in (up, bench, make_model):
         module.add_parser(commands)
     return parser
 
