@@ -47,7 +47,11 @@ def of_pod(pod: Body) -> Cause | None:
     if conditions.get("Ready", {}).get("status") == "True":
         return None
     if status.get("phase") in ("Failed", "Succeeded"):
-        return Cause(status.get("reason") or "PodFailed", _short(f"pod {name} has ended: {status.get('message') or status.get('phase')}"), fault=False)
+        return Cause(
+            status.get("reason") or "PodFailed",
+            _short(f"pod {name} has ended: {status.get('message') or status.get('phase')}"),
+            fault=False,
+        )
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return _unschedulable(name, scheduled)

@@ -47,7 +47,14 @@ def metadata(service: InferenceService, name: str, component: str) -> dict[str, 
     made: dict[str, Any] = {"name": name, "namespace": service.namespace, "labels": selector(service, component)}
     if service.uid:
         made["ownerReferences"] = [
-            {"apiVersion": API_VERSION, "kind": KIND, "name": service.name, "uid": service.uid, "controller": True, "blockOwnerDeletion": True}
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": service.name,
+                "uid": service.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
         ]
     return made
 

@@ -1,4 +1,4 @@
-"""What the cluster shows of one service: its Deployments, its pods, what the API server refused, and the last request through the router."""
+"""What the cluster shows of one service: Deployments, pods, what the API server refused, and the last request through the router."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

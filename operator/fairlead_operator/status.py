@@ -42,7 +42,12 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     else:
         say.say("Ready", False, "Probing", "All pods are ready; a completion through the router is under way")
     serving = workers.ready > 0 and routers.ready > 0
-    say.say("Available", serving, "Serving" if serving else "NoWorker" if workers.ready == 0 else "NoRouter", f"{workers.ready} workers, {routers.ready} routers ready")
+    say.say(
+        "Available",
+        serving,
+        "Serving" if serving else "NoWorker" if workers.ready == 0 else "NoRouter",
+        f"{workers.ready} workers, {routers.ready} routers ready",
+    )
     _progressing(say, workers, routers)
     routable = routers.ready > 0
     say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
@@ -71,14 +76,21 @@ def _progressing(say: Conditions, workers: Replicas, routers: Replicas) -> None:
     elif workers.complete and routers.rolled_out:
         say.say("Progressing", False, "Complete", "All workers are of the wanted revision")
     else:
-        say.say("Progressing", True, "RollingOut", f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision")
+        say.say(
+            "Progressing",
+            True,
+            "RollingOut",
+            f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision",
+        )
 
 
 def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, revision: str) -> Cause | None:
     """The most telling reason why the service is not as wanted; None when only a request is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
-        reason = "PodTemplateInvalid" if child == f"Deployment/{service.name}-{names.WORKER}" and service.spec.pod_template else "ApplyFailed"
+        reason = (
+            "PodTemplateInvalid" if child == f"Deployment/{service.name}-{names.WORKER}" and service.spec.pod_template else "ApplyFailed"
+        )
         return Cause(reason, f"{child}: {words}", fault=True)
     for replicas in (workers, routers):
         if replicas.failure is not None:
@@ -87,9 +99,11 @@ def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, 
         cause = causes.of_pods(observed.pods, names.WORKER, revision)
         if cause is not None and cause.fault:
             return cause
-        if workers.current and workers.updated < workers.wanted or workers.total > workers.wanted:
+        if (workers.current and workers.updated < workers.wanted) or workers.total > workers.wanted:
             kept = workers.total - workers.updated
-            return Cause("RollingOut", f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False)
+            return Cause(
+                "RollingOut", f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False
+            )
         return cause or Cause("Starting", f"{workers.ready} of {workers.wanted} workers are ready", fault=False)
     if workers.wanted == 0:
         return Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)

@@ -12,7 +12,7 @@ NAME_LENGTH = 52  # leaves room in a 63-character label for "-workers" and the s
 _NAME_RULES = [
     rule(
         f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', beginning with a letter: it becomes the name of Services",
+        f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', beginning with a letter: Services are named after it",
     ),
 ]
 

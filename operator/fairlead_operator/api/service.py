@@ -1,7 +1,7 @@
 """An InferenceService as the operator and `fairlead up` hold it: parsed, typed, immutable."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,7 +24,7 @@ class InferenceService:
     uid: str = ""
     generation: int = 0
     deleting: bool = False
-    status: ServiceStatus = ServiceStatus()
+    status: ServiceStatus = field(default_factory=ServiceStatus)
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> "InferenceService":

@@ -12,7 +12,9 @@ URI = (
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
     r"|file:///[A-Za-z0-9._/-]+)$"
 )
-URI_HELP = "spec.model.uri must be hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH (a path in the worker's image or on a mounted volume)"
+URI_HELP = (
+    "spec.model.uri must be hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH (in the worker's image or on a mounted volume)"
+)
 
 
 def _known_scheme(uri: str) -> str:
@@ -109,7 +111,9 @@ class Engine(Part):
     max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens of one step, over all requests.")
     attention_backend: Literal["auto", "reference", "flashinfer"] = Field("auto", description="auto: the fastest that the device has.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
-    policy: Literal["lpm", "fcfs"] = Field("lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come.")
+    policy: Literal["lpm", "fcfs"] = Field(
+        "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
+    )
     tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share one replica of the model; equals resources.gpus.")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of a worker. 0: as many as the pod has cores.")
     kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")
@@ -122,7 +126,9 @@ class Resources(Part):
     gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None, description="GPUs of each worker; 0: on the CPU. Absent: the operator's default (1) times engine.tensorParallel."
     )
-    cpu: Quantity | None = Field(None, description="CPU request of each worker, such as 8 or 500m. No limit is set: throttling delays every token.")
+    cpu: Quantity | None = Field(
+        None, description="CPU request of each worker, such as 8 or 500m. No limit is set: throttling delays every token."
+    )
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
 
 
@@ -200,7 +206,9 @@ class Disruption(Part):
 class PodMetadata(Part):
     """Further labels and annotations of the workers."""
 
-    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict, max_length=64, description="Added to the workers' labels.")
+    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
+        default_factory=dict, max_length=64, description="Added to the workers' labels."
+    )
     annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
         default_factory=dict, max_length=64, description="Added to the workers' annotations."
     )

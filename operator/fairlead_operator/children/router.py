@@ -67,4 +67,4 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "policy": service.spec.routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,
     }
-    return [f"--{flag}={value}" for flag, value in flags.items()]
+    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""]

@@ -61,7 +61,10 @@ def _deployment(service: InferenceService, settings: Settings) -> Object:
     source = model_source(service.spec)
     volumes: list[Object] = [
         {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},  # torch and NCCL exchange through /dev/shm; 64 MiB is the default
+        {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
+        },  # torch and NCCL exchange through /dev/shm; 64 MiB is the default
         *source.volumes,
     ]
     template: Object = {"spec": pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)}
@@ -135,7 +138,7 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         flags["kv-cache-bytes"] = round(quantity(cache.size))
     if engine.tensor_parallel > 1:
         flags["tensor-parallel"] = engine.tensor_parallel
-    return [f"--{flag}={value}" for flag, value in flags.items()] + list(engine.args)
+    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(engine.args)
 
 
 def _resources(service: InferenceService, settings: Settings) -> Object:
