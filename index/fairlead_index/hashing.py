@@ -1,0 +1,79 @@
+"""Chained 64-bit hashes of token blocks: equal hashes mean an equal prefix, for the router that asks and the worker that answers.
+
+A chain starts at a root that stands for everything besides the tokens that decides the content of a KV block (model revision, tokenizer,
+block size, adapter, tenant salt), so blocks of different models never meet. Each block's hash covers its parent's, so a block is named by
+the whole prefix up to and including it. Only whole blocks have a hash.
+
+64 bits: at 10^8 blocks in one namespace a stray match is a one-in-10^11 event for each unknown block asked, and it only missteers a
+request; the worker attaches KV by its own full comparison.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from xxhash import xxh3_64_intdigest
+
+Tokens = Sequence[int]  # fastest as an array("I"), which is one
+
+_PERSON = b"fairlead-block-1"  # a new way to chain hashes gets a new name here, and so never meets the old one
+_TOKEN_BYTES = 4
+_BIG_ENDIAN = sys.byteorder == "big"
+
+
+def chain_root(model: str, tokenizer: str, block_tokens: int, adapter: str = "", salt: str = "") -> int:
+    """The parent of every first block. `model` and `tokenizer` are digests.
+
+    `salt` parts tenants: derive it from a server key, never take it from a request body.
+    """
+    state = blake2b(digest_size=8, person=_PERSON)
+    for field in (model, tokenizer, str(block_tokens), adapter, salt):
+        data = field.encode()
+        state.update(len(data).to_bytes(4, "little"))  # length-prefixed: no two field lists share an encoding
+        state.update(data)
+    return int.from_bytes(state.digest(), "little")
+
+
+def extend(parent: int, tokens: Tokens) -> int:
+    """The hash of one block: xxh3_64(parent as 8 bytes, then each token as 4 bytes, all little-endian)."""
+    return xxh3_64_intdigest(parent.to_bytes(8, "little") + token_bytes(tokens))
+
+
+def block_hashes(root: int, tokens: Tokens, block_tokens: int) -> "array[int]":
+    """Hashes `[len(tokens) // block_tokens]` of the whole blocks of `tokens`, the first chained to `root`."""
+    if block_tokens < 1:
+        raise ValueError(f"block_tokens is {block_tokens}: it must be at least 1")
+    data = token_bytes(tokens)
+    stride = block_tokens * _TOKEN_BYTES
+    hashes = array("Q")
+    parent = root
+    for offset in range(0, len(data) - stride + 1, stride):
+        parent = xxh3_64_intdigest(parent.to_bytes(8, "little") + data[offset : offset + stride])
+        hashes.append(parent)
+    return hashes
+
+
+def token_bytes(tokens: Tokens) -> bytes:
+    """Tokens as little-endian uint32, as they are hashed and as the router sends them. Raises OverflowError outside 0..2^32-1."""
+    packed = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)
+    return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
+
+
+def tokens_from_bytes(data: bytes | bytearray | memoryview) -> "array[int]":
+    """The inverse of `token_bytes`. Raises ValueError unless `data` is a whole number of tokens."""
+    tokens = array("I")
+    tokens.frombytes(data)
+    return _swapped(tokens) if _BIG_ENDIAN else tokens
+
+
+def hash_bytes(hashes: Sequence[int]) -> bytes:
+    """Hashes as the index stores them: 8 bytes each, little-endian."""
+    packed = hashes if isinstance(hashes, array) and hashes.typecode == "Q" else array("Q", hashes)
+    return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
+
+
+def _swapped(values: "array[int]") -> "array[int]":
+    copy = values[:]
+    copy.byteswap()
+    return copy

@@ -1,0 +1,138 @@
+"""Chat messages as clients send them, made into what a template takes, with the request's own field names in every refusal."""
+
+import json
+from typing import Any, Literal
+
+from fairlead_index.chat_template import ChatTemplate
+from fairlead_index.errors import PromptError
+
+ContentStyle = Literal["text", "parts", "both"]
+
+_PROBE = "fairleadprobe"
+
+
+class ChatRenderer:
+    """One template and the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        self._template = ChatTemplate(source)
+        self._special_tokens = special_tokens
+        self.content_style = self._probe()
+
+    def render(
+        self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, template_kwargs: dict[str, Any]
+    ) -> str:
+        """The prompt text, as transformers' `apply_chat_template` writes it for the same arguments."""
+        if continue_final_message and add_generation_prompt:
+            raise PromptError("continue_final_message", "cannot be combined with add_generation_prompt")
+        if not isinstance(template_kwargs, dict):
+            raise PromptError("chat_template_kwargs", f"must be an object, not {json_type(template_kwargs)}")
+        variables = {
+            **self._special_tokens,
+            "documents": None,
+            **template_kwargs,
+            "tools": _checked_tools(tools),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._template.render(self._normal(messages), continue_final_message, variables)
+
+    def _normal(self, messages: Any) -> list[dict[str, Any]]:
+        if not isinstance(messages, list):
+            raise PromptError("messages", f"must be a list of messages, not {json_type(messages)}")
+        if not messages:
+            raise PromptError("messages", "is empty: give at least one message")
+        return [self._message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+    def _message(self, message: Any, where: str) -> dict[str, Any]:
+        if not isinstance(message, dict):
+            raise PromptError(where, f"must be an object with role and content, not {json_type(message)}")
+        if not isinstance(message.get("role"), str):
+            raise PromptError(f"{where}.role", "must be a string, such as 'user'")
+        # Clients send `content: null` beside tool calls; templates expect the key to be missing then.
+        normal = {key: value for key, value in message.items() if value is not None}
+        if "content" in normal:
+            normal["content"] = self._content(normal["content"], f"{where}.content")
+        if "tool_calls" in normal:
+            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls")
+        return normal
+
+    def _content(self, content: Any, where: str) -> Any:
+        """A string, or parts, in the style that the template reads."""
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}] if self.content_style == "parts" else content
+        if not isinstance(content, list):
+            raise PromptError(where, f"must be a string or a list of text parts, not {json_type(content)}")
+        texts = [_part_text(part, f"{where}[{at}]") for at, part in enumerate(content)]
+        return "\n".join(texts) if self.content_style == "text" else content
+
+    def _probe(self) -> ContentStyle:
+        """Which content the template reads, found by rendering one message each way.
+
+        A template that takes only strings fails on a list, drops it, or prints it as a list.
+        """
+        as_text = self._probe_text(_PROBE)
+        as_parts = self._probe_text([{"type": "text", "text": _PROBE}])
+        if as_text is not None and as_text == as_parts:
+            return "both"
+        if as_text is None and as_parts is not None and "'text'" not in as_parts and '"text"' not in as_parts:
+            return "parts"
+        return "text"
+
+    def _probe_text(self, content: Any) -> str | None:
+        try:
+            variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
+            text = self._template.render([{"role": "user", "content": content}], False, variables)
+        except PromptError:
+            return None
+        return text if _PROBE in text else None
+
+
+def _part_text(part: Any, where: str) -> str:
+    if not isinstance(part, dict):
+        raise PromptError(where, f"must be an object with type and text, not {json_type(part)}")
+    if part.get("type") != "text":
+        raise PromptError(f"{where}.type", f"is {part.get('type')!r}: this model reads text only")
+    if not isinstance(part.get("text"), str):
+        raise PromptError(f"{where}.text", f"must be a string, not {json_type(part.get('text'))}")
+    text: str = part["text"]
+    return text
+
+
+def _tool_calls(calls: Any, where: str) -> list[Any]:
+    """OpenAI sends arguments as a JSON string; templates were written for the object in it."""
+    if not isinstance(calls, list):
+        raise PromptError(where, f"must be a list, not {json_type(calls)}")
+    normal = []
+    for at, call in enumerate(calls):
+        if not isinstance(call, dict):
+            raise PromptError(f"{where}[{at}]", f"must be an object, not {json_type(call)}")
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            call = {**call, "function": {**function, "arguments": _arguments(function["arguments"])}}
+        normal.append(call)
+    return normal
+
+
+def _arguments(text: str) -> Any:
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except ValueError:
+        return text  # a model may have written broken JSON; the template shows it as it was
+    return value if isinstance(value, dict) else text
+
+
+def _checked_tools(tools: Any) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise PromptError("tools", f"must be a list, not {json_type(tools)}")
+    for at, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise PromptError(f"tools[{at}]", f"must be an object, not {json_type(tool)}")
+    return tools
+
+
+def json_type(value: Any) -> str:
+    """What a client would call the type of a JSON value."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,148 @@
+"""From requests to token ids, the same in the router and in the worker: `PromptFormat` says how, `PromptEncoder` does it.
+
+Equal, token for token, to transformers' `tokenizer(text)` and `tokenizer.apply_chat_template(...)`; imports neither torch nor transformers.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from fairlead_index import messages as chat
+from fairlead_index.errors import PromptError
+from fairlead_index.hashing import chain_root
+from fairlead_index.text_stream import TextStream
+
+__all__ = ["PromptEncoder", "PromptError", "PromptFormat"]
+
+
+class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that turns a request into token ids and block hashes. A worker serves it; a router holds it."""
+
+    tokenizer_json: str
+    """The text of `tokenizer.json`."""
+    tokenizer_digest: str
+    model_digest: str
+    """Names the weights: the model's revision. Two models with equal digests share KV."""
+    model_names: list[str]
+    block_tokens: int
+    max_model_len: int
+    chat_template: str = ""
+    """Empty: the model takes no chats."""
+    tool_template: str = ""
+    """Used instead of `chat_template` when a request has tools; empty: the same template."""
+    special_tokens: dict[str, str] = {}
+    """`bos_token`, `eos_token`, ...: variables of the template."""
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Any, *, model_digest: str, model_names: Sequence[str], block_tokens: int, max_model_len: int
+    ) -> "PromptFormat":
+        """Of a transformers fast tokenizer, whose class may have changed what `tokenizer.json` says (bos, prefix spaces)."""
+        templates = tokenizer.chat_template or ""
+        if isinstance(templates, dict):
+            templates, tool_template = templates.get("default", ""), templates.get("tool_use", "")
+        else:
+            tool_template = ""
+        text = tokenizer.backend_tokenizer.to_str()
+        return cls(
+            tokenizer_json=text,
+            tokenizer_digest=digest(text),
+            model_digest=model_digest,
+            model_names=list(model_names),
+            block_tokens=block_tokens,
+            max_model_len=max_model_len,
+            chat_template=templates,
+            tool_template=tool_template,
+            special_tokens=dict(tokenizer.special_tokens_map),
+        )
+
+    def root(self, adapter: str = "", salt: str = "") -> int:
+        """The root of the block hashes of prompts in this format."""
+        return chain_root(self.model_digest, self.tokenizer_digest, self.block_tokens, adapter, salt)
+
+
+def digest(text: str) -> str:
+    """A short name for a text: 128 bits, hexadecimal."""
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class PromptEncoder:
+    """Encodes and decodes in one format. Safe to use from several threads; the slow part of a long prompt runs without the GIL."""
+
+    def __init__(self, format: PromptFormat) -> None:
+        self.format = format
+        try:
+            self._tokenizer = Tokenizer.from_str(format.tokenizer_json)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise PromptError("tokenizer_json", f"the tokenizer does not load: {error}") from error
+        self._tokenizer.no_padding()  # a file may carry the settings of its training
+        self._tokenizer.no_truncation()
+        self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
+        self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
+
+    def encode_text(self, text: str, add_special_tokens: bool = True) -> "array[int]":
+        """Token ids of a text, with the tokenizer's own special tokens around it (bos, ...) unless told otherwise."""
+        if not isinstance(text, str):
+            raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except Exception as error:  # lone surrogates among others; tokenizers raises bare Exception
+            raise PromptError("prompt", f"cannot be tokenized: {error}") from error
+        return array("I", encoding.ids)
+
+    def encode_chat(
+        self,
+        messages: Any,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> "array[int]":
+        """Token ids of a chat in the model's template. Takes messages and tools as they came over HTTP; raises PromptError."""
+        text = self.render_chat(messages, tools, add_generation_prompt, continue_final_message, template_kwargs)
+        try:
+            return self.encode_text(text, add_special_tokens=False)  # the template wrote them
+        except PromptError as error:
+            raise PromptError("messages", error.reason) from error
+
+    def render_chat(
+        self,
+        messages: Any,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The text of a chat, as `encode_chat` tokenizes it."""
+        renderer = self._chat if tools is None else self._tools
+        if renderer is None:
+            raise PromptError("messages", f"the model {self._name} has no chat template: use /v1/completions")
+        return renderer.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs or {})
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids. For text that grows token by token use `stream`."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def stream(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
+        """Decodes a completion as it grows; `prompt` gives the first word its context (a leading space, or none)."""
+        return TextStream(self.decode, prompt, skip_special_tokens)
+
+    def token_text(self, token: int) -> str | None:
+        """A token as the vocabulary writes it, or None for an id outside it."""
+        return self._tokenizer.id_to_token(token)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry such as a special token."""
+        return self._tokenizer.token_to_id(token)
+
+    @property
+    def _name(self) -> str:
+        return self.format.model_names[0] if self.format.model_names else self.format.model_digest
