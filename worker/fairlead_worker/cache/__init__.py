@@ -1,1 +1,4 @@
-"""KV pages and who owns them: the page pool, leases, the radix prefix cache, its events. No torch."""
+"""KV cache bookkeeping: which pages exist, who holds them, which prefixes they hold. Integers only: the KV itself is the model's.
+
+Imports nothing of ours but `messages`; no torch, no clock, no I/O.
+"""

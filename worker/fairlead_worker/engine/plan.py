@@ -17,7 +17,8 @@ class Row:
     """Tokens already computed; also the position of the first token computed now."""
     count: int
     pages: Sequence[int]
-    """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`."""
+    """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`.
+    The live table of its lease (`array('i')`): copy it, keep no view of it beyond the packing of the step."""
     samples: bool
     """True when the row ends at the last known token, so that its logits give the next one."""
 
@@ -31,6 +32,10 @@ class StepPlan:
     """The work of one forward pass over a packed, mixed batch. Rows that sample come in request (arrival) order."""
 
     rows: list[Row] = field(default_factory=list)
+    prefill_tokens: int = 0
+    """Tokens of rows that prefill (prompts, or known tokens again after a retraction)."""
+    decodes: int = 0
+    """Rows of requests that decode."""
 
     @property
     def tokens(self) -> int:

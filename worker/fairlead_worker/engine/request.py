@@ -4,10 +4,11 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fairlead_worker.messages import Sampling
+from fairlead_worker.messages import FinishReason, Sampling
 
 if TYPE_CHECKING:
-    from fairlead_worker.cache.pages import KvLease
+    from fairlead_worker.cache.prefix import Lease
+    from fairlead_worker.cache.watch import Watch
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +20,7 @@ class Request:
     """
 
     id: str
-    tokens: array[int]
+    tokens: "array[int]"
     """Prompt and output so far, uint32 (`array('I')`)."""
     prompt_length: int
     sampling: Sampling
@@ -34,9 +35,22 @@ class Request:
     """Leading tokens whose KV is in this request's pages."""
     first_cached: int | None = None
     """`cached` of the first admission, as reported to the client: recomputing after a retraction does not change it."""
-    lease: "KvLease | None" = None
+    lease: "Lease | None" = None
+    """Its pages while it runs; None while it waits."""
+    watch: "Watch | None" = None
+    """What is cached of it while it waits; None while it runs."""
     retractions: int = 0
+    lost: int = 0
+    """Tokens that were computed when it was retracted the last time."""
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
+    """Tokens that end it once `min_tokens` are out: its own, and the model's unless `ignore_eos`. The sampler masks them before that."""
+    length_limit: int = 0
+    """Tokens, prompt and output, at which it ends for length: from max_tokens and the model's longest sequence."""
+    reserved: int = 0
+    """Output tokens still counted for it in the scheduler's reserve."""
+    in_flight: int = 0
+    """Planned rows whose result has not come back; its pages stay leased as long."""
+    finish: FinishReason | None = None
 
     @property
     def output_length(self) -> int:

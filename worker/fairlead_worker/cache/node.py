@@ -1,0 +1,73 @@
+"""One cached page in the radix tree, and the queue in which unused leaves wait for their eviction."""
+
+from heapq import heappop, heappush, heapreplace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairlead_worker.cache.watch import Watch
+
+
+class Node:
+    """A page of tokens under its parent. The root of a tree has no page: `page` is -1 and `parent` None."""
+
+    __slots__ = ("chain", "children", "depth", "key", "page", "parent", "queued", "used", "users", "watchers")
+
+    def __init__(self, parent: "Node | None", key: bytes, page: int, chain: int) -> None:
+        self.parent = parent
+        self.key = key
+        """The page's token ids, as bytes of uint32: equal bytes under an equal parent are an equal prefix, with no collisions."""
+        self.page = page
+        self.chain = chain
+        """Chained hash of the last whole block that ends at or above this page; the tree's root number where there is none."""
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        """Pages from the root to here, this one included."""
+        self.children: dict[bytes, Node] = {}
+        self.users = 0
+        """Leases that hold exactly this place, plus children with users. 0: nobody runs on this page, it may be evicted."""
+        self.used = 0
+        """When the last user left, in the cache's own count."""
+        self.queued = False
+        self.watchers: dict[bytes, dict[Watch, None]] | None = None
+        """Waiting requests whose match ends here, by the page that they want next."""
+
+    @property
+    def cached(self) -> bool:
+        """False once evicted, and for roots."""
+        return self.page >= 0
+
+
+class LeafQueue:
+    """Unused leaves, least recently used first.
+
+    Each node has at most one entry, in a heap. A node that was used again keeps its old entry until that comes up: then it goes back
+    with its new time, or leaves when it is in use or has children. So a hit costs nothing here and an eviction O(log nodes).
+    """
+
+    __slots__ = ("_heap", "_serial")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Node]] = []
+        self._serial = 0
+
+    def offer(self, node: Node) -> None:
+        """`node` has become an unused leaf."""
+        if not node.queued:
+            node.queued = True
+            self._serial += 1
+            heappush(self._heap, (node.used, self._serial, node))
+
+    def pop(self) -> Node | None:
+        """The unused leaf whose last use is the longest ago."""
+        heap = self._heap
+        while heap:
+            used, serial, node = heap[0]
+            if node.users or node.children:
+                heappop(heap)
+                node.queued = False
+            elif node.used != used:
+                heapreplace(heap, (node.used, serial, node))
+            else:
+                heappop(heap)
+                node.queued = False
+                return node
+        return None

@@ -1,0 +1,224 @@
+"""The radix prefix cache: which prefixes are in which pages, who uses them, and which page goes next.
+
+One node is one page, keyed by its tokens under its parent; each root number (model, adapter, tenant salt) has a tree of its own, so
+different roots share nothing. The idea is SGLang's RadixAttention; leaf-first eviction makes what is held prefix-closed, which the
+index relies on.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+
+from fairlead_worker.cache.events import EventLog
+from fairlead_worker.cache.node import LeafQueue, Node
+from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
+from fairlead_worker.cache.watch import Watch, Watches
+from fairlead_worker.messages import CacheEvent
+
+ExtendHash = Callable[[int, "array[int]"], int]
+"""`fairlead_index.hashing.extend`: the hash of one block of tokens under its parent's."""
+
+Lease = KvLease[Node]
+
+
+class PrefixCache:
+    """All pages of a worker: a pool, the trees of cached prefixes over it, and leases that share them.
+
+    Counters are O(1). Cached pages that no lease needs are `evictable`; `available` is what a request could get now.
+    """
+
+    def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash) -> None:
+        if block_tokens < 1 or block_tokens % pool.page_size:
+            raise ValueError(f"block tokens must be a multiple of the page size {pool.page_size}, not {block_tokens}")
+        self.pool = pool
+        self.page_size = pool.page_size
+        self.evicted_pages = 0
+        """Pages evicted since the start."""
+        self._block_tokens = block_tokens
+        self._block_pages = block_tokens // pool.page_size
+        self._extend_hash = extend_hash
+        self._roots: dict[int, Node] = {}
+        self._leaves = LeafQueue()
+        self._watches = Watches(pool.page_size)
+        self._events = EventLog()
+        self._in_use = 0
+        self._time = 0
+
+    # Counters
+
+    @property
+    def evictable(self) -> int:
+        return self.pool.cached - self._in_use
+
+    @property
+    def available(self) -> int:
+        """Pages that could be had now: free or evictable."""
+        return self.pool.free + self.evictable
+
+    # Matching
+
+    def watch(self, root: int, tokens: "array[int]") -> Watch:
+        """Starts to follow how much of `tokens` is cached; ends with `unwatch`."""
+        node = self._roots.get(root)
+        if node is None:
+            node = self._roots[root] = Node(None, b"", -1, root)
+        node.users += 1
+        return self._watches.add(node, tokens)
+
+    def unwatch(self, watch: Watch) -> None:
+        if not watch.removed:
+            self._watches.remove(watch)
+            watch.root.users -= 1
+            self._drop_if_empty(watch.root)
+
+    def match(self, watch: Watch) -> Node:
+        """The deepest cached page of a watched prompt, exact now. Never the whole prompt: one token is left to compute."""
+        self._watches.settle(watch)
+        return watch.node
+
+    def refresh(self, limit: int) -> Iterator[Watch]:
+        """Brings up to `limit` watches up to date that changes have touched, and names them."""
+        return self._watches.refresh(limit)
+
+    def unused_above(self, node: Node) -> int:
+        """Evictable pages among those from the root to `node`: attaching there takes them out of `available`."""
+        count = 0
+        while node.users == 0 and node.parent is not None:
+            node, count = node.parent, count + 1
+        return count
+
+    # Leases
+
+    def attach(self, node: Node) -> Lease:
+        """A lease that shares the pages down to `node`."""
+        self._lock(node)
+        pages = array("i", bytes(4 * node.depth))
+        step: Node = node
+        while step.parent is not None:
+            pages[step.depth - 1] = step.page
+            step = step.parent
+        return KvLease(self.pool, self, node, pages)
+
+    def grow(self, lease: Lease, tokens: int) -> None:
+        """Makes the lease cover `tokens` tokens, evicting cached pages if it must. Raises OutOfPages, and takes nothing then."""
+        missing = -(-tokens // self.page_size) - len(lease.pages)
+        if missing > 0:
+            self._evict(missing - self.pool.free)
+            lease.extend(self.pool.take(missing))
+
+    def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
+        """Gives the pages that `tokens[:computed]` fill to the cache; the lease goes on sharing them.
+
+        Where a page with the same prefix is cached already, the lease changes over to it and its own becomes free.
+        """
+        first, last, size = lease.shared, computed // self.page_size, self.page_size
+        if last <= first:
+            return
+        node = lease.place
+        raw = tokens[first * size : last * size].tobytes()
+        for index in range(first, last):
+            offset = 4 * size * (index - first)
+            key = raw[offset : offset + 4 * size]
+            child = node.children.get(key)
+            if child is None:
+                child = self._insert(node, key, lease.pages[index], tokens)
+            else:
+                lease.exchange(index, child.page)
+            node = child
+        self._lock(node)
+        lease.moved(node, last)
+
+    def exclusive_pages(self, lease: Lease) -> int:
+        """Pages that nobody else uses: what releasing the lease would make available, and might have to be computed again."""
+        count, node = len(lease.pages) - lease.shared, lease.place
+        while node.users == 1 and node.parent is not None:
+            node, count = node.parent, count + 1
+        return count
+
+    # Events
+
+    def drain_events(self) -> tuple[CacheEvent, ...]:
+        """Blocks stored and removed since the last call."""
+        return self._events.drain()
+
+    def announced(self) -> "array[int]":
+        """Hashes of all blocks held, parents first: the snapshot for an index that must start afresh."""
+        return array("Q", (node.chain for node in self.nodes() if self._ends_block(node)))
+
+    def nodes(self) -> Iterator[Node]:
+        """Every cached page, parents before children."""
+        pending = list(self._roots.values())
+        while pending:
+            node = pending.pop()
+            pending.extend(node.children.values())
+            if node.cached:
+                yield node
+
+    # Inside
+
+    def _ends_block(self, node: Node) -> bool:
+        return node.depth % self._block_pages == 0
+
+    def _insert(self, parent: Node, key: bytes, page: int, tokens: "array[int]") -> Node:
+        node = Node(parent, key, page, parent.chain)
+        parent.children[key] = node
+        self.pool.to_cache(1)
+        if self._ends_block(node):
+            end = node.depth * self.page_size
+            node.chain = self._extend_hash(parent.chain, tokens[end - self._block_tokens : end])
+            self._events.add("stored", node.chain)
+        self._watches.published(parent, key)
+        return node
+
+    def _lock(self, node: Node) -> None:
+        """Keeps `node` and all above it. Stops at the first node in use: what is above that one is kept by it."""
+        step: Node | None = node
+        while step is not None:
+            step.users += 1
+            if step.users > 1 or step.parent is None:
+                return
+            self._in_use += 1
+            step = step.parent
+
+    def unlock(self, place: Node) -> None:
+        """Undoes one lock. Pages that lose their last user are evictable from now on, the deepest first."""
+        self._time += 1
+        node: Node | None = place
+        while node is not None:
+            node.users -= 1
+            if node.users:
+                return
+            if node.parent is None:
+                self._drop_if_empty(node)
+                return
+            node.used = self._time
+            self._in_use -= 1
+            if not node.children:
+                self._leaves.offer(node)
+            node = node.parent
+
+    def _evict(self, count: int) -> None:
+        if count > self.evictable:
+            raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
+        for _ in range(count):
+            node = self._leaves.pop()
+            assert node is not None and node.parent is not None, "evictable pages without an unused leaf"
+            self._remove(node, node.parent)
+
+    def _remove(self, node: Node, parent: Node) -> None:
+        del parent.children[node.key]
+        self.pool.from_cache(node.page)
+        node.page = -1
+        self.evicted_pages += 1
+        if self._ends_block(node):
+            self._events.add("removed", node.chain)
+        self._watches.evicted(node)
+        if not parent.children and not parent.users:
+            if parent.parent is None:
+                self._drop_if_empty(parent)
+            else:
+                self._leaves.offer(parent)
+
+    def _drop_if_empty(self, root: Node) -> None:
+        """A tree that holds nothing and that nobody watches is forgotten: salts come and go, memory stays flat."""
+        if not root.users and not root.children:
+            del self._roots[root.chain]

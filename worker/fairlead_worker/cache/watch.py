@@ -1,0 +1,115 @@
+"""How much of each waiting request's prompt is cached, kept current without looking at all of them at every step.
+
+A watch rests at the deepest cached page of its prompt, under the page that it wants next. Publishing that page, or evicting the page
+where it rests, unsettles it; only unsettled watches are walked again, and never more than `limit` of them in one step. So ordering
+thousands of waiting requests by their longest prefix costs as much as the changes, not as the queue.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+
+from fairlead_worker.cache.node import Node
+
+_NOTHING = b""
+"""Key of a watch that wants no further page: as it equals no page, only an eviction unsettles it."""
+
+
+class Watch:
+    """Where the tokens of one waiting request leave the tree."""
+
+    __slots__ = ("key", "limit", "node", "removed", "root", "settled", "tokens")
+
+    def __init__(self, root: Node, tokens: "array[int]", page_size: int) -> None:
+        self.root = root
+        self.node = root
+        self.tokens = tokens
+        self.limit = (len(tokens) - 1) // page_size
+        """Pages that may be reused: at least one token is left to compute, as its logits give the next one."""
+        self.key = _NOTHING
+        self.settled = False
+        self.removed = False
+
+    @property
+    def depth(self) -> int:
+        """Cached pages of the prompt; out of date while unsettled."""
+        return self.node.depth
+
+
+class Watches:
+    """All watches of one cache."""
+
+    __slots__ = ("_page_bytes", "_page_size", "_unsettled")
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._page_bytes = 4 * page_size
+        self._unsettled: deque[Watch] = deque()
+
+    def add(self, root: Node, tokens: "array[int]") -> Watch:
+        watch = Watch(root, tokens, self._page_size)
+        self.settle(watch)
+        return watch
+
+    def remove(self, watch: Watch) -> None:
+        """Forgets it, settled or not."""
+        watch.removed = True
+        if watch.settled:
+            watch.settled = False
+            watchers = watch.node.watchers
+            if watchers is not None and (same := watchers.get(watch.key)) is not None:
+                same.pop(watch, None)
+                if not same:
+                    del watchers[watch.key]
+                if not watchers:
+                    watch.node.watchers = None
+
+    def settle(self, watch: Watch) -> None:
+        """Walks to the deepest cached page and rests there."""
+        if watch.settled:
+            return
+        node = watch.node
+        while not node.cached and node.parent is not None:
+            node = node.parent
+        raw, size, depth = watch.tokens.tobytes(), self._page_bytes, node.depth
+        key = _NOTHING
+        while depth < watch.limit:
+            key = raw[depth * size : (depth + 1) * size]
+            child = node.children.get(key)
+            if child is None:
+                break
+            node, depth = child, depth + 1
+        else:
+            key = _NOTHING
+        watch.node, watch.key, watch.settled = node, key, True
+        if node.watchers is None:
+            node.watchers = {}
+        node.watchers.setdefault(key, {})[watch] = None
+
+    def published(self, node: Node, key: bytes) -> None:
+        """A page with `key` has come under `node`."""
+        if node.watchers is not None and (woken := node.watchers.pop(key, None)) is not None:
+            self._unsettle(woken)
+            if not node.watchers:
+                node.watchers = None
+
+    def evicted(self, node: Node) -> None:
+        """`node` is gone; its parent is still known to it."""
+        if node.watchers is not None:
+            for watches in node.watchers.values():
+                self._unsettle(watches)
+            node.watchers = None
+
+    def _unsettle(self, watches: dict[Watch, None]) -> None:
+        for watch in watches:
+            watch.settled = False
+        self._unsettled.extend(watches)
+
+    def refresh(self, limit: int) -> Iterator[Watch]:
+        """Settles up to `limit` watches that changes have unsettled, and names them: their depth may be another now."""
+        unsettled = self._unsettled
+        for _ in range(min(limit, len(unsettled))):
+            watch = unsettled.popleft()
+            if not watch.removed:
+                self.settle(watch)
+                yield watch

@@ -1,0 +1,87 @@
+"""What one step may still take on, and what the running requests will want of memory. SGLang's PrefillAdder, in two small parts."""
+
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.request import Request
+
+
+class StepBudget:
+    """Prefill tokens left in one step. Decodes ride along for free, but a chunk gives way to them token for token.
+
+    At least one page is left to prefill however many decodes run: a prompt always gets on.
+    """
+
+    __slots__ = ("_chunking", "_page_size", "left", "spent")
+
+    def __init__(self, config: SchedulerConfig, page_size: int, decodes: int) -> None:
+        self._chunking = config.chunked_prefill_size > 0
+        self._page_size = page_size
+        self.left = config.max_prefill_tokens
+        if self._chunking:
+            self.left = max(min(config.chunked_prefill_size - decodes, self.left), page_size)
+        self.spent = 0
+
+    def cut(self, tokens: int) -> int:
+        """How many of `tokens` prompt tokens may be computed now: all, a whole number of pages, or none."""
+        if tokens <= self.left:
+            return tokens
+        if self._chunking:
+            return self.left // self._page_size * self._page_size
+        return 0 if self.spent else tokens
+
+    def spend(self, tokens: int) -> None:
+        self.left -= tokens
+        self.spent += tokens
+
+
+class OutputReserve:
+    """Output tokens that running requests may still write, and the share of them to keep pages for (`new_token_ratio`).
+
+    Requests seldom write all of max_tokens. The ratio is a bet on how much: it falls step by step while the bet holds, and rises when a
+    retraction shows that it did not.
+    """
+
+    __slots__ = ("_clip", "_decay", "_initial", "_min", "ratio", "tokens")
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._clip = config.clip_max_new_tokens
+        self._initial = config.initial_new_token_ratio
+        self._min = min(config.min_new_token_ratio, self._initial)
+        self._decay = (self._initial - self._min) / max(config.new_token_ratio_decay_steps, 1)
+        self.ratio = self._initial
+        self.tokens = 0
+
+    def estimate(self, request: Request) -> int:
+        """Output tokens still to come from `request`, clipped."""
+        return max(min(request.length_limit - len(request.tokens), self._clip), 0)
+
+    def wanted(self, extra: int, page_size: int) -> int:
+        """Pages to keep for the running requests and one with `extra` tokens to come."""
+        return -(-int((self.tokens + extra) * self.ratio) // page_size)
+
+    def add(self, request: Request) -> None:
+        request.reserved = self.estimate(request)
+        self.tokens += request.reserved
+
+    def wrote(self, request: Request, tokens: int) -> None:
+        """It has put out some of them."""
+        tokens = min(tokens, request.reserved)
+        request.reserved -= tokens
+        self.tokens -= tokens
+
+    def drop(self, request: Request) -> None:
+        self.tokens -= request.reserved
+        request.reserved = 0
+
+    def decay(self) -> None:
+        """A step went by without retraction."""
+        self.ratio = max(self.ratio - self._decay, self._min)
+
+    def retracted(self, running: list[Request]) -> None:
+        """Pages ran out: the running requests have written more than was bet. Bets on what they have shown, plus 20 steps (SGLang's)."""
+        written = sum(request.output_length + 20 for request in running)
+        total = sum(request.length_limit - request.prompt_length for request in running)
+        self.ratio = min(max(self.ratio + 0.1, written / max(total, 1)), 1.0)
+
+    def reset(self) -> None:
+        """Nothing runs: the next requests are others, and so is the bet."""
+        self.ratio = self._initial

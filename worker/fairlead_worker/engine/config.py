@@ -1,0 +1,44 @@
+"""What the scheduler is told once, at start."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PolicyName = Literal["fcfs", "lpm"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits and constants of one engine. The first block are flags; the second are constants, here to be named, explained and tested."""
+
+    max_model_len: int
+    """Tokens of the longest sequence, prompt and output."""
+    max_num_seqs: int = 256
+    """Requests that run at once."""
+    chunked_prefill_size: int = 512
+    """Tokens of a step with prefill in it, running decodes included; 0 or less: prompts are computed whole."""
+    max_prefill_tokens: int = 8192
+    """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
+    policy: PolicyName = "lpm"
+    eos_token_ids: tuple[int, ...] = ()
+
+    dedupe_tokens: int = 32
+    """A request waits for a prefix that is being computed now if they share at least this many tokens (SGLang's in-batch threshold)."""
+    max_bypass: int = 64
+    """Later requests that may be admitted before the oldest one; then it goes next, whatever its prefix."""
+    lookahead: int = 16
+    """Requests that one step may look at and leave waiting: bounds a step's cost."""
+    refresh: int = 64
+    """Waiting requests whose match is brought up to date in one step: bounds a step's cost."""
+    clip_max_new_tokens: int = 4096
+    """Output tokens counted for a request at most: few answers are longer, whatever max_tokens says (SGLang's CLIP_MAX_NEW_TOKENS)."""
+    initial_new_token_ratio: float = 0.7
+    min_new_token_ratio: float = 0.1
+    new_token_ratio_decay_steps: int = 600
+    """Steps without retraction from the initial ratio to the least. These three are SGLang's defaults."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.policy not in ("fcfs", "lpm"):
+            raise ValueError(f"policy must be fcfs or lpm, not {self.policy!r}")

@@ -1,0 +1,64 @@
+"""From a message to a request: everything that can be wrong with it is found here, before it can touch anything."""
+
+import sys
+from array import array
+
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.request import Request
+from fairlead_worker.messages import Submit
+
+
+class Refused(ValueError):
+    """This request can never run here; the message says why, with the numbers."""
+
+
+def read_tokens(data: bytes) -> "array[int]":
+    """Little-endian uint32 to `array('I')`."""
+    if len(data) % 4:
+        raise Refused(f"token ids come as uint32, but the prompt has {len(data)} bytes, no multiple of 4")
+    tokens = array("I", data)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens
+
+
+def write_tokens(tokens: "list[int] | array[int]") -> bytes:
+    """Token ids to little-endian uint32."""
+    data = array("I", tokens)
+    if sys.byteorder == "big":
+        data.byteswap()
+    return data.tobytes()
+
+
+def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
+    """The request of a `Submit`. Raises Refused for one that could not run even alone on this engine."""
+    tokens, sampling = read_tokens(message.tokens), message.sampling
+    prompt = len(tokens)
+    if not prompt:
+        raise Refused("the prompt is empty: at least one token is needed")
+    if sampling.max_tokens < 1:
+        raise Refused(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+    if prompt >= config.max_model_len:
+        raise Refused(
+            f"the prompt has {prompt} tokens, but the longest sequence here, prompt and output, is {config.max_model_len}: shorten it"
+        )
+    limit = min(prompt + sampling.max_tokens, config.max_model_len)
+    needed = -(-(limit - 1) // page_size)  # the last token's KV is never needed
+    if needed > pages:
+        raise Refused(
+            f"prompt ({prompt} tokens) and output (up to {limit - prompt}) need {needed} KV pages of {page_size} tokens, "
+            f"but the engine has {pages} in all ({pages * page_size} tokens): shorten the prompt or lower max_tokens"
+        )
+    stop = frozenset(sampling.stop_token_ids)
+    return Request(
+        id=message.id,
+        tokens=tokens,
+        prompt_length=prompt,
+        sampling=sampling,
+        root=message.root,
+        arrival=arrival,
+        priority=message.priority,
+        tenant=message.tenant,
+        stop_tokens=stop if sampling.ignore_eos else stop.union(config.eos_token_ids),
+        length_limit=limit,
+    )

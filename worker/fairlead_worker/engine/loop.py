@@ -1,0 +1,66 @@
+"""The engine's loop: messages in, steps, messages out. The transport and the model are whoever fits the protocols."""
+
+import logging
+from typing import Protocol
+
+from fairlead_worker.engine.plan import Runner
+from fairlead_worker.engine.scheduler import Scheduler, refusal
+from fairlead_worker.messages import Abort, Failed, FromEngine, Output, Step, Stop, Submit, ToEngine
+
+HEARTBEAT_SECONDS = 1.0
+"""Longest silence of an idle engine."""
+
+logger = logging.getLogger(__name__)
+
+
+class Inbox(Protocol):
+    """Where messages for the engine come in."""
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        """All messages that are there, in order; waits up to `timeout` seconds for the first one, and not at all for 0."""
+        ...
+
+
+class Outbox(Protocol):
+    """Where the engine's messages go."""
+
+    def send(self, message: FromEngine) -> None:
+        """Hands the message over; never waits for whoever reads."""
+        ...
+
+
+def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox) -> int:
+    """Plans, executes and reports step after step until `Stop` (returns 0) or until a step fails (sends `Failed`, returns 1).
+
+    Every step is reported, and every second of idleness: a silent engine is a dead one.
+    """
+    busy = False
+    while True:
+        outputs: list[Output] = []
+        for message in inbox.receive(0.0 if busy else HEARTBEAT_SECONDS):
+            if isinstance(message, Stop):
+                return 0
+            answer = receive(scheduler, message)
+            if answer is not None:
+                outputs.append(answer)
+        try:
+            plan = scheduler.plan()
+            busy = bool(plan)
+            if busy:
+                outputs += scheduler.advance(plan, runner.execute(plan))
+        except Exception as error:
+            logger.exception("step %d failed", scheduler.meter.steps)
+            outbox.send(Failed(reason=f"step {scheduler.meter.steps} failed: {type(error).__name__}: {error}"))
+            return 1
+        outbox.send(Step(tuple(outputs), scheduler.drain_events(), scheduler.load()))
+
+
+def receive(scheduler: Scheduler, message: Submit | Abort) -> Output | None:
+    """Gives one message to the scheduler. Whatever is wrong with it is that request's error and nobody else's."""
+    if isinstance(message, Abort):
+        return scheduler.abort(message.id)
+    try:
+        return scheduler.submit(message)
+    except Exception as error:
+        logger.exception("request %s could not be taken", message.id)
+        return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")

@@ -1,0 +1,309 @@
+"""The scheduler: which tokens of which requests are computed in the next step. Pure bookkeeping: no torch, no clock, no I/O."""
+
+from bisect import insort
+from contextlib import closing
+
+from fairlead_worker.cache.node import Node
+from fairlead_worker.cache.prefix import Lease, PrefixCache
+from fairlead_worker.engine.budget import OutputReserve, StepBudget
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.inflight import OpenPrefixes
+from fairlead_worker.engine.intake import Refused, accept, write_tokens
+from fairlead_worker.engine.meter import Meter
+from fairlead_worker.engine.plan import Row, StepPlan, StepResult
+from fairlead_worker.engine.policy import WaitingQueue
+from fairlead_worker.engine.request import Request
+from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
+
+
+class Scheduler:
+    """`submit` and `abort` at any time; `plan` a step, run it, `advance` by its result.
+
+    A request waits (no pages, in `waiting`) or runs (a lease, in `running`, by arrival). Whether it prefills or decodes is derived. At most
+    one running request is partly prefilled, `chunked_req`; every other one has exactly one token to compute.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
+        self.config = config
+        self.cache = cache
+        self.running: list[Request] = []
+        self.waiting = WaitingQueue(config, cache)
+        self.chunked_req: Request | None = None
+        self.reserve = OutputReserve(config)
+        self.meter = Meter()
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._page_size = cache.page_size
+
+    # In
+
+    def submit(self, message: Submit) -> Output | None:
+        """Takes a request in, or answers with the refusal of one that could never run here."""
+        if message.id in self._requests:
+            return refusal(message.id, f"a request with the id {message.id!r} is already here")
+        try:
+            request = accept(message, self._arrivals, self.config, self.cache.pool.total, self._page_size)
+        except Refused as error:
+            return refusal(message.id, str(error))
+        self._arrivals += 1
+        self._requests[request.id] = request
+        self.waiting.add(request)
+        return None
+
+    def abort(self, request_id: str) -> Output | None:
+        """Drops a request in whatever state it is; its pages are back at once, or when its step is. Unknown ids are ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        request.finish = "abort"
+        if request.lease is None:
+            self.waiting.remove(request)
+        else:
+            self._leave(request)
+            self.running.remove(request)
+            if not request.in_flight:
+                self._release(request)
+        return Output(request.id, b"", request.first_cached or 0, finish="abort")
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute."""
+        return not self._requests
+
+    # A step
+
+    def plan(self) -> StepPlan:
+        """Chooses the work of one step: decodes first, then the open chunk, then admissions, within the step's token and page budget.
+
+        Rows come in arrival order. An empty plan means that there is nothing to do.
+        """
+        plan = StepPlan()
+        self._extend_running(plan)
+        budget = StepBudget(self.config, self._page_size, plan.decodes)
+        prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
+        self._continue_chunked(plan, budget, prefixes)
+        self._admit_waiting(plan, budget, prefixes)
+        if budget.spent:
+            plan.prefill_tokens = budget.spent
+            plan.rows.sort(key=_row_arrival)
+        return plan
+
+    def advance(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        """Takes in what a step brought: new tokens, filled pages, finished requests. Outputs come in the plan's order."""
+        outputs: list[Output] = []
+        sample, finished, size = 0, 0, self._page_size
+        for row in plan.rows:
+            request, lease = row.request, row.request.lease
+            assert lease is not None, "a planned request keeps its lease until its step is back"
+            request.in_flight -= 1
+            if row.samples:
+                sample += 1
+            if request.finish is not None:  # aborted while its step ran
+                if not request.in_flight:
+                    self._release(request)
+                continue
+            computed = request.computed = row.end
+            if row.samples:
+                logprobs = result.logprobs[sample - 1] if result.logprobs else ()
+                outputs.append(self._take_tokens(request, result.tokens[sample - 1], logprobs))
+            if computed // size > lease.shared:
+                self.cache.publish(lease, request.tokens, computed)
+            if request.finish is not None:
+                finished += 1
+                self._finish(request)
+        if sample != len(result.tokens):
+            raise ValueError(f"the plan has {sample} rows that sample, the result {len(result.tokens)} lists of tokens")
+        if finished:
+            self.running = [request for request in self.running if request.finish is None]
+        self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
+        return outputs
+
+    # Out
+
+    def drain_events(self) -> tuple[CacheEvent, ...]:
+        """Blocks that the prefix cache began or ceased to hold since the last call."""
+        return self.cache.drain_events()
+
+    def load(self) -> Load:
+        """The state now, for the router and /metrics. O(1)."""
+        meter, pool, chunked = self.meter, self.cache.pool, self.chunked_req
+        return Load(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            backlog_tokens=self.waiting.tokens + (chunked.uncomputed if chunked is not None else 0),
+            prefill_rate=meter.prefill_rate,
+            step_seconds=meter.step_seconds,
+            pages_total=pool.total,
+            pages_free=self.cache.available,
+            pages_cached=pool.cached,
+            steps=meter.steps,
+            prompt_tokens=meter.prompt_tokens,
+            cached_tokens=meter.cached_tokens,
+            output_tokens=meter.output_tokens,
+            retractions=meter.retractions,
+            evicted_pages=self.cache.evicted_pages,
+        )
+
+    # Planning
+
+    def _extend_running(self, plan: StepPlan) -> None:
+        """Every request that decodes gets its token, and a page where it needs one. Nothing comes before this: no decode ever waits."""
+        size, chunked = self._page_size, self.chunked_req
+        growing = [r for r in self.running if len(r.tokens) > len(_lease(r).pages) * size]
+        if len(growing) > self.cache.available:
+            growing = self._make_room(growing)
+            chunked = self.chunked_req
+        else:
+            self.reserve.decay()
+        for request in growing:
+            self.cache.grow(_lease(request), len(request.tokens))
+        rows = plan.rows
+        for request in self.running:
+            if request is not chunked:
+                request.in_flight += 1
+                rows.append(Row(request, request.computed, 1, _lease(request).pages, True))
+        plan.decodes = len(rows)
+
+    def _make_room(self, growing: list[Request]) -> list[Request]:
+        """Retracts until the others can go on; the growing requests that are left. The oldest stays: alone, it always fits."""
+        while len(growing) > self.cache.available and len(self.running) > 1:
+            victim = min(self.running[1:], key=self._cost_to_redo)
+            self.reserve.retracted(self.running)
+            self._retract(victim)
+            growing = [request for request in growing if request is not victim]
+        return growing
+
+    def _cost_to_redo(self, request: Request) -> tuple[int, int]:
+        """Tokens to compute again if its own pages are lost; the latest arrival among equals."""
+        shared = (len(_lease(request).pages) - self.cache.exclusive_pages(_lease(request))) * self._page_size
+        return max(request.computed - shared, 0), -request.arrival
+
+    def _retract(self, request: Request) -> None:
+        """Back to the head of the queue. What it published stays cached until somebody needs the room."""
+        self.running.remove(request)
+        self._leave(request)
+        self._release(request)
+        self.meter.retractions += 1
+        request.retractions += 1
+        request.lost = request.computed
+        request.computed = request.cached = 0
+        self.waiting.add_retracted(request)
+
+    def _continue_chunked(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
+        """The next chunk of the partly prefilled request. Its pages were leased at admission, so it always gets on."""
+        request = self.chunked_req
+        if request is not None:
+            self._prefill(request, plan, budget, prefixes)
+
+    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
+        """New requests in policy order, while tokens and pages last."""
+        if not len(self.waiting):
+            return
+        if not self.running:
+            self.reserve.reset()
+        with closing(self.waiting.candidates()) as candidates:
+            for request in candidates:
+                if len(self.running) >= self.config.max_num_seqs:
+                    return
+                assert request.watch is not None, "candidates wait"
+                node = self.cache.match(request.watch)
+                if not budget.cut(len(request.tokens) - node.depth * self._page_size):
+                    return
+                if prefixes.computing(request, node) and not self.waiting.must_go(request):
+                    continue
+                if self._fits(request, node):
+                    self._admit(request, node)
+                    self._prefill(request, plan, budget, prefixes)
+
+    def _fits(self, request: Request, node: Node) -> bool:
+        """True when there are pages for its whole prompt, and for the output to be expected of it and of all that run.
+
+        Alone it is admitted on its prompt: `submit` has made sure that the pool holds all of it.
+        """
+        pages = -(-len(request.tokens) // self._page_size) - node.depth
+        if self.running:
+            pages += self.reserve.wanted(self.reserve.estimate(request), self._page_size)
+        return pages <= self.cache.available and pages <= self.cache.available - self.cache.unused_above(node)
+
+    def _admit(self, request: Request, node: Node) -> None:
+        """Leases the pages of all its known tokens, the cached ones shared."""
+        self.waiting.admitted(request)
+        request.lease = self.cache.attach(node)
+        self.cache.grow(request.lease, len(request.tokens))
+        request.cached = request.computed = node.depth * self._page_size
+        if request.first_cached is None:
+            request.first_cached = request.cached
+            self.meter.prompt_tokens += request.prompt_length
+            self.meter.cached_tokens += request.cached
+        else:
+            self.meter.recomputed_tokens += max(request.lost - request.cached, 0)
+        insort(self.running, request, key=_arrival)
+
+    def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
+        """As much of the request as the budget has; what is left makes it `chunked_req`. Until then it reserves no output."""
+        count = budget.cut(request.uncomputed)
+        budget.spend(count)
+        whole = count == request.uncomputed
+        if whole:
+            self.chunked_req = None if request is self.chunked_req else self.chunked_req
+            self.reserve.add(request)
+        else:
+            assert self.chunked_req in (None, request), "one partly prefilled request at a time"
+            self.chunked_req = request
+        lease = _lease(request)
+        prefixes.open(request, lease.place)
+        request.in_flight += 1
+        plan.rows.append(Row(request, request.computed, count, lease.pages, whole))
+
+    # Results
+
+    def _take_tokens(self, request: Request, tokens: list[int], logprobs: tuple[TokenLogprobs, ...]) -> Output:
+        """Adds sampled tokens until one ends the request. The one place that decides how a request finishes."""
+        sampling, known, taken = request.sampling, request.tokens, 0
+        stop_token: int | None = None
+        for token in tokens:
+            known.append(token)
+            taken += 1
+            if token in request.stop_tokens and len(known) - request.prompt_length >= sampling.min_tokens:
+                request.finish, stop_token = "stop", token
+                break
+            if len(known) >= request.length_limit:
+                request.finish = "length"
+                break
+        self.meter.output_tokens += taken
+        self.reserve.wrote(request, taken)
+        return Output(request.id, write_tokens(tokens[:taken]), request.first_cached or 0, request.finish, stop_token, "", logprobs[:taken])
+
+    def _finish(self, request: Request) -> None:
+        del self._requests[request.id]
+        self._leave(request)
+        if not request.in_flight:
+            self._release(request)
+
+    def _leave(self, request: Request) -> None:
+        """It runs no more."""
+        self.reserve.drop(request)
+        if request is self.chunked_req:
+            self.chunked_req = None
+
+    def _release(self, request: Request) -> None:
+        _lease(request).release()
+        request.lease = None
+
+
+def refusal(request_id: str, reason: str) -> Output:
+    """The only output of a request that was not taken."""
+    return Output(request_id, b"", 0, finish="error", error=reason)
+
+
+def _lease(request: Request) -> Lease:
+    assert request.lease is not None, "a running request has a lease"
+    return request.lease
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival
+
+
+def _row_arrival(row: Row) -> int:
+    return row.request.arrival

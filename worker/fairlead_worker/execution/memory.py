@@ -1,0 +1,34 @@
+"""How much memory KV may take when nobody says."""
+
+from pathlib import Path
+
+import torch
+
+CPU_SHARE = 0.5
+"""Of the memory free once the weights are loaded: activations, the API process and other pods' neighbours want the rest."""
+CPU_MOST = 4 << 30
+"""vLLM's CPU backend takes 4 GiB by default too (VLLM_CPU_KVCACHE_SPACE); pages are touched when used, not before."""
+GPU_SHARE = 0.85
+"""Of the device memory free once the weights are loaded: the rest is for activations of the largest step."""
+
+
+def kv_budget(device: torch.device) -> int:
+    """Bytes for KV on `device`, measured now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * GPU_SHARE)
+    return min(CPU_MOST, int(free_memory() * CPU_SHARE))
+
+
+def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process could still use: the machine's available memory, or less under a cgroup v2 limit."""
+    available = 0
+    for line in (proc / "meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+    except OSError:
+        return available
+    return available if limit == "max" else max(0, min(available, int(limit) - used))

@@ -1,0 +1,59 @@
+"""One forward pass: a step plan in, tokens out."""
+
+import time
+
+import torch
+
+from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.execution.memory import kv_budget
+from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.sampler import sample
+from fairlead_worker.kernels.base import Backend, KVSpec
+from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.model.loader import LoadedModel
+
+
+class ModelRunner:
+    """Runs steps of a loaded model on an attention backend. Implements `engine.plan.Runner`."""
+
+    def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
+        self.loaded = loaded
+        self.backend = backend
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's rows, write their KV, and choose a token for each row that samples."""
+        began = time.perf_counter()
+        if not plan:
+            return StepResult([])
+        requests = [row.request for row in plan.rows if row.samples]
+        with torch.inference_mode():
+            tokens, logprobs = sample(self.logits(plan), requests)
+        return StepResult([[token] for token in tokens], logprobs, time.perf_counter() - began)
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """[sampling rows, vocabulary]: the head runs on the last token of the sampling rows only."""
+        step = pack(plan, self.backend.spec.page_size, self.loaded.device)
+        output = self.loaded.model(
+            input_ids=step.tokens[None],
+            position_ids=step.positions[None],
+            use_cache=False,
+            logits_to_keep=step.sampling,
+            step=self.backend.plan(step),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def make_runner(loaded: LoadedModel, *, page_size: int, backend: str = "auto", kv_pages: int = 0, kv_cache_bytes: int = 0) -> ModelRunner:
+    """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
+
+    ValueError where not even one request of a page fits, or the backend is unknown.
+    """
+    spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
+    pages = kv_pages or spec.pages_for(kv_cache_bytes or kv_budget(loaded.device))
+    if pages < 1:
+        raise ValueError(
+            f"no memory for KV: one page of {page_size} tokens takes {spec.page_bytes} bytes; raise --kv-cache-bytes or free memory"
+        )
+    return ModelRunner(loaded, make_backend(backend, spec, pages))

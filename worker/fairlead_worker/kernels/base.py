@@ -1,0 +1,95 @@
+"""What an attention backend is: it owns the KV pages and computes attention for one packed, mixed step.
+
+The runner packs a step, `Backend.plan` prepares it once, and every layer of the model calls `StepContext.attend`. Nothing about a
+step is global: the context travels through the model as a keyword argument.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One attention layer as the model itself calls it (learnt by `model.probe`, not read from a config)."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    scaling: float
+    """Factor on query times key."""
+    window: int | None = None
+    """A query at position p sees positions p - window + 1 to p; None: all up to p."""
+    softcap: float | None = None
+    """Scores become `softcap * tanh(scores / softcap)` before the mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Everything that decides the size of the KV storage, except the number of pages."""
+
+    layers: tuple[LayerSpec, ...]
+    page_size: int
+    """Tokens in a page, 1 to 64."""
+    dtype: torch.dtype
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.page_size <= 64:
+            raise ValueError(f"page size {self.page_size} is not between 1 and 64 tokens; set --page-size")
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes that one page takes over all layers, keys and values."""
+        scalars = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.layers)
+        return scalars * self.page_size * self.dtype.itemsize
+
+    def pages_for(self, memory: int) -> int:
+        """How many pages fit into `memory` bytes."""
+        return memory // self.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A step's rows laid end to end. T tokens, R rows, S sampling rows."""
+
+    tokens: torch.Tensor
+    """[T] int64, on the model's device."""
+    positions: torch.Tensor
+    """[T] int64: each token's position in its request."""
+    slots: torch.Tensor
+    """[T] int64: where each token's KV goes, `page * page_size + offset`."""
+    starts: Sequence[int]
+    """[R] position of each row's first token, that is, the tokens whose KV is in pages already."""
+    counts: Sequence[int]
+    """[R] tokens of each row computed now."""
+    pages: Sequence[torch.Tensor]
+    """[R] of [pages] int64 on the CPU: each row's page table, exactly as long as `starts + counts` tokens need."""
+    sampling: torch.Tensor
+    """[S] int64: index in T of the last token of each sampling row."""
+
+
+class StepContext(Protocol):
+    """One planned step, as the model's layers see it."""
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Store this step's KV of `layer`, then attend over each row's whole KV.
+
+        query [T, heads, key_dim], key [T, kv_heads, key_dim], value [T, kv_heads, value_dim] -> [T, heads, value_dim].
+        """
+        ...
+
+
+class Backend(Protocol):
+    """Owner of the KV storage, in whatever layout its kernels like."""
+
+    name: str
+    spec: KVSpec
+    pages: int
+
+    def plan(self, step: PackedStep) -> StepContext:
+        """Prepare whatever is shared by all layers of this step."""
+        ...

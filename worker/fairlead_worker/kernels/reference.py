@@ -1,0 +1,162 @@
+"""The reference backend: gather a row's pages, then torch's own attention. Exact and plain; the oracle of every other backend.
+
+It also serves on CPUs until a faster backend does, so what is shared by all layers (page gathers, masks) is made once a step, and decode
+rows of like length go together. A row's numbers do not depend on the others: padding is the row's own last page, masked out.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+
+GROUP_TOKENS = 65_536
+"""Most KV tokens gathered at once for a group of decode rows: bounds scratch memory (a third of a GiB at 8 heads of 128 in float32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows attended to together: one row with any number of queries, or several with one query each. B rows, Q queries, L keys."""
+
+    tokens: slice | torch.Tensor
+    """Where the B * Q queries are in the packed step."""
+    rows: int
+    queries: int
+    pages: torch.Tensor
+    """[B * pages]: the pages gathered; L is pages * page_size."""
+    mask: torch.Tensor | None
+    """[B, 1, Q, L], true where a query sees a key. None: causal from the first token."""
+
+
+class ReferenceBackend:
+    """Keys and values as [pages, page_size, kv_heads, dim] for each layer."""
+
+    name = "reference"
+
+    def __init__(self, spec: KVSpec, pages: int) -> None:
+        self.spec = spec
+        self.pages = pages
+        # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
+        self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
+        self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
+
+    def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
+        return torch.zeros(self.pages, self.spec.page_size, kv_heads, dim, dtype=self.spec.dtype, device=self.spec.device)
+
+    def plan(self, step: PackedStep) -> "ReferenceStep":
+        return ReferenceStep(self, step)
+
+
+class ReferenceStep:
+    """One step: groups of rows for each distinct window among the layers, made when a layer first asks."""
+
+    def __init__(self, backend: ReferenceBackend, step: PackedStep) -> None:
+        self._backend = backend
+        self._step = step
+        self._groups: dict[int | None, list[Group]] = {}
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        spec = self._backend.spec.layers[layer]
+        keys, values = self._backend.keys[layer], self._backend.values[layer]
+        keys.flatten(0, 1).index_copy_(0, self._step.slots, key.to(keys.dtype))
+        values.flatten(0, 1).index_copy_(0, self._step.slots, value.to(values.dtype))
+        if spec.window not in self._groups:
+            self._groups[spec.window] = list(plan_groups(self._step, self._backend.spec, spec.window))
+        output = query.new_empty(query.shape[0], spec.heads, spec.value_dim)
+        for group in self._groups[spec.window]:
+            output[group.tokens] = _attend_group(spec, group, query[group.tokens], keys, values)
+        return output
+
+
+def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Group]:
+    """Chunks one by one; decode rows in groups of about equally many pages."""
+    groups: list[Group] = []
+    decodes: dict[int, list[tuple[int, int, int, torch.Tensor]]] = {}
+    token = 0
+    for start, count, table in zip(step.starts, step.counts, step.pages, strict=True):
+        first_page = 0 if window is None else max(0, start - window + 1) // spec.page_size
+        visible = table[first_page:]
+        if count > 1:
+            groups.append(_chunk(token, start, count, first_page, visible, spec, window))
+        else:
+            decodes.setdefault(_padded(len(visible)), []).append((token, start, first_page, visible))
+        token += count
+    for padded, rows in decodes.items():
+        size = max(1, GROUP_TOKENS // (padded * spec.page_size))
+        groups.extend(_decodes(rows[i : i + size], padded, spec, window) for i in range(0, len(rows), size))
+    return groups
+
+
+def _padded(pages: int) -> int:
+    """`pages` rounded up to one of four sizes for each doubling: at most a quarter is padding."""
+    step = max(1, 1 << (pages.bit_length() - 3) if pages > 7 else 1)
+    return -(-pages // step) * step
+
+
+def _chunk(token: int, start: int, count: int, first_page: int, pages: torch.Tensor, spec: KVSpec, window: int | None) -> Group:
+    device = spec.device
+    tokens = slice(token, token + count)
+    if start == 0 and (window is None or count <= window):
+        return Group(tokens, 1, count, pages.to(device), None)
+    keys = torch.arange(first_page * spec.page_size, (first_page + len(pages)) * spec.page_size, device=device)
+    queries = torch.arange(start, start + count, device=device)[:, None]
+    return Group(tokens, 1, count, pages.to(device), _visible(queries, keys, window)[None, None])
+
+
+def _decodes(rows: list[tuple[int, int, int, torch.Tensor]], padded: int, spec: KVSpec, window: int | None) -> Group:
+    device = spec.device
+    tokens = torch.tensor([token for token, _, _, _ in rows], device=device)
+    queries = torch.tensor([start for _, start, _, _ in rows], device=device)[:, None]
+    offsets = torch.tensor([first for _, _, first, _ in rows], device=device)[:, None] * spec.page_size
+    keys = offsets + torch.arange(padded * spec.page_size, device=device)
+    pages = torch.cat([torch.cat((table, table[-1:].expand(padded - len(table)))) for _, _, _, table in rows])
+    return Group(tokens, len(rows), 1, pages.to(device), _visible(queries, keys, window)[:, None, None])
+
+
+def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
+
+
+def _attend_group(spec: LayerSpec, group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """query [B * Q, heads, key_dim] -> [B * Q, heads, value_dim]."""
+    length = group.pages.shape[0] // group.rows * keys.shape[1]
+    key = keys.index_select(0, group.pages).view(group.rows, length, spec.kv_heads, spec.key_dim).transpose(1, 2)
+    value = values.index_select(0, group.pages).view(group.rows, length, spec.kv_heads, spec.value_dim).transpose(1, 2)
+    mask = group.mask
+    if group.queries == 1:
+        # The query heads that share a KV head become so many queries of it: no repeated keys.
+        query = query.view(group.rows, spec.kv_heads, spec.heads // spec.kv_heads, spec.key_dim)
+        output = _attention(spec, query, key, value, mask)
+        return output.reshape(group.rows, spec.heads, spec.value_dim)
+    query = query.transpose(0, 1)[None]
+    if mask is None:
+        key, value = key[:, :, : group.queries], value[:, :, : group.queries]
+    output = _attention(spec, query, key, value, mask)
+    return output[0].transpose(0, 1)
+
+
+def _attention(spec: LayerSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """query [B, heads or kv_heads, Q, key_dim], key and value [B, kv_heads, L, dim]; no mask: causal from the first key."""
+    if spec.softcap is not None:
+        return _softcapped(spec, spec.softcap, query, key, value, mask)
+    if mask is not None:
+        mask = mask.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=spec.scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
+def _softcapped(
+    spec: LayerSpec, softcap: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """As transformers' eager attention: torch's fused kernel has no cap on scores."""
+    if query.shape[1] != key.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = torch.tanh(query @ key.transpose(-1, -2) * spec.scaling / softcap) * softcap
+    if mask is None:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32)
+    return weights.to(query.dtype) @ value

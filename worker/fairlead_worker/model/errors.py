@@ -1,0 +1,10 @@
+"""What can go wrong with a model before it serves."""
+
+
+class ModelLoadError(Exception):
+    """A model cannot be served. The message names the URI, the cause and what to do."""
+
+    def __init__(self, uri: str, cause: str) -> None:
+        super().__init__(f"cannot load model {uri}: {cause}")
+        self.uri = uri
+        self.cause = cause

@@ -1,0 +1,168 @@
+"""A model URI becomes a transformers model that attends through our backends."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.model.attention import UnsupportedAttention
+from fairlead_worker.model.digest import model_digest
+from fairlead_worker.model.dtype import choose_dtype
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.probe import probe_layers
+from fairlead_worker.model.uri import Progress, no_progress, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what the rest of the worker wants to know of it."""
+
+    model: PreTrainedModel
+    layers: tuple[LayerSpec, ...]
+    path: Path
+    """Folder of the files: the tokenizer is there too."""
+    digest: str
+    """Names config and weights: part of the root of block hashes."""
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    """Tokens of prompt and output that the model was made for."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load_model(
+    uri: str, *, dtype: str = "auto", device: str | torch.device = "cpu", max_model_len: int = 0, progress: Progress = no_progress
+) -> LoadedModel:
+    """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`) onto `device`.
+
+    dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit. Raises ModelLoadError.
+    """
+    progress("config", 0)
+    folder = resolve(uri, progress)
+    config = _read_config(uri, folder)
+    limit = _max_model_len(uri, config, max_model_len)
+    torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
+    _check_weights(uri, folder)
+    progress("config", 100)
+    model = _read_weights(uri, folder, config, torch_dtype, torch.device(device), progress)
+    try:
+        layers = probe_layers(model)
+    except UnsupportedAttention as error:
+        raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
+    return LoadedModel(model, layers, folder, model_digest(folder), _eos_token_ids(folder, config), limit, model.dtype, model.device)
+
+
+def _read_config(uri: str, folder: Path) -> PreTrainedConfig:
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(uri, f"config.json cannot be read: {error}") from error
+    if "quantization_config" in raw:
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise ModelLoadError(uri, f"its weights are quantized ({method}), which is not supported; use unquantized weights")
+    kind = raw.get("model_type")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelLoadError(uri, f"unsupported architecture: transformers has no causal LM for model_type {kind!r}")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(uri, f"config.json is not a valid {kind} config: {error}") from error
+
+
+def _max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
+    text = config.get_text_config(decoder=True)
+    own = getattr(text, "max_position_embeddings", None)
+    if own is None:
+        raise ModelLoadError(uri, "its config has no max_position_embeddings (nor n_positions): the context length is unknown")
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # transformers picks these frequencies by the longest sequence of the batch, so that beyond the original length
+        # a request's tokens would depend on who shares its step.
+        own = min(own, rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", own))
+    if wanted > own:
+        raise ModelLoadError(uri, f"--max-model-len {wanted} is more than the model's {own}")
+    return wanted or int(own)
+
+
+def _check_weights(uri: str, folder: Path) -> None:
+    present = {path.name for path in folder.glob("*.safetensors")}
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            needed = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelLoadError(uri, f"{index.name} cannot be read: {error!r}") from error
+        if missing := sorted(needed - present):
+            raise ModelLoadError(uri, f"missing weights: {', '.join(missing[:4])}{' …' if len(missing) > 4 else ''} not in {folder}")
+    elif "model.safetensors" not in present:
+        pickled = next(iter(sorted(folder.glob("*.bin"))), None)
+        hint = f"{pickled.name} is pickled, and pickles run code: convert it to safetensors" if pickled else "no *.safetensors there"
+        raise ModelLoadError(uri, f"missing weights: no model.safetensors in {folder}; {hint}")
+
+
+def _read_weights(
+    uri: str, folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> PreTrainedModel:
+    progress("weights", 0)
+    try:
+        with _weight_progress(progress):
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise ModelLoadError(uri, f"weights cannot be loaded: {error}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
+    model = model.to(device).eval().requires_grad_(False)
+    progress("weights", 100)
+    return model
+
+
+def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    ids = None
+    if (folder / "generation_config.json").is_file():
+        ids = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    if ids is None:
+        ids = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+
+
+@contextmanager
+def _weight_progress(progress: Progress) -> Iterator[None]:
+    """Report transformers' own progress bar over the weights; its hook is set for the time of the load only."""
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("desc") == "Loading weights" and args and hasattr(args[0], "__len__"):
+            return _counted(args[0], len(args[0]), progress)
+        return factory(*args, **{**kwargs, "disable": True})
+
+    previous = transformers_logging.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(previous)
+
+
+def _counted(items: Iterable[Any], total: int, progress: Progress) -> Iterator[Any]:
+    shown = 0
+    for done, item in enumerate(items):
+        if (percent := 100 * done // total) > shown:
+            shown = percent
+            progress("weights", percent)
+        yield item

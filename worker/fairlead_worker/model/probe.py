@@ -1,0 +1,37 @@
+"""Learn a model's attention layers by running one token through it, rather than by reading configs of a hundred families."""
+
+import inspect
+
+import torch
+from transformers import PreTrainedModel
+
+from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.model.attention import ATTENTION, PROBE, UnsupportedAttention
+
+
+def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
+    """The attention layers of `model` in order; leaves it set to the paged attention function.
+
+    Raises UnsupportedAttention where attention does not go through transformers' attention interface in every layer, or wants
+    something that we do not do. Recurrent layers show up here too: they would leave a gap in the layers seen.
+    """
+    name = type(model).__name__
+    if not model.is_backend_compatible():
+        raise UnsupportedAttention(f"{name} does not use transformers' attention interface")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedAttention(f"{name} takes no position_ids")
+    model.set_attn_implementation(PROBE)
+    seen: dict[int, LayerSpec] = {}
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, position_ids=token, use_cache=False, step=seen)
+    except UnsupportedAttention:
+        raise
+    except Exception as cause:
+        raise UnsupportedAttention(f"{name} did not run with a replaced attention function: {cause}") from cause
+    expected = model.config.get_text_config(decoder=True).num_hidden_layers
+    if sorted(seen) != list(range(expected)):
+        raise UnsupportedAttention(f"{name}: {len(seen)} of {expected} layers use attention; recurrent or hybrid models are not served")
+    model.set_attn_implementation(ATTENTION)
+    return tuple(seen[layer] for layer in range(expected))
