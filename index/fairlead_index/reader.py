@@ -1,10 +1,21 @@
 """The router's half of the index: ask which worker starts a prompt soonest."""
 
-from collections.abc import Collection, Sequence
+import asyncio
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
+from fairlead_index.connection import REDIS_ERRORS, Scripts
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.hashing import hash_bytes
 from fairlead_index.load import WorkerLoad
+from fairlead_index.pause import Pause
 
+__all__ = ["Candidate", "IndexReader", "IndexUnavailable", "Route", "WorkerState"]
+
+MAX_CANDIDATES: Final = 8
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
 
 
@@ -40,16 +51,81 @@ class WorkerState:
 
 
 class IndexReader:
-    """Reads the index of one namespace. Every call ends within `deadline` seconds, with an answer or with IndexUnavailable."""
+    """Reads the index of one namespace. Every call ends within `deadline` seconds, with an answer or with IndexUnavailable.
 
-    def __init__(self, url: str, namespace: str, deadline: float = 0.05) -> None: ...
+    After a failure calls fail at once, without touching the network, until a growing pause is over; then one call tries again.
+    Raises ValueError for a url or a namespace that can never work.
+    """
 
-    async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route: ...
+    def __init__(self, url: str, namespace: str, deadline: float = 0.05, connections: int = 32) -> None:
+        self._scripts = Scripts(url, namespace, timeout=deadline, connections=connections)
+        self._deadline = deadline
+        self._pause = Pause()
 
-    async def match(self, hashes: Hashes) -> dict[str, int]: ...
+    async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
+        """Workers for a prompt, the one expected to give the first token soonest first, and that one's time reserved."""
+        reply = await self._call("route", hash_bytes(hashes), prompt_tokens, os.urandom(8), MAX_CANDIDATES, *exclude)
+        candidates = [
+            Candidate(address.decode(), pod.decode(), int(cached), int(microseconds) / 1e6)
+            for address, pod, cached, microseconds in batched(reply[1:], 4)
+        ]
+        return Route(candidates, reply[0])
 
-    async def release(self, reservation: bytes) -> None: ...
+    async def match(self, hashes: Hashes) -> dict[str, int]:
+        """Tokens of the prompt that each living worker holds, exactly; workers that hold none are left out."""
+        reply = await self._call("match", hash_bytes(hashes))
+        return {address.decode(): int(tokens) for address, tokens in batched(reply, 2)}
 
-    async def workers(self) -> list[WorkerState]: ...
+    async def release(self, reservation: bytes) -> None:
+        """Gives a reservation back, at the first token or on failure. A reservation that is never released runs out by itself."""
+        if reservation:
+            await self._call("release", reservation)
 
-    async def close(self) -> None: ...
+    async def workers(self) -> list[WorkerState]:
+        """Every living worker with its newest load."""
+        return [_worker(row) for row in batched(await self._call("workers"), 15)]
+
+    async def close(self) -> None:
+        """Closes the connections. Does not raise for a Redis that is away."""
+        with contextlib.suppress(*REDIS_ERRORS):
+            await self._scripts.close()
+
+    async def _call(self, name: str, *args: bytes | str | int) -> list[Any]:
+        if not self._pause.may_try():
+            raise IndexUnavailable(f"redis is away: {self._pause.reason}")
+        try:
+            async with asyncio.timeout(self._deadline):
+                reply = await self._scripts.call(name, *args)
+        except REDIS_ERRORS as error:
+            reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
+            self._pause.failed(reason)
+            raise IndexUnavailable(f"redis is away: {reason}") from error
+        self._pause.succeeded()
+        return reply
+
+
+def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
+    return (flat[at : at + size] for at in range(0, len(flat), size))
+
+
+def _worker(row: list[bytes]) -> WorkerState:
+    pod, address, block_tokens, revision, lease, owed, *load = row
+    running, waiting, backlog, rate, step, free, total, page_size = (float(value) for value in load[:8])
+    return WorkerState(
+        pod=pod.decode(),
+        address=address.decode(),
+        block_tokens=int(float(block_tokens)),
+        revision=revision.decode(),
+        lease_seconds=float(lease),
+        reserved_tokens=int(float(owed)),
+        load=WorkerLoad(
+            running=int(running),
+            waiting=int(waiting),
+            backlog_tokens=int(backlog),
+            prefill_rate=rate,
+            step_seconds=step,
+            pages_free=int(free),
+            pages_total=int(total),
+            page_size=int(page_size),
+        ),
+    )

@@ -1,11 +1,28 @@
 """The worker's half of the index: say which blocks it holds and how busy it is."""
 
+import asyncio
+import contextlib
+import logging
+import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
+from fairlead_index.changes import Changes, pack
+from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.pause import Pause
 
-__all__ = ["IndexWriter", "WriterStats"]
+__all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
+
+BATCH_BLOCKS: Final = 256  # about 1 ms of Redis' time
+BATCH_SECONDS: Final = 0.005
+SWEEP_ENTRIES: Final = 1000  # about 1 ms of Redis' time
+BUCKETS: Final = 16384  # 17 to 20 bytes a placement from 0.5 to 8 million blocks; fixed when a namespace is new
+CALL_SECONDS: Final = 2.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -23,23 +40,218 @@ class WriterStats:
     last_error: str = ""
 
 
+@dataclass(slots=True)
+class _Incarnation:
+    """One slot of ours. `batch` was sent as `sequence + 1` and has no answer yet: it is sent again, unchanged, until it has."""
+
+    slot: bytes
+    epoch: bytes
+    sequence: int = 0
+    batch: list[bytes] | None = None
+    blocks: int = 0
+
+
+class _Lost(Exception):
+    """The index does not know our incarnation any more, or knows an older state of it."""
+
+
 class IndexWriter:
-    """Keeps the index true about one worker. No method but `leave` waits for Redis, and none raises because of it."""
+    """Keeps the index true about one worker. No method but `leave` waits for Redis, and none raises because of it.
 
-    def __init__(self, url: str, namespace: str, card: WorkerCard, lease_seconds: float = 10.0) -> None: ...
+    Call it from one event loop. `stored` and `removed` take hashes in an order that keeps the held set prefix-closed at every moment:
+    parents are stored before children, children removed before parents. Raises ValueError for a url or a namespace that can never work.
+    """
 
-    def start(self) -> None: ...
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        card: WorkerCard,
+        lease_seconds: float = 10.0,
+        *,
+        buckets: int = BUCKETS,
+        call_seconds: float = CALL_SECONDS,
+    ) -> None:
+        self._scripts = Scripts(url, namespace, timeout=call_seconds, connections=2)
+        self._card = card
+        self._lease = lease_seconds
+        self._buckets = buckets
+        self._changes = Changes()
+        self._stats = WriterStats()
+        self._pause = Pause(first=0.05, longest=min(1.0, lease_seconds / 5))
+        self._load: tuple[float, WorkerLoad] | None = None  # when it was seen, monotonic seconds
+        self._load_is_new = False
+        self._beat_at = 0.0
+        self._sweep_at = 0.0
+        self._epoch = b""
+        self._self: _Incarnation | None = None
+        self._wake = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
-    def stored(self, hashes: Iterable[int]) -> None: ...
+    def start(self) -> None:
+        """Begins, in the running event loop. Once."""
+        if self._task is not None or self._leaving.is_set():
+            raise RuntimeError("the index writer was started before: a worker that comes back makes a new one")
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"index-writer-{self._card.pod}")
 
-    def removed(self, hashes: Iterable[int]) -> None: ...
+    def stored(self, hashes: Iterable[int]) -> None:
+        """Blocks that the worker holds from now on; ones it holds already change nothing."""
+        self._changes.stored(hashes)
+        self._wake.set()
 
-    def report(self, load: WorkerLoad) -> None: ...
+    def removed(self, hashes: Iterable[int]) -> None:
+        """Blocks that the worker no longer holds; ones it did not hold change nothing."""
+        self._changes.removed(hashes)
+        self._wake.set()
 
-    async def leave(self, timeout: float = 2.0) -> None: ...
+    def report(self, load: WorkerLoad) -> None:
+        """The newest load. A heartbeat carries it within a twentieth of the lease."""
+        self._load = (time.monotonic(), load)
+        if not self._load_is_new:
+            self._load_is_new = True
+            self._wake.set()
+
+    async def leave(self, timeout: float = 2.0) -> None:
+        """Takes the worker out of the index at once and for good, and stops. Ends within `timeout` seconds, Redis or not."""
+        self._leaving.set()
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout):
+                if self._task is not None:
+                    await self._task  # ends behind the call in flight, which may be the join that we must undo
+                if self._epoch:
+                    await self._scripts.call("leave", self._card.pod, self._epoch)
+        except REDIS_ERRORS as error:
+            log.warning("left without telling the index, the lease ends within %.0f s: %s", self._lease, error or "timeout")
+        finally:
+            self._forget()
+            if self._task is not None and not self._task.done():
+                self._task.cancel()
+            with contextlib.suppress(*REDIS_ERRORS):
+                await self._scripts.close()
 
     @property
-    def joined(self) -> bool: ...
+    def joined(self) -> bool:
+        """Whether the index names this worker, as far as we know."""
+        return self._self is not None
 
     @property
-    def stats(self) -> WriterStats: ...
+    def stats(self) -> WriterStats:
+        self._stats.held = len(self._changes)
+        self._stats.pending = self._changes.pending + (self._self.blocks if self._self else 0)
+        return self._stats
+
+    async def _run(self) -> None:
+        while not self._leaving.is_set():
+            try:
+                await self._turn()
+            except _Lost as lost:
+                log.warning("index lost this worker (%s): joining again with %d blocks", lost, len(self._changes))
+                self._forget()
+            except REDIS_ERRORS as error:
+                await self._away(error)
+            except Exception as error:  # our own fault, and still no reason to stop serving or to stop trying
+                log.exception("index writer failed")
+                self._forget()
+                await self._away(error)
+
+    async def _turn(self) -> None:
+        """Join if need be, tell one batch, keep the lease, wait for the next thing to do."""
+        if self._self is not None and self._self.batch is None and not self._changes.following:
+            self._forget()  # too much happened while Redis was away
+        me = self._self or await self._join()
+        if me.batch is None and self._changes.pending:
+            batch = self._changes.take(BATCH_BLOCKS)
+            me.batch, me.blocks = pack(batch), sum(len(hashes) for _, hashes in batch)
+        if me.batch is not None:
+            await self._apply(me, me.batch)
+        if time.monotonic() >= self._next_beat():
+            await self._heartbeat(me)
+        self._pause.succeeded()
+        if not self._changes.pending:
+            await self._idle()
+
+    async def _idle(self) -> None:
+        """Until something changed and had a moment to gather company, or the next heartbeat is due."""
+        self._wake.clear()
+        if self._leaving.is_set():
+            return
+        try:
+            async with asyncio.timeout(max(0.0, self._next_beat() - time.monotonic())):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        if self._changes.pending < BATCH_BLOCKS and not self._leaving.is_set():
+            await asyncio.sleep(BATCH_SECONDS)
+
+    def _next_beat(self) -> float:
+        return self._beat_at + self._lease / (20 if self._load_is_new else 5)
+
+    async def _join(self) -> _Incarnation:
+        self._epoch = os.urandom(8)
+        card = self._card
+        reply = await self._scripts.call(
+            "join", card.pod, card.address, card.revision, card.block_tokens, self._epoch, round(self._lease * 1000), self._buckets
+        )
+        if reply[0] != b"OK":
+            await self._scripts.call("sweep", SWEEP_ENTRIES)
+            raise OSError("all 65,535 slots of the namespace are taken or wait for the sweep")
+        self._self = _Incarnation(slot=reply[1], epoch=self._epoch)
+        self._stats.joins += 1
+        self._beat_at = 0.0  # the load goes with the first heartbeat, before the snapshot has gone
+        self._changes.restart()
+        return self._self
+
+    async def _apply(self, me: _Incarnation, batch: list[bytes]) -> None:
+        self._check(await self._scripts.call("apply", me.slot, me.epoch, me.sequence + 1, *batch))
+        self._stats.batches += 1
+        self._stats.blocks += me.blocks
+        me.sequence += 1
+        me.batch, me.blocks = None, 0
+
+    async def _heartbeat(self, me: _Incarnation) -> None:
+        sent = time.monotonic()
+        age, load = (-1, WorkerLoad()) if self._load is None else (round((sent - self._load[0]) * 1000), self._load[1])
+        self._load_is_new = False
+        reply = await self._scripts.call(
+            "heartbeat",
+            me.slot,
+            me.epoch,
+            me.sequence,
+            age,
+            load.running,
+            load.waiting,
+            load.backlog_tokens,
+            load.prefill_rate,
+            load.step_seconds,
+            load.pages_free,
+            load.pages_total,
+            load.page_size,
+        )
+        self._check(reply)
+        self._beat_at = sent
+        if reply[1] or sent >= self._sweep_at:
+            await self._scripts.call("sweep", SWEEP_ENTRIES)
+            self._sweep_at = sent + self._lease
+
+    def _check(self, reply: list[bytes]) -> None:
+        if reply[0] == b"STALE":
+            self._stats.stale += 1
+            raise _Lost("stale: another incarnation took over, or the index was emptied")
+        if reply[0] == b"GAP":
+            self._stats.gaps += 1
+            raise _Lost("gap: the index is missing changes")
+
+    def _forget(self) -> None:
+        self._self = None
+        self._changes.forget()
+
+    async def _away(self, error: BaseException) -> None:
+        self._stats.errors += 1
+        self._stats.last_error = str(error) or type(error).__name__
+        seconds = self._pause.failed(self._stats.last_error)
+        log.debug("index unreachable, next try in %.2f s: %s", seconds, self._stats.last_error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._leaving.wait()

@@ -1,0 +1,69 @@
+-- Shared by every script. p is the key prefix (KEYS[1], `fl1:{namespace}:`); slots are 2-byte strings, hashes 8-byte strings. See docs/index.md.
+local call = redis.call
+local byte, sub, char, floor = string.byte, string.sub, string.char, math.floor
+
+local LIVE = '<ddddddddddddHc0Hc0Hc0'  -- a record of `live`: lease end and load time (ms), the load, block tokens, address, pod, revision
+local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
+local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
+local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
+
+local function now_ms()
+  local t = call('TIME')
+  return t[1] * 1000 + floor(t[2] / 1000)
+end
+
+local function pack_slot(n) return char(floor(n / 256), n % 256) end
+local function slot_number(slot) local a, b = byte(slot, 1, 2) return a * 256 + b end
+
+local function bucket_key(p, buckets, hash, at)
+  local a, b = byte(hash, at, at + 1)
+  local n = (a * 256 + b) % buckets
+  return p .. 'b' .. pack_slot(n)
+end
+
+local function buckets_of(p) return tonumber(call('HGET', p .. 'meta', 'buckets') or 0) end
+
+local function read_live(record)
+  local lease, at, running, waiting, backlog, rate, step, free, total, page, bt, lease_ms, address, pod, revision = struct.unpack(LIVE, record)
+  return { lease = lease, at = at, running = running, waiting = waiting, backlog = backlog, rate = rate, step = step, free = free,
+           total = total, page = page, bt = bt, lease_ms = lease_ms, address = address, pod = pod, revision = revision }
+end
+
+local function pack_live(w)
+  return struct.pack(LIVE, w.lease, w.at, w.running, w.waiting, w.backlog, w.rate, w.step, w.free, w.total, w.page, w.bt, w.lease_ms,
+                     #w.address, w.address, #w.pod, w.pod, #w.revision, w.revision)
+end
+
+-- Slots whose lease has not run out, as {slot -> record}. Dead slots are not in `live` at all.
+local function live_slots(p, now)
+  local all, live = call('HGETALL', p .. 'live'), {}
+  for i = 1, #all, 2 do
+    if struct.unpack('<d', all[i + 1]) > now then live[all[i]] = all[i + 1] end
+  end
+  return live
+end
+
+-- The slot's sequence when (slot, epoch) is a living incarnation, else nil.
+local function sequence(p, slot, epoch)
+  local record = call('HGET', p .. 'fence', slot)
+  if not record then return nil end
+  local e, s = struct.unpack(FENCE, record)
+  if e ~= epoch then return nil end
+  return s
+end
+
+-- One incarnation is over: nothing names it from here on. Its entries in the buckets are swept before the slot is used again.
+local function kill(p, slot)
+  local record = call('HGET', p .. 'live', slot)
+  if record then
+    local w = read_live(record)
+    for _, name in ipairs({ 'p' .. w.pod, 'a' .. w.address }) do
+      if call('HGET', p .. 'names', name) == slot then call('HDEL', p .. 'names', name) end
+    end
+  end
+  call('HDEL', p .. 'live', slot)
+  call('HDEL', p .. 'fence', slot)
+  call('HDEL', p .. 'owed', slot)
+  call('DEL', p .. 'r' .. slot)
+  call('ZADD', p .. 'dead', slot_number(slot), slot)
+end

@@ -1,0 +1,27 @@
+-- Renews a lease and reports the load. ARGV: slot, epoch, sequence, age of the load in ms (-1: no load yet), running, waiting, backlog tokens,
+-- prefill rate, step seconds, pages free, pages total, page size. Returns {'OK', slots to sweep}, {'STALE'} or {'GAP', n}.
+local p, slot = KEYS[1], ARGV[1]
+local at = sequence(p, slot, ARGV[2])
+local record = call('HGET', p .. 'live', slot)
+if not at or not record then return { 'STALE' } end
+if at ~= tonumber(ARGV[3]) then return { 'GAP', at } end
+local now, age, w = now_ms(), tonumber(ARGV[4]), read_live(record)
+w.lease = now + w.lease_ms
+if age >= 0 then
+  w.at = now - age
+  w.running, w.waiting, w.backlog, w.rate = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+  w.step, w.free, w.total, w.page = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
+end
+call('HSET', p .. 'live', slot, pack_live(w))
+
+-- Promises that the worker has had time to receive are in its backlog, or done: they count no longer. The others run out after a minute.
+local ARRIVAL, LONGEST = 250, 60000
+local promises = p .. 'r' .. slot
+local before = now - LONGEST
+if w.at > 0 and w.at - ARRIVAL > before then before = w.at - ARRIVAL end
+if call('ZREMRANGEBYSCORE', promises, '-inf', before) > 0 then
+  local owed = 0
+  for _, promise in ipairs(call('ZRANGE', promises, 0, -1)) do owed = owed + struct.unpack('<d', promise, 9) end
+  if owed > 0 then call('HSET', p .. 'owed', slot, owed) else call('HDEL', p .. 'owed', slot) end
+end
+return { 'OK', call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

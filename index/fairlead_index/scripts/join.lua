@@ -1,0 +1,22 @@
+-- A new incarnation: a fresh slot under a lease, at sequence 0. Any older one of the same pod or the same address is over at once.
+-- ARGV: pod, address, revision, block tokens, epoch (8 random bytes), lease ms, buckets of a new namespace. Returns {'OK', slot} or {'FULL'}.
+local p = KEYS[1]
+local pod, address, revision, epoch, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[5], tonumber(ARGV[6])
+call('HSETNX', p .. 'meta', 'buckets', ARGV[7])
+for _, name in ipairs({ 'p' .. pod, 'a' .. address }) do
+  local old = call('HGET', p .. 'names', name)
+  if old then kill(p, old) end
+end
+local free = call('ZPOPMIN', p .. 'free')  -- low numbers first: short bitmaps
+local slot = free[1]
+if not slot then
+  local top = tonumber(call('HGET', p .. 'meta', 'top') or 0)
+  if top >= 65535 then return { 'FULL' } end
+  call('HSET', p .. 'meta', 'top', top + 1)
+  slot = pack_slot(top + 1)
+end
+call('HSET', p .. 'names', 'p' .. pod, slot, 'a' .. address, slot)
+call('HSET', p .. 'fence', slot, struct.pack(FENCE, epoch, 0))
+call('HSET', p .. 'live', slot, pack_live({ lease = now_ms() + lease, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
+  total = 0, page = 0, bt = tonumber(ARGV[4]), lease_ms = lease, address = address, pod = pod, revision = revision }))
+return { 'OK', slot }

@@ -1,0 +1,67 @@
+-- How deep each living slot holds a chain of hashes. Shared by `match` and `route`.
+--
+-- A slot's set of blocks is prefix-closed (parents are stored first, children removed first, batches are atomic), so the sets of *living* holders only
+-- shrink with depth: binary-search the deepest block that anyone holds, then each depth where the set grows. Dead slots are filtered before every
+-- comparison: one that is half swept is not closed any more and would mislead the search.
+local function match(p, hashes, live, max_levels)
+  local count = #hashes / 8
+  local buckets = buckets_of(p)
+  if count == 0 or buckets == 0 then return {}, 0 end
+  local bits, memo = nil, {}
+
+  local function wide_holders(hash)
+    if not bits then
+      bits = {}
+      for slot in pairs(live) do
+        local n = slot_number(slot)
+        bits[#bits + 1] = { slot, floor(n / 8) + 1, 2 ^ (7 - n % 8) }
+      end
+    end
+    local map, found = call('GET', p .. 'w' .. hash) or '', {}
+    for _, b in ipairs(bits) do
+      if bit.band(byte(map, b[2]) or 0, b[3]) ~= 0 then found[#found + 1] = b[1] end
+    end
+    return found
+  end
+
+  local function holders(level)
+    local found = memo[level]
+    if found then return found end
+    local at = (level - 1) * 8 + 1
+    local hash = sub(hashes, at, at + 7)
+    local packed = call('HGET', bucket_key(p, buckets, hash, 1), hash) or ''
+    if packed == WIDE then
+      found = wide_holders(hash)
+    else
+      found = {}
+      for i = 1, #packed, 2 do
+        local slot = sub(packed, i, i + 1)
+        if live[slot] then found[#found + 1] = slot end
+      end
+    end
+    memo[level] = found
+    return found
+  end
+
+  -- The deepest level in [low, high) whose holders outnumber `size`, given that `low` does.
+  local function deepest(low, high, size)
+    while high - low > 1 do
+      local middle = floor((low + high) / 2)
+      if #holders(middle) > size then low = middle else high = middle end
+    end
+    return low
+  end
+
+  local depth, first = {}, #holders(1)
+  if first == 0 then return depth, 0 end
+  local level = deepest(1, count + 1, 0)
+  local deepest_level, levels = level, 1
+  while true do
+    for _, slot in ipairs(holders(level)) do
+      if not depth[slot] then depth[slot] = level end
+    end
+    if #holders(level) == first then return depth, deepest_level end
+    levels = levels + 1
+    level = levels < max_levels and deepest(1, level, #holders(level)) or 1  -- past the limit the rest hold at least the first block
+  end
+end

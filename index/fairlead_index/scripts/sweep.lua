@@ -1,0 +1,61 @@
+-- A bounded piece of the cleaning. ARGV: entries to look at. Returns {slots still to clean}.
+-- A pass takes the slots that are dead when it begins, walks every bucket once, and then frees them: what dies meanwhile waits for the next pass.
+local p, budget = KEYS[1], tonumber(ARGV[1])
+local SILENT = 60000  -- ms past its lease: that incarnation does not come back
+
+local now = now_ms()
+if now - tonumber(call('HGET', p .. 'meta', 'reaped') or 0) > 1000 then
+  call('HSET', p .. 'meta', 'reaped', now)
+  local all = call('HGETALL', p .. 'live')
+  for i = 1, #all, 2 do
+    if struct.unpack('<d', all[i + 1]) + SILENT < now then kill(p, all[i]) end
+  end
+end
+
+local buckets = buckets_of(p)
+local cursor = tonumber(call('HGET', p .. 'meta', 'cursor') or 0)
+if call('ZCARD', p .. 'sweeping') == 0 then
+  if buckets == 0 or call('ZCARD', p .. 'dead') == 0 then return { 0 } end
+  call('RENAME', p .. 'dead', p .. 'sweeping')
+  cursor = 0
+end
+local dead, numbers = {}, {}
+for _, slot in ipairs(call('ZRANGE', p .. 'sweeping', 0, -1)) do
+  dead[slot] = true
+  numbers[#numbers + 1] = slot_number(slot)
+end
+
+local function sweep_wide(key, hash)
+  local wide = p .. 'w' .. hash
+  for _, n in ipairs(numbers) do call('SETBIT', wide, n, 0) end
+  if call('BITCOUNT', wide) == 0 then
+    call('DEL', wide)
+    call('HDEL', key, hash)
+  end
+end
+
+local function sweep_narrow(key, hash, packed)
+  local kept = {}
+  for i = 1, #packed, 2 do
+    local slot = sub(packed, i, i + 1)
+    if not dead[slot] then kept[#kept + 1] = slot end
+  end
+  if #kept == 0 then call('HDEL', key, hash)
+  elseif #kept * 2 < #packed then call('HSET', key, hash, table.concat(kept)) end
+end
+
+while budget > 0 and cursor < buckets do
+  local key = p .. 'b' .. pack_slot(cursor)
+  local entries = call('HGETALL', key)
+  for i = 1, #entries, 2 do
+    if entries[i + 1] == WIDE then sweep_wide(key, entries[i]) else sweep_narrow(key, entries[i], entries[i + 1]) end
+  end
+  cursor = cursor + 1
+  budget = budget - 1 - #entries / 2
+end
+call('HSET', p .. 'meta', 'cursor', cursor)
+if cursor >= buckets then
+  for slot in pairs(dead) do call('ZADD', p .. 'free', slot_number(slot), slot) end
+  call('DEL', p .. 'sweeping')
+end
+return { call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

@@ -1,0 +1,42 @@
+"""Every index test that takes `server` runs against each redis-server there is: EVALSHA on 6.2, Functions on 7.0."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from tests.redis_server import VERSIONS, RedisServer, binary
+
+Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """One server for the session; tests keep apart by namespace."""
+    if binary(request.param) is None:
+        pytest.skip(f"no redis-server {request.param} on this machine")
+    with RedisServer(request.param) as running:
+        yield running
+
+
+@pytest.fixture(params=VERSIONS)
+def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server that the test may kill."""
+    if binary(request.param) is None:
+        pytest.skip(f"no redis-server {request.param} on this machine")
+    with RedisServer(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"tests/{uuid.uuid4().hex[:12]}"
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    """Polls until `check` holds; fails after `seconds`."""
+    give_up = time.monotonic() + seconds
+    while not await check():
+        assert time.monotonic() < give_up, f"still not so after {seconds} s"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,138 @@
+"""The scripts themselves, without the writer: fences, slots, wide sets, the sweep."""
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.redis_server import RedisServer
+
+from fairlead_index.connection import Scripts
+from fairlead_index.hashing import block_hashes, hash_bytes
+
+CHAIN = list(block_hashes(7, range(64), 4))  # 16 blocks of 4 tokens
+
+
+class Pod:
+    """A worker that speaks the scripts by hand."""
+
+    def __init__(self, scripts: Scripts, name: str) -> None:
+        self.scripts, self.name = scripts, name
+        self.epoch, self.slot, self.sequence = b"", b"", 0
+
+    async def join(self, lease_ms: int = 60_000) -> "Pod":
+        self.epoch, self.sequence = os.urandom(8), 0
+        reply = await self.scripts.call("join", self.name, f"{self.name}:1", "r", 4, self.epoch, lease_ms, 64)
+        assert reply[0] == b"OK"
+        self.slot = reply[1]
+        return self
+
+    async def apply(self, kind: str, hashes: list[int], sequence: int | None = None) -> list[bytes | int]:
+        number = self.sequence + 1 if sequence is None else sequence
+        reply = await self.scripts.call("apply", self.slot, self.epoch, number, kind, hash_bytes(hashes))
+        if reply[0] == b"OK":
+            self.sequence = number
+        return reply
+
+    async def beat(self, sequence: int | None = None, **load: float) -> list[bytes | int]:
+        fields = ["running", "waiting", "backlog", "rate", "step", "free", "total", "page"]
+        values = [load.get(field, 0) for field in fields]
+        number = self.sequence if sequence is None else sequence
+        return await self.scripts.call("heartbeat", self.slot, self.epoch, number, 0 if load else -1, *values)
+
+
+@pytest.fixture
+async def scripts(server: RedisServer, namespace: str) -> AsyncIterator[Scripts]:
+    scripts = Scripts(server.url, namespace, timeout=5, connections=4)
+    yield scripts
+    await scripts.close()
+
+
+async def matched(scripts: Scripts, hashes: list[int] = CHAIN) -> dict[str, int]:
+    reply = await scripts.call("match", hash_bytes(hashes))
+    return {reply[at].decode(): reply[at + 1] // 4 for at in range(0, len(reply), 2)}
+
+
+async def test_match_names_every_depth(scripts: Scripts) -> None:
+    for depth in (16, 9, 9, 1, 0):
+        await (await Pod(scripts, f"pod{depth}{os.urandom(1).hex()}").join()).apply("S", CHAIN[:depth])
+    assert sorted((await matched(scripts)).values()) == [1, 9, 9, 16]
+    assert await matched(scripts, []) == {}
+
+
+async def test_a_batch_sent_twice_counts_once_and_a_missing_one_is_a_gap(scripts: Scripts) -> None:
+    pod = await Pod(scripts, "a").join()
+    assert await pod.apply("S", CHAIN[:4]) == [b"OK"]
+    assert await pod.apply("S", CHAIN[:4], sequence=1) == [b"OK"]
+    assert await pod.apply("S", CHAIN[4:5], sequence=3) == [b"GAP", 1]
+    assert await pod.apply("S", CHAIN[4:5], sequence=0) == [b"GAP", 1]
+    assert await pod.beat(sequence=2) == [b"GAP", 1]
+    assert await matched(scripts) == {"a:1": 4}
+
+
+async def test_an_older_incarnation_is_over_at_once_and_fenced(scripts: Scripts) -> None:
+    old = await Pod(scripts, "a").join()
+    await old.apply("S", CHAIN)
+    new = await Pod(scripts, "a").join()
+    assert await matched(scripts) == {}
+    assert await old.apply("S", CHAIN[:1]) == [b"STALE"]
+    assert await old.beat() == [b"STALE"]
+    await scripts.call("leave", "a", old.epoch)  # must not touch the new one
+    assert await new.apply("S", CHAIN[:2]) == [b"OK"]
+    assert await matched(scripts) == {"a:1": 2}
+
+
+async def test_a_new_pod_at_an_old_address_ends_the_old_pod(scripts: Scripts) -> None:
+    await (await Pod(scripts, "a").join()).apply("S", CHAIN)
+    reply = await scripts.call("join", "b", "a:1", "r", 4, os.urandom(8), 60_000, 64)
+    assert reply[0] == b"OK"
+    assert await matched(scripts) == {}
+
+
+async def test_more_holders_than_a_bucket_lists(scripts: Scripts) -> None:
+    pods = [await Pod(scripts, f"p{n:02}").join() for n in range(45)]
+    for depth, pod in enumerate(pods):
+        await pod.apply("S", CHAIN[: depth % 17])
+    expected = {f"{pod.name}:1": depth % 17 for depth, pod in enumerate(pods) if depth % 17}
+    assert await matched(scripts) == expected
+    for pod in pods[:40]:
+        await pod.apply("R", CHAIN[::-1])
+        expected.pop(f"{pod.name}:1", None)
+        assert await matched(scripts) == expected
+    for pod in pods[40:]:
+        await pod.apply("R", CHAIN[::-1])
+    keys = await scripts.redis.keys(scripts.prefix.replace("{", "\\{") + "[bw]*")
+    assert keys == []
+
+
+async def test_the_sweep_frees_slots_and_leaves_the_living_alone(scripts: Scripts) -> None:
+    pods = [await Pod(scripts, f"p{n:02}").join() for n in range(40)]
+    for pod in pods:
+        await pod.apply("S", CHAIN)
+    for pod in pods[1:]:
+        await scripts.call("leave", pod.name, pod.epoch)
+    while (left := await scripts.call("sweep", 5)) != [0]:
+        assert left[0] == 39
+        assert await matched(scripts) == {"p00:1": 16}  # half swept slots mislead nobody
+    await pods[0].apply("R", CHAIN[::-1])
+    assert await scripts.redis.keys(scripts.prefix.replace("{", "\\{") + "[bw]*") == []
+    reused = await Pod(scripts, "fresh").join()
+    assert reused.slot == pods[1].slot
+    assert await matched(scripts) == {}
+
+
+async def test_a_slot_is_not_used_again_before_it_is_swept(scripts: Scripts) -> None:
+    seen = set()
+    for _ in range(5):
+        pod = await Pod(scripts, "a").join()
+        assert pod.slot not in seen
+        seen.add(pod.slot)
+        await pod.apply("S", CHAIN)
+
+
+async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: RedisServer, namespace: str) -> None:
+    pod = await Pod(scripts, "a").join()
+    await pod.apply("S", CHAIN)
+    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
+    await scripts.call("sweep", 10)
+    mine = [key for key in server.client().keys("*") if namespace.encode() in key]
+    assert mine and all(key.startswith(f"fl1:{{{namespace}}}:".encode()) for key in mine)
