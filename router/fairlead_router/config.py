@@ -55,5 +55,5 @@ class RouterConfig(BaseSettings):
 
 
 def read_config(arguments: list[str]) -> RouterConfig:
-    """From the command line and the environment. Exits with argparse's message for an unknown flag; raises pydantic.ValidationError for a bad value."""
-    return RouterConfig(_cli_parse_args=arguments)  # type: ignore[call-arg]  # the flags fill the required fields
+    """From the command line and the environment. Exits for an unknown flag; raises ValidationError for a bad value."""
+    return RouterConfig(_cli_parse_args=arguments)

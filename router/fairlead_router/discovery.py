@@ -65,7 +65,8 @@ class DnsSource:
         except OSError as error:
             # Also a name without records: a headless Service with no ready pod. What was known stays, and being looked at decides.
             raise Unresolved(f"{self._host}: {error}") from error
-        return {f"[{where[0]}]:{where[1]}" if ":" in str(where[0]) else f"{where[0]}:{where[1]}" for *_, where in found}
+        hosts = {str(where[0]) for *_, where in found}
+        return {f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts}
 
 
 def source_of(url: str) -> Source:

@@ -40,7 +40,7 @@ class PromptFormats:
         self.current: KnownFormat | None = None
 
     async def learn(self, pool: Pool, tag: str) -> str:
-        """The tag of one worker's format, fetched if it is a new one. On failure the tag known before: that worker gets its requests as text."""
+        """The tag of one worker's format, fetched if it is new. On failure the tag known before; without one, the worker gets text."""
         tags = ", ".join(self._known)
         try:
             head, body = await pool.fetch("/internal/prompt-format", FETCH_SECONDS, {"if-none-match": tags} if tags else None)

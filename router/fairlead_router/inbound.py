@@ -16,7 +16,7 @@ _NOT_PASSED = frozenset(
     b"content-length accept-encoding authorization cookie x-request-id".split()
 )
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
-"""How much of a refused body is read away: a client that is still sending would see a reset instead of the answer (nginx: lingering_close)."""
+"""How much of a refused body is read away: a client still sending would see a reset, not the answer (nginx: lingering_close)."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Call:
         return cls(scope["method"], scope["path"], target, request_id, passed, length, session)
 
     async def read_body(self, receive: Receive, limit: int) -> None:
-        """The whole body. Raises ApiError 413 before reading when its announced length is over `limit`, or as soon as what came is; ClientGone."""
+        """The whole body. Raises ClientGone; ApiError 413 before reading if the announced length is over `limit`, or once what came is."""
         if self.length is not None and self.length > limit:
             raise self._too_large(limit)
         message = await receive()

@@ -1,4 +1,4 @@
-"""How a worker is chosen. PrefixAware asks the index (steering.py); these four need only the router's own picture, and serve it when the index is away."""
+"""How a worker is chosen by the router's own picture: four policies, and what PrefixAware (steering.py) does while the index is away."""
 
 import random
 from array import array
@@ -29,7 +29,7 @@ class Choice:
     worker: Worker
     predicted: int | None = None
     """Cached tokens that the index expects there; None where it was not asked."""
-    reservation: object | None = None
+    reservation: bytes | None = None
 
 
 class Policy(Protocol):
@@ -53,7 +53,7 @@ def least_loaded(workers: Sequence[Worker]) -> Worker:
 
 
 def by_affinity(wanted: Wanted, workers: Sequence[Worker]) -> Worker:
-    """Without the index: one of two workers that the prompt's first block names, the less loaded; but never a wait that its cached prefix could not repay."""
+    """The less loaded of two workers that the prompt's first block names; but never a wait that its cached prefix could not repay."""
     least = least_loaded(workers)
     if not len(wanted.hashes):
         return least

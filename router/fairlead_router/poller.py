@@ -62,6 +62,8 @@ class Poller:
                 self._settle(worker, ready)
             except TimeoutError:
                 missed += 1
+                if missed == SILENT_LOOKS:
+                    logger.warning("worker %s is silent: no answer to %d looks", worker.address, missed)
                 worker.silent = missed >= SILENT_LOOKS
                 if missed >= ABANDON_LOOKS:
                     self._abandon(worker)

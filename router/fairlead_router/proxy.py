@@ -129,11 +129,17 @@ class Proxy:
             call.ending = "broken"
             self._metrics.broken_streams.inc()
             logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
-            if (head.get(b"content-type") or b"").startswith(b"text/event-stream"):
-                event = error_body("The worker was lost while it was answering.", "server_error", code=502)
-                lead = b"" if tail == b"\n\n" else b"\n\n"  # an event cut in two would swallow ours
-                await send({"type": "http.response.body", "body": lead + b"data: " + event + b"\n\n"})
-            # else: the server closes the connection, so that the client sees that the body is not whole
+            await self._cut(head, tail, "The worker was lost while it was answering.", send)
+        except asyncio.CancelledError:  # the client has gone, and this goes nowhere; or the drain is over
+            await self._cut(head, tail, "The router is shutting down.", send)
+            raise
+
+    async def _cut(self, head: Head, tail: bytes, message: str, send: Send) -> None:
+        """Tell the client of a stream that it is not whole. For other answers the server closes the connection, which says the same."""
+        if (head.get(b"content-type") or b"").startswith(b"text/event-stream"):
+            lead = b"" if tail == b"\n\n" else b"\n\n"  # an event cut in two would swallow ours
+            event = error_body(message, "server_error", code=502)
+            await send({"type": "http.response.body", "body": lead + b"data: " + event + b"\n\n"})
 
     def _began(self, call: Call, head: Head) -> None:
         call.status = head.status

@@ -56,7 +56,7 @@ class Router:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
-        """Not ready from now on, so that endpoints drop this router; what comes in the meantime is served, on connections that then close."""
+        """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
         self.proxy.draining = True
 
     def _make_policy(self) -> Policy:

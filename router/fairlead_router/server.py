@@ -53,14 +53,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class RouterServer(uvicorn.Server):
-    """On SIGTERM or SIGINT: not ready, go on accepting for `drain_grace`, then close the listener and finish what is under way. A second signal ends at once."""
+    """On SIGTERM or SIGINT: not ready, accept for `drain_grace` more, then close the listener and finish what is under way.
+
+    A second signal ends at once.
+    """
 
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
         self._grace = config.drain_grace
         super().__init__(
             uvicorn.Config(
-                App(self.router),  # type: ignore[arg-type]  # uvicorn's own TypedDicts for scope and messages
+                App(self.router),
                 host=config.host,
                 port=config.port,
                 http=BoundedProtocol,
@@ -79,7 +82,7 @@ class RouterServer(uvicorn.Server):
         )
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # uvicorn raises the signal again at the end: exit code 143, not 0
+    def capture_signals(self) -> Iterator[None]:  # uvicorn's raises the signal again at the end: exit code 143, not 0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)

@@ -1,4 +1,4 @@
-"""PrefixAware: the worker that the index expects to answer soonest. Without the index the router goes on by its own picture, and says so."""
+"""PrefixAware: the worker that the index expects to answer soonest. Without the index: by the router's own picture, and says so."""
 
 import asyncio
 import logging
@@ -64,12 +64,12 @@ class PrefixAware:
         if self._reader is not None and choice.reservation is not None and not self._away:
             self._release(self._reader, choice.reservation)
 
-    def _release(self, reader: IndexReader, reservation: object) -> None:
+    def _release(self, reader: IndexReader, reservation: bytes) -> None:
         task = asyncio.create_task(self._give_up(reader, reservation))  # the client does not wait for Redis
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _give_up(self, reader: IndexReader, reservation: object) -> None:
+    async def _give_up(self, reader: IndexReader, reservation: bytes) -> None:
         try:
             await reader.release(reservation)
         except IndexUnavailable as error:

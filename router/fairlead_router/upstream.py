@@ -5,7 +5,7 @@ Made for one thing, so that a streamed token costs one parser call and one wake-
 
 import asyncio
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
     # One exchange
 
     async def exchange(self, request: list[bytes], timeout: float) -> Head:
-        """Send a whole request, wait for the answer's head. `timeout`: seconds of silence allowed, for the head and between pieces of the body.
+        """Send a whole request, wait for the answer's head. `timeout`: seconds of silence allowed, before the head and in the body.
 
         Raises LostBeforeHead, TooSilent; the connection is closed then, and also when the caller is cancelled.
         """
@@ -146,8 +146,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._touched = self._loop.time()

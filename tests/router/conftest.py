@@ -5,7 +5,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import uvloop
 from tests.router.harness import Fleet
+
+
+@pytest.fixture
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    """The loop of production: its transports differ in places from asyncio's."""
+    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture
