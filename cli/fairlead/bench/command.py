@@ -18,6 +18,7 @@ from fairlead.bench.client import Outcome, complete, detokenize, first_model, re
 from fairlead.bench.datasets import Prompt, prefix_repetition_prompts, random_prompts, trace_prompts
 from fairlead.bench.load import arrival_times, send_all
 from fairlead.bench.report import DETAIL, results, show
+from fairlead.console import make_console
 from fairlead.errors import UserError
 
 
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be above 0")
     if arguments.dataset == "trace" and arguments.trace_path is None:
         raise UserError("--dataset trace needs --trace-path FILE")
-    result = asyncio.run(serve(arguments, Console(highlight=False)))
+    result = asyncio.run(serve(arguments, make_console()))
     return 0 if result["completed"] else 1
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fairlead.console import make_console
 from fairlead.demo.compare import PROMISED_SHARE, broken_promises, side_by_side, summary
 from fairlead.demo.conversations import conversations
 from fairlead.demo.play import Turn, TurnFailed, play
@@ -39,7 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = make_console()
     began = time.monotonic()
     try:
         status = asyncio.run(demo(arguments, console))
@@ -79,7 +80,9 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
     for sentence in broken:
         console.print(f"not kept: {sentence}", style="red", markup=False)
     if not broken:
-        console.print(f"[green]kept:[/] with PrefixAware every turn after the first went back to its pod and found over {PROMISED_SHARE:.0%} cached")
+        console.print(
+            f"[green]kept:[/] with PrefixAware every turn after the first went back to its pod and found over {PROMISED_SHARE:.0%} cached"
+        )
     return 1 if broken else 0
 
 

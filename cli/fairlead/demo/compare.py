@@ -31,7 +31,9 @@ def broken_promises(turns: Sequence[Turn]) -> list[str]:
         if turn.pod != before.pod:
             broken.append(f"{who}: went to {turn.pod}, not back to {before.pod}")
         elif turn.cached_share <= PROMISED_SHARE:
-            broken.append(f"{who}: {turn.cached} of {turn.prompt_tokens} tokens cached ({turn.cached_share:.0%}), promised over {PROMISED_SHARE:.0%}")
+            broken.append(
+                f"{who}: {turn.cached} of {turn.prompt_tokens} tokens cached ({turn.cached_share:.0%}), promised over {PROMISED_SHARE:.0%}"
+            )
     return broken
 
 

@@ -29,6 +29,8 @@ _SUBJECTS = {"anna": "assignment", "boris": "calls", "chloe": "import"}
 def conversations(run: str) -> list[Conversation]:
     """The three. `run` stands at the very beginning of every prompt, so that one run finds nothing that another left in the caches."""
     return [
-        Conversation(name, f"[{run}, {name}] Answer questions about this text.\n\n{topics[subject].strip()[:DOCUMENT_CHARACTERS]}", _QUESTIONS)
+        Conversation(
+            name, f"[{run}, {name}] Answer questions about this text.\n\n{topics[subject].strip()[:DOCUMENT_CHARACTERS]}", _QUESTIONS
+        )
         for name, subject in _SUBJECTS.items()
     ]

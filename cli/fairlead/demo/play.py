@@ -46,7 +46,9 @@ async def play(base_url: str, model: str, people: Sequence[Conversation], told: 
     return [turn for task in tasks for turn in task.result()]
 
 
-async def _hold(session: aiohttp.ClientSession, base_url: str, model: str, person: Conversation, told: Callable[[Turn], None]) -> list[Turn]:
+async def _hold(
+    session: aiohttp.ClientSession, base_url: str, model: str, person: Conversation, told: Callable[[Turn], None]
+) -> list[Turn]:
     messages = [{"role": "system", "content": person.system}]
     turns = []
     for number, question in enumerate(person.questions, start=1):

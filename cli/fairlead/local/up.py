@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fairlead.console import make_console
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster, PodFailed, describe_failure
 from fairlead.local.containers import LOOPBACK
@@ -49,7 +50,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.port <= 65535:
         raise UserError(f"--port {arguments.port}: must be 1 to 65535")
-    console = Console(highlight=False)
+    console = make_console()
     try:
         return asyncio.run(up(arguments, console))
     except PodFailed as error:
