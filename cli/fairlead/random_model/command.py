@@ -3,8 +3,7 @@
 import argparse
 import time
 
-from rich.console import Console
-
+from fairlead.console import make_console
 from fairlead.random_model.build import make_model
 from fairlead.random_model.recipe import ARCHITECTURES, DTYPES
 
@@ -39,5 +38,5 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     path = make_model(arguments.directory, arguments.arch, force=arguments.force, **options)
     megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6
-    Console(highlight=False).print(f"{path}  {arguments.arch}, {megabytes:.1f} MB, {time.monotonic() - started:.1f} s", soft_wrap=True)
+    make_console().print(f"{path}  {arguments.arch}, {megabytes:.1f} MB, {time.monotonic() - started:.1f} s", soft_wrap=True)
     return 0

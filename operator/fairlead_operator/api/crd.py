@@ -1,0 +1,84 @@
+"""The CustomResourceDefinition, generated from the models."""
+
+from typing import Any
+
+from fairlead_operator.api.fields import rule
+from fairlead_operator.api.schema import Schema, structural
+from fairlead_operator.api.spec import ServiceSpec
+from fairlead_operator.api.status import ServiceStatus
+
+NAME_LENGTH = 52  # leaves room in a 63-character label for "-workers" and the suffixes that Kubernetes adds
+
+_NAME_RULES = [
+    rule(
+        f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', beginning with a letter: Services are named after it",
+    ),
+]
+
+
+def _columns() -> list[dict[str, Any]]:
+    ready = '.status.conditions[?(@.type=="Ready")]'
+    return [
+        {"name": "Model", "type": "string", "jsonPath": ".spec.model.uri"},
+        {"name": "Ready", "type": "string", "jsonPath": ".status.ready", "description": "Workers ready / wanted."},
+        {"name": "Reason", "type": "string", "jsonPath": f"{ready}.reason", "description": "Why it is ready or not."},
+        {"name": "URL", "type": "string", "jsonPath": ".status.url"},
+        {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+        {"name": "Revision", "type": "string", "jsonPath": ".status.revision", "priority": 1},
+        {"name": "Message", "type": "string", "jsonPath": f"{ready}.message", "priority": 1},
+    ]
+
+
+def _root() -> Schema:
+    return {
+        "type": "object",
+        "description": "A model served behind one OpenAI-compatible endpoint, by pods whose KV caches behave as one.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural(ServiceSpec),
+            "status": structural(ServiceStatus, defaults=False),
+        },
+        "x-kubernetes-validations": _NAME_RULES,
+    }
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The whole object, as written to crds/."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "inferenceservices.fairlead.dev"},
+        "spec": {
+            "group": "fairlead.dev",
+            "scope": "Namespaced",
+            "names": {
+                "kind": "InferenceService",
+                "listKind": "InferenceServiceList",
+                "plural": "inferenceservices",
+                "singular": "inferenceservice",
+                "shortNames": ["infer"],
+                "categories": ["all", "inference"],
+            },
+            "versions": [
+                {
+                    "name": "v1alpha1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": _root()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": _columns(),
+                }
+            ],
+        },
+    }

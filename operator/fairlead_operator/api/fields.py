@@ -1,0 +1,57 @@
+"""The building blocks of the manifest's models: the common base, CEL rules, and the string types with their patterns."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Part(BaseModel):
+    """A part of a manifest: camelCase outside, frozen, unknown fields refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+def rule(expression: str, message: str, *, message_expression: str = "", path: str = "") -> dict[str, str]:
+    """One CEL rule of the CRD. The message names the field and the fix; `message_expression` adds the values where CEL can."""
+    made = {"rule": expression, "message": message}
+    if message_expression:
+        made["messageExpression"] = message_expression
+    if path:
+        made["fieldPath"] = path
+    return made
+
+
+def rules(*made: Mapping[str, str]) -> dict[str, Any]:
+    return {"x-kubernetes-validations": [dict(one) for one in made]}
+
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+DURATION = r"^([0-9]+(ms|s|m|h))+$"
+
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY)]
+Duration = Annotated[str, Field(min_length=2, max_length=16, pattern=DURATION)]
+Argument = Annotated[str, Field(min_length=1, max_length=4096)]
+
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(duration: str) -> float:
+    """`1m30s` → 90.0 seconds."""
+    parts = re.findall(r"([0-9]+)(ms|s|m|h)", duration)
+    return sum(float(count) * _SECONDS[unit] for count, unit in parts)
+
+
+def quantity(text: str) -> float:
+    """A Kubernetes quantity as a plain number: `2Gi` → 2147483648.0 (bytes), `500m` → 0.5."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)", text)
+    if match is None or match.group(2) not in _UNITS:
+        raise ValueError(f"{text!r} is not a quantity such as 500m, 8, 64Gi")
+    return float(match.group(1)) * _UNITS[match.group(2)]

@@ -1,0 +1,52 @@
+"""pydantic's JSON schema → a Kubernetes structural schema: inline, no `$ref`, no `anyOf` with null, every default written out."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+_DROPPED = {"title", "$defs", "properties", "items", "additionalProperties"}
+
+
+def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
+    """The structural schema of one model, as `openAPIV3Schema` wants it; without defaults for what only the operator writes."""
+    raw = model.model_json_schema(by_alias=True, mode="validation")
+    made = _walk(raw, raw.get("$defs", {}), defaults)
+    made.pop("default", None)  # the root stands for itself
+    return made
+
+
+def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: bool) -> Schema:
+    node, optional = _flatten(node, definitions)
+    made: Schema = {key: value for key, value in node.items() if key not in _DROPPED}
+    if "description" in made:
+        made["description"] = re.sub(r"\s+", " ", made["description"]).strip()
+    if "properties" in node:
+        made["properties"] = {name: _walk(child, definitions, defaults) for name, child in node["properties"].items()}
+        if not optional and not made.get("required"):
+            made["default"] = {}  # the part may be left out; the defaults inside it appear all the same
+    if "items" in node:
+        made["items"] = _walk(node["items"], definitions, defaults)
+    if isinstance(node.get("additionalProperties"), Mapping):
+        made["additionalProperties"] = _walk(node["additionalProperties"], definitions, defaults)
+    if made.get("type") == "integer":
+        made["format"] = "int32" if made.get("maximum", 1 << 40) < 1 << 31 else "int64"
+    if not defaults or made.get("default") in (None, [], ""):
+        made.pop("default", None)
+    return made
+
+
+def _flatten(node: Mapping[str, Any], definitions: Mapping[str, Schema]) -> tuple[Schema, bool]:
+    """Put references in place and take `X | null` as an optional X; what stands beside a reference (a description) wins."""
+    merged, optional = dict(node), False
+    if "$ref" in merged:
+        target = definitions[merged.pop("$ref").rsplit("/", 1)[1]]
+        merged = {**_flatten(target, definitions)[0], **merged}
+    if "anyOf" in merged:
+        choices = [choice for choice in merged.pop("anyOf") if choice.get("type") != "null"]
+        if len(choices) != 1:
+            raise TypeError(f"a structural schema has no unions: {choices}")
+        merged, optional = {**_flatten(choices[0], definitions)[0], **merged}, True
+    return merged, optional

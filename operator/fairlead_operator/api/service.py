@@ -1,0 +1,67 @@
+"""An InferenceService as the operator and `fairlead up` hold it: parsed, typed, immutable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from fairlead_operator.api.spec import ServiceSpec
+from fairlead_operator.api.status import ServiceStatus
+
+
+class InvalidManifest(ValueError):
+    """The manifest cannot be read; the message names each field and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class InferenceService:
+    """One service: who it is, what it should be, and what was last said about it."""
+
+    name: str
+    namespace: str
+    spec: ServiceSpec
+    uid: str = ""
+    generation: int = 0
+    deleting: bool = False
+    status: ServiceStatus = field(default_factory=ServiceStatus)
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> "InferenceService":
+        """Read a manifest or an API object. Raises InvalidManifest; the API server has refused most of these before."""
+        metadata = body.get("metadata") or {}
+        name = metadata.get("name") or ""
+        if not name:
+            raise InvalidManifest("metadata.name is missing: give the service a name")
+        try:
+            spec = ServiceSpec.model_validate(body.get("spec") or {})
+        except ValidationError as error:
+            raise InvalidManifest(describe(error)) from None
+        try:
+            status = ServiceStatus.model_validate(body.get("status") or {})
+        except ValidationError:
+            status = ServiceStatus()  # of another version of the operator: it is written anew from what is observed
+        return cls(
+            name=name,
+            namespace=metadata.get("namespace") or "default",
+            spec=spec,
+            uid=metadata.get("uid") or "",
+            generation=int(metadata.get("generation") or 0),
+            deleting=bool(metadata.get("deletionTimestamp")),
+            status=status,
+        )
+
+    @property
+    def served_model_name(self) -> str:
+        return self.spec.model.name or self.name
+
+
+def describe(error: ValidationError) -> str:
+    """pydantic's findings as lines for people: `spec.engine.dtype: Input should be 'auto', … (got 'int3')`."""
+    lines = []
+    for found in error.errors(include_url=False):
+        path = ".".join(["spec", *(str(part) for part in found["loc"])])
+        given = "" if found["type"] in ("missing", "extra_forbidden") else f" (got {found['input']!r})"
+        words = "unknown field" if found["type"] == "extra_forbidden" else found["msg"]
+        lines.append(f"{path}: {words}{given}")
+    return "; ".join(lines)

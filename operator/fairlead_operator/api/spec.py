@@ -1,0 +1,277 @@
+"""`spec` of an InferenceService. Every field here takes effect: a field that is accepted and does nothing would be a lie."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, rule, rules, seconds
+
+URI = (
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
+    r"|file:///[A-Za-z0-9._/-]+)$"
+)
+URI_HELP = (
+    "spec.model.uri must be hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH (in the worker's image or on a mounted volume)"
+)
+
+
+def _known_scheme(uri: str) -> str:
+    if re.match(URI, uri) is None:
+        raise ValueError(URI_HELP)
+    return uri
+
+
+class SecretKey(Part):
+    """A key of a Secret in the service's namespace. The kubelet reads it; the operator never does."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: str = Field("token", min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Key within the Secret.")
+
+
+class ModelCache(Part):
+    """Where downloaded weights are kept."""
+
+    claim: ObjectName = Field(description="A PersistentVolumeClaim in the service's namespace, mounted read-write by every worker.")
+
+
+class Model(Part):
+    """The model to serve."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.revision) || (self.uri.startsWith('hf://') && !self.uri.contains('@'))",
+                "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two",
+                path=".revision",
+            ),
+            rule(
+                "!has(self.secretRef) || self.uri.startsWith('hf://')",
+                "spec.model.secretRef is the hub's token and is for hf:// models: remove it",
+                path=".secretRef",
+            ),
+            rule(
+                "!has(self.cache) || self.uri.startsWith('hf://')",
+                "spec.model.cache keeps downloads and is for hf:// models: remove it (pvc:// and file:// models are read in place)",
+                path=".cache",
+            ),
+        )
+    )
+
+    uri: Annotated[str, AfterValidator(_known_scheme)] = Field(
+        description="hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH (mounted read-only) or file:///PATH.",
+        max_length=1024,
+        json_schema_extra=rules(rule(f"self.matches(r'{URI}')", URI_HELP)),
+    )
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
+        None, description='What clients send as "model". Default: the name of the service.'
+    )
+    revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = Field(
+        None, description="Commit, tag or branch of an hf:// model."
+    )
+    secret_ref: SecretKey | None = Field(None, description="Token for the hub, given to the workers as HF_TOKEN.")
+    cache: ModelCache | None = Field(None, description="Where downloads are kept. Absent: in the pod, downloaded again by every new pod.")
+
+
+class KvCache(Part):
+    """The pages that keys and values live in, and the blocks that the index speaks of."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.blockTokens % self.pageTokens == 0",
+                "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens",
+                message_expression="'spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens: ' "
+                "+ string(self.blockTokens) + ' is not a multiple of ' + string(self.pageTokens)",
+                path=".blockTokens",
+            ),
+            rule(
+                "!(has(self.size) && has(self.pages))",
+                "spec.engine.kvCache.size and spec.engine.kvCache.pages say the same thing: keep one of the two",
+                path=".pages",
+            ),
+        )
+    )
+
+    page_tokens: int = Field(16, ge=1, le=1024, description="Tokens of one page, the unit of KV allocation.")
+    block_tokens: int = Field(64, ge=1, le=4096, description="Tokens of one block, the unit of the prefix index; a multiple of pageTokens.")
+    size: Quantity | None = Field(None, description="Memory of each worker's KV cache, such as 40Gi. Absent: what the device has left.")
+    pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(None, description="Pages of each worker's KV cache, instead of size.")
+
+
+class Engine(Part):
+    """How a worker computes. The fields are the worker's flags of the same names."""
+
+    max_model_len: int = Field(0, ge=0, le=16_777_216, description="Longest prompt plus output in tokens. 0: what the model was made for.")
+    max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most requests running at once in one worker.")
+    chunked_prefill_size: int = Field(
+        512, ge=-1, le=1_048_576, description="Prompt tokens computed in one step beside the running decodes. 0 or -1: whole prompts."
+    )
+    max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens of one step, over all requests.")
+    attention_backend: Literal["auto", "reference", "flashinfer"] = Field("auto", description="auto: the fastest that the device has.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
+    policy: Literal["lpm", "fcfs"] = Field(
+        "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
+    )
+    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share one replica of the model; equals resources.gpus.")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of a worker. 0: as many as the pod has cores.")
+    kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")
+    args: list[Argument] = Field(default_factory=list, max_length=64, description="Further worker flags; the last one given wins.")
+
+
+class Resources(Part):
+    """What each worker asks of its node."""
+
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None, description="GPUs of each worker; 0: on the CPU. Absent: the operator's default (1) times engine.tensorParallel."
+    )
+    cpu: Quantity | None = Field(
+        None, description="CPU request of each worker, such as 8 or 500m. No limit is set: throttling delays every token."
+    )
+    memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
+
+
+class Scaling(Part):
+    """Bounds that `kubectl scale` and autoscalers cannot leave."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.min <= self.max",
+                "spec.scaling.min must be at most spec.scaling.max",
+                message_expression="'spec.scaling.min must be at most spec.scaling.max: ' + string(self.min) + ' > ' + string(self.max)",
+                path=".min",
+            )
+        )
+    )
+
+    min: int = Field(1, ge=0, le=1000, description="Never fewer workers than this.")
+    max: int = Field(ge=1, le=1000, description="Never more workers than this.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"spec.scaling.min must be at most spec.scaling.max: {self.min} > {self.max}")
+        return self
+
+
+class Routing(Part):
+    """How the router chooses a worker."""
+
+    policy: Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"] = Field(
+        "PrefixAware", description="PrefixAware: to the pod where the request will start soonest, given what its KV cache holds."
+    )
+    replicas: int = Field(2, ge=1, le=64, description="Router pods. They share nothing but the index: any number works.")
+
+
+class Rollout(Part):
+    """How pods are replaced."""
+
+    drain_timeout: Annotated[
+        Duration,
+        Field(
+            json_schema_extra=rules(
+                rule("duration(self) <= duration('2h')", "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer")
+            )
+        ),
+    ] = Field("120s", description="How long a pod that goes may finish its streams, such as 120s or 10m.")
+    progress_deadline: Annotated[
+        Duration,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "duration(self) >= duration('30s') && duration(self) <= duration('24h')",
+                    "spec.rollout.progressDeadline must lie between 30s and 24h",
+                )
+            )
+        ),
+    ] = Field("1h", description="Without progress for this long, condition Progressing is False with ProgressDeadlineExceeded.")
+
+    @property
+    def drain_seconds(self) -> int:
+        return round(seconds(self.drain_timeout))
+
+    @property
+    def deadline_seconds(self) -> int:
+        return round(seconds(self.progress_deadline))
+
+
+class Disruption(Part):
+    """What node drains may take away at once."""
+
+    max_unavailable: int = Field(1, ge=0, le=1000, description="Workers that may be evicted at the same time. 0 forbids evictions.")
+
+
+class PodMetadata(Part):
+    """Further labels and annotations of the workers."""
+
+    labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
+        default_factory=dict, max_length=64, description="Added to the workers' labels."
+    )
+    annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
+        default_factory=dict, max_length=64, description="Added to the workers' annotations."
+    )
+
+
+class PodTemplate(Part):
+    """What Kubernetes offers for pods and this manifest has no field for: tolerations, nodeSelector, volumes, sidecars."""
+
+    metadata: PodMetadata = Field(default_factory=PodMetadata, description="Further labels and annotations of the workers.")
+    spec: dict[str, Any] = Field(
+        default_factory=dict,
+        description="A PodSpec, merged by the names of containers (the worker's is called worker), volumes, env and mounts.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True, "maxProperties": 64, "additionalProperties": False},
+    )
+
+
+class ServiceSpec(Part):
+    """What should be served."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.resources.gpus) || self.resources.gpus == self.engine.tensorParallel "
+                "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1)",
+                "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica",
+                message_expression="'spec.engine.tensorParallel must equal spec.resources.gpus: ' + string(self.engine.tensorParallel) "
+                "+ ' is not ' + string(self.resources.gpus) + '; a worker uses all of its GPUs for one replica'",
+                path=".engine.tensorParallel",
+            ),
+            rule(
+                "self.engine.maxModelLen == 0 || self.engine.maxModelLen >= self.engine.kvCache.pageTokens",
+                "spec.engine.maxModelLen must be 0 (the model's own) or at least spec.engine.kvCache.pageTokens",
+                path=".engine.maxModelLen",
+            ),
+        )
+    )
+
+    model: Model = Field(description="The model to serve; model.uri alone is a complete manifest.")
+    replicas: int = Field(1, ge=0, le=1000, description="Workers. This is the field that kubectl scale and autoscalers write.")
+    scaling: Scaling | None = Field(None, description="Bounds for replicas, whoever sets them.")
+    engine: Engine = Field(default_factory=Engine, description="How a worker computes.")
+    resources: Resources = Field(default_factory=Resources, description="What each worker asks of its node.")
+    routing: Routing = Field(default_factory=Routing, description="How the router chooses a worker.")
+    rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
+    disruption: Disruption = Field(default_factory=Disruption, description="What node drains may take away at once.")
+    pod_template: PodTemplate | None = Field(None, description="Merged last into the workers' pod template.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """The CEL rules again, for manifests that no API server has seen (`fairlead up`)."""
+        gpus, parallel, cache = self.resources.gpus, self.engine.tensor_parallel, self.engine.kv_cache
+        if gpus is not None and gpus != parallel and not (gpus == 0 and parallel == 1):
+            raise ValueError(f"spec.engine.tensorParallel must equal spec.resources.gpus: {parallel} is not {gpus}")
+        if cache.block_tokens % cache.page_tokens:
+            raise ValueError(
+                "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens: "
+                f"{cache.block_tokens} is not a multiple of {cache.page_tokens}"
+            )
+        return self
+
+    @property
+    def wanted_replicas(self) -> int:
+        """`replicas` within the bounds of `scaling`."""
+        if self.scaling is None:
+            return self.replicas
+        return max(self.scaling.min, min(self.scaling.max, self.replicas))

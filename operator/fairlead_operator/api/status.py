@@ -1,0 +1,38 @@
+"""`status` of an InferenceService, written by the operator alone."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fairlead_operator.api.fields import Part
+
+
+class Condition(Part):
+    """One condition, in the form that `kubectl wait --for=condition=` reads."""
+
+    type: str = Field(max_length=64, description="Ready, Available, Progressing, Routable or Degraded.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    observed_generation: int = Field(0, ge=0, description="The generation of the service that this was said of.")
+    last_transition_time: str = Field("", json_schema_extra={"format": "date-time"}, max_length=64, description="When status last changed.")
+    reason: str = Field("", max_length=128, description="One word for machines.")
+    message: str = Field("", max_length=2048, description="The cause, for people.")
+
+
+class ServiceStatus(Part):
+    """What the operator saw last."""
+
+    observed_generation: int = Field(0, ge=0, description="The generation of the service that this status speaks of.")
+    url: str = Field("", max_length=512, description="The OpenAI-compatible base URL inside the cluster.")
+    model: str = Field("", max_length=253, description='What clients send as "model".')
+    ready: str = Field("", max_length=32, description="Workers ready / wanted.")
+    replicas: int = Field(0, ge=0, description="Workers that exist.")
+    ready_replicas: int = Field(0, ge=0, description="Workers that are ready.")
+    updated_replicas: int = Field(0, ge=0, description="Workers of the wanted revision.")
+    selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
+    revision: str = Field("", max_length=128, description="The wanted revision: a digest of what the spec says about worker pods.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Ready, Available, Progressing, Routable, Degraded.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )

@@ -1,0 +1,46 @@
+"""`podTemplate` merged into ours: maps by key, lists by the key that Kubernetes uses for them, everything else replaced."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+# Field of a PodSpec → the key of its items, as in the patchMergeKey of k8s.io/api/core/v1.
+MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "resourceClaims": "name",
+    "topologySpreadConstraints": "topologyKey",
+}
+
+
+def merged(ours: Any, theirs: Any, field: str = "") -> Any:
+    """`theirs` laid over `ours`; neither is changed. null removes a key, as in a strategic merge patch."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        result = {key: deepcopy(value) for key, value in ours.items() if theirs.get(key, value) is not None}
+        for key, value in theirs.items():
+            if value is not None:
+                result[key] = merged(result.get(key), value, key)
+        return result
+    if isinstance(ours, list) and isinstance(theirs, list) and _keyed(theirs, field) and _keyed(ours, field):
+        return _merged_lists(ours, theirs, MERGE_KEYS[field])
+    return deepcopy(theirs)
+
+
+def _keyed(items: list[Any], field: str) -> bool:
+    key = MERGE_KEYS.get(field)
+    return key is not None and all(isinstance(item, Mapping) and key in item for item in items)
+
+
+def _merged_lists(ours: list[Any], theirs: list[Any], key: str) -> list[Any]:
+    result = {item[key]: deepcopy(item) for item in ours}
+    for item in theirs:
+        result[item[key]] = merged(result.get(item[key]), item)
+    return list(result.values())

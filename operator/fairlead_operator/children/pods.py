@@ -1,0 +1,74 @@
+"""What the pods of workers and routers have in common."""
+
+from typing import Any
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.children import Object, security
+
+GRACE_MARGIN = 15  # seconds after the drain timeout in which a process that overran it is still asked, not killed
+
+
+def downward(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Object:
+    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": timeout}
+
+
+def pod_spec(service: InferenceService, component: str, container: Object, volumes: list[Object]) -> Object:
+    """A PodSpec around one container: restricted, spread over nodes, no API token."""
+    return {
+        "serviceAccountName": service.name,
+        "automountServiceAccountToken": False,
+        # A Service called "fairlead" would put FAIRLEAD_PORT=tcp://… into every pod, and our flags read FAIRLEAD_*.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + GRACE_MARGIN,
+        "securityContext": security.pod(),
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",  # soft: one node with two replicas is better than one replica
+                "labelSelector": {"matchLabels": names.selector(service, component)},
+            }
+        ],
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def deployment(
+    service: InferenceService, component: str, *, replicas: int, revision: str, template: Object, strategy: dict[str, Any]
+) -> Object:
+    labels = names.selector(service, component)
+    template["metadata"] = {**template.get("metadata", {})}
+    template["metadata"]["labels"] = {**template["metadata"].get("labels", {}), **labels, names.REVISION: revision}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": names.metadata(service, names.deployment(service, component), component),
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": 5,
+            "progressDeadlineSeconds": service.spec.rollout.deadline_seconds,
+            "selector": {"matchLabels": labels},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy},
+            "template": template,
+        },
+    }
+
+
+def disruption_budget(service: InferenceService, component: str, max_unavailable: int) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": names.metadata(service, names.deployment(service, component), component),
+        "spec": {
+            "maxUnavailable": max_unavailable,
+            "selector": {"matchLabels": names.selector(service, component)},
+            # A pod that never became ready serves nobody: it must not keep a node from being drained.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }

@@ -1,0 +1,154 @@
+"""The workers: a Deployment of model replicas, the headless Service by which routers find them, their disruption budget."""
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.api.fields import quantity
+from fairlead_operator.children import Object, pods, security
+from fairlead_operator.children.merge import merged
+from fairlead_operator.children.model_source import ModelSource, model_source
+from fairlead_operator.settings import Settings
+
+GPU = "nvidia.com/gpu"
+STARTUP_PERIOD, STARTUP_FAILURES = 5, 2160  # seconds, probes: three hours to download and load the largest models (kubeai#179)
+
+
+def revision(service: InferenceService) -> str:
+    """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
+    spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    shaping = {key: spec.get(key) for key in ("model", "engine", "resources", "podTemplate")}
+    shaping["drainTimeout"] = service.spec.rollout.drain_timeout
+    shaping["servedModelName"] = service.served_model_name
+    return names.digest(shaping)
+
+
+def gpus(service: InferenceService, settings: Settings) -> int:
+    """GPUs of one worker. A manifest that says nothing gets the operator's default for each rank of the model."""
+    asked = service.spec.resources.gpus
+    return settings.default_gpus * service.spec.engine.tensor_parallel if asked is None else asked
+
+
+def objects(service: InferenceService, settings: Settings) -> list[Object]:
+    return [_account(service), _headless_service(service), _deployment(service, settings), _budget(service)]
+
+
+def _account(service: InferenceService) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": names.metadata(service, service.name, names.WORKER),
+        "automountServiceAccountToken": False,  # neither workers nor routers speak to the API server
+    }
+
+
+def _headless_service(service: InferenceService) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": names.metadata(service, names.workers_service(service), names.WORKER),
+        "spec": {
+            "clusterIP": "None",
+            "selector": names.selector(service, names.WORKER),
+            "ports": [{"name": "http", "port": names.WORKER_PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def _budget(service: InferenceService) -> Object:
+    return pods.disruption_budget(service, names.WORKER, service.spec.disruption.max_unavailable)
+
+
+def _deployment(service: InferenceService, settings: Settings) -> Object:
+    source = model_source(service.spec)
+    volumes: list[Object] = [
+        {"name": "tmp", "emptyDir": {}},
+        {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
+        },  # torch and NCCL exchange through /dev/shm; 64 MiB is the default
+        *source.volumes,
+    ]
+    template: Object = {"spec": pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)}
+    if service.spec.pod_template is not None:
+        extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        template = merged(template, extra)
+    # On GPUs a surge pod would wait for a GPU that its predecessor holds, for ever (production-stack#103): drain one, then start one.
+    surge = gpus(service, settings) == 0
+    return pods.deployment(
+        service,
+        names.WORKER,
+        replicas=service.spec.wanted_replicas,
+        revision=revision(service),
+        template=template,
+        strategy={"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1},
+    )
+
+
+def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:
+    return {
+        "name": "worker",
+        "image": settings.worker_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["fairlead-worker"],
+        "args": arguments(service, settings, source),
+        "env": [
+            pods.downward("POD_NAME", "metadata.name"),
+            pods.downward("POD_IP", "status.podIP"),
+            {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
+            *source.env,
+        ],
+        "ports": [{"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"}],
+        "resources": _resources(service, settings),
+        "securityContext": security.container(),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}, *source.mounts],
+        "startupProbe": pods.probe("/ready", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
+        "readinessProbe": pods.probe("/ready", period=2, failures=2),
+        "livenessProbe": pods.probe("/health", period=10, failures=6),
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # whatever killed it, the last lines reach status
+    }
+
+
+def arguments(service: InferenceService, settings: Settings, source: ModelSource) -> list[str]:
+    """The worker's command line. The user's own arguments come last: of a flag given twice the last one wins."""
+    engine, cache = service.spec.engine, service.spec.engine.kv_cache
+    flags: dict[str, object] = {
+        "model": source.uri,
+        "served-model-name": service.served_model_name,
+        "host": "0.0.0.0",
+        "port": names.WORKER_PORT,
+        "pod-name": "$(POD_NAME)",
+        "advertise": f"$(POD_IP):{names.WORKER_PORT}",
+        "index-namespace": names.index_namespace(service),
+        "redis-url": settings.redis_url,
+        "page-size": cache.page_tokens,
+        "block-tokens": cache.block_tokens,
+        "max-model-len": engine.max_model_len,
+        "max-num-seqs": engine.max_num_seqs,
+        "chunked-prefill-size": engine.chunked_prefill_size,
+        "max-prefill-tokens": engine.max_prefill_tokens,
+        "attention-backend": engine.attention_backend,
+        "dtype": engine.dtype,
+        "policy": engine.policy,
+        "threads": engine.threads,
+        "drain-timeout": service.spec.rollout.drain_seconds,
+    }
+    if cache.pages is not None:
+        flags["kv-pages"] = cache.pages
+    if cache.size is not None:
+        flags["kv-cache-bytes"] = round(quantity(cache.size))
+    if engine.tensor_parallel > 1:
+        flags["tensor-parallel"] = engine.tensor_parallel
+    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(engine.args)
+
+
+def _resources(service: InferenceService, settings: Settings) -> Object:
+    asked, devices = service.spec.resources, gpus(service, settings)
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if asked.cpu is not None:
+        requests["cpu"] = asked.cpu
+    if asked.memory is not None:
+        requests["memory"] = limits["memory"] = asked.memory
+    if devices:
+        requests[GPU] = limits[GPU] = str(devices)
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}

@@ -1,0 +1,41 @@
+"""Conditions that keep the time of their last transition."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from fairlead_operator.api.status import Condition
+
+
+def find(conditions: Sequence[Condition], type_: str) -> Condition | None:
+    return next((condition for condition in conditions if condition.type == type_), None)
+
+
+class Conditions:
+    """The conditions of one service at one moment, beside those that were written before."""
+
+    def __init__(self, before: Sequence[Condition], generation: int, now: datetime) -> None:
+        self._before = before
+        self._generation = generation
+        self._now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.made: list[Condition] = []
+
+    def say(self, type_: str, truth: bool, reason: str, message: str = "") -> None:
+        status = "True" if truth else "False"
+        old = find(self._before, type_)
+        since = old.last_transition_time if old is not None and old.status == status and old.last_transition_time else self._now
+        self.made.append(
+            Condition(
+                type=type_,
+                status=status,
+                observed_generation=self._generation,
+                last_transition_time=since,
+                reason=reason,
+                message=message[:2048],
+            )
+        )
+
+    def keep(self, type_: str) -> None:
+        """As it was, with the generation that it was said of."""
+        old = find(self._before, type_)
+        if old is not None:
+            self.made.append(old)

@@ -1,0 +1,43 @@
+"""`fairlead-operator`."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from fairlead_operator.config import OperatorConfig
+from fairlead_operator.running import operate
+
+log = logging.getLogger("fairlead_operator")
+
+
+def main() -> None:
+    try:
+        config = OperatorConfig()
+    except (ValidationError, SettingsError) as error:
+        raise SystemExit(f"fairlead-operator: {error}") from None
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level)))
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    log.info("configuration: %s", config.model_dump_json(exclude={"redis_url"}))
+    if config.kubeconfig:
+        os.environ["KUBECONFIG"] = config.kubeconfig  # kopf's own client reads it from there
+    asyncio.run(_until_stopped(config))
+
+
+async def _until_stopped(config: OperatorConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await operate(config, stop)
+    log.info("stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Names and labels of everything that belongs to a service (docs/contracts.md)."""
+
+import hashlib
+import json
+from typing import Any
+
+from fairlead_operator.api import API_VERSION, KIND, InferenceService
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+REVISION = "fairlead.dev/revision"
+FIELD_MANAGER = "fairlead-operator"
+
+WORKER, ROUTER = "worker", "router"
+WORKER_PORT, ROUTER_PORT, SERVICE_PORT = 8000, 8080, 80
+
+
+def workers_service(service: InferenceService) -> str:
+    return f"{service.name}-workers"
+
+
+def deployment(service: InferenceService, component: str) -> str:
+    return f"{service.name}-{component}"
+
+
+def index_namespace(service: InferenceService) -> str:
+    return f"{service.namespace}/{service.name}"
+
+
+def url(service: InferenceService) -> str:
+    """What people put into their clients."""
+    return f"http://{service.name}.{service.namespace}.svc/v1"
+
+
+def selector(service: InferenceService, component: str) -> dict[str, str]:
+    return {MANAGED_BY: "fairlead", INSTANCE: service.name, COMPONENT: component}
+
+
+def selector_text(service: InferenceService) -> str:
+    """The workers, for `/scale`."""
+    return ",".join(f"{key}={value}" for key, value in sorted(selector(service, WORKER).items()))
+
+
+def metadata(service: InferenceService, name: str, component: str) -> dict[str, Any]:
+    """Name, labels and the owner reference by which the cluster's garbage collector removes the child after its service."""
+    made: dict[str, Any] = {"name": name, "namespace": service.namespace, "labels": selector(service, component)}
+    if service.uid:
+        made["ownerReferences"] = [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": service.name,
+                "uid": service.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    return made
+
+
+def digest(value: Any) -> str:
+    """Ten hexadecimal digits of what the user's spec says; equal specs have equal digests on every machine and Python."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -1,0 +1,76 @@
+"""What the cluster shows of one service: Deployments, pods, what the API server refused, and the last request through the router."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairlead_operator import names
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """One completion of one token, asked of the service's own address."""
+
+    generation: int  # of the service, when it was asked
+    succeeded: bool
+    message: str  # what went wrong; empty when it succeeded
+    attempts: int  # failures in a row, this one included
+    at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that `desired` may know beside the service itself."""
+
+    deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment
+    pods: tuple[Body, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
+    probe: ProbeResult | None = None
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The counts of one Deployment; all zero until its controller has seen the spec that was written last."""
+
+    wanted: int
+    total: int = 0
+    ready: int = 0
+    updated: int = 0
+    available: int = 0
+    current: bool = False  # the counts speak of the present spec
+    failure: tuple[str, str] | None = None  # reason, message: no pod can be made (quota, Pod Security)
+    stalled: str = ""  # past its progress deadline
+
+    @classmethod
+    def of(cls, deployment: Body | None, wanted: int) -> "Replicas":
+        if deployment is None:
+            return cls(wanted)
+        status = deployment.get("status") or {}
+        conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+        failure, progress = conditions.get("ReplicaFailure"), conditions.get("Progressing")
+        generation = int((deployment.get("metadata") or {}).get("generation") or 0)
+        return cls(
+            wanted,
+            total=int(status.get("replicas") or 0),
+            ready=int(status.get("readyReplicas") or 0),
+            updated=int(status.get("updatedReplicas") or 0),
+            available=int(status.get("availableReplicas") or 0),
+            current=0 < generation <= int(status.get("observedGeneration") or 0) and deployment["spec"].get("replicas") == wanted,
+            failure=(failure["reason"], failure.get("message", "")) if failure and failure["status"] == "True" else None,
+            stalled=progress.get("message", "") if progress and progress.get("reason") == "ProgressDeadlineExceeded" else "",
+        )
+
+    @property
+    def complete(self) -> bool:
+        """All wanted pods are of the present template and ready, and no other is left."""
+        return self.current and self.total == self.updated == self.ready == self.wanted
+
+    @property
+    def rolled_out(self) -> bool:
+        return self.current and self.updated == self.wanted == self.total
+
+
+def component_of(body: Body) -> str:
+    return str(((body.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, ""))

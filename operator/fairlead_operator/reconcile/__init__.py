@@ -1,0 +1,1 @@
+"""From events to writes: watches wake one loop for each service; the loop reads, computes `desired`, and applies the difference."""

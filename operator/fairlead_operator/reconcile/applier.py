@@ -1,0 +1,87 @@
+"""Server-side apply of one service's objects: writes what differs, takes over nothing that belongs to somebody else."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.difference import Applied, needs_apply
+from fairlead_operator.reconcile.kinds import SERVICES, WRITTEN, kind_of
+from fairlead_operator.reconcile.store import Key, Store
+
+log = logging.getLogger(__name__)
+_WRITTEN_KINDS = {kind.kind for kind in WRITTEN}
+
+
+class ServiceGone(Exception):
+    """The service was deleted (or replaced by one of the same name): nothing more is to be made for it."""
+
+
+class Applier:
+    """The children of one service, by uid. Remembers only what the API server answered last; see `difference`."""
+
+    def __init__(self, cluster: Cluster, store: Store, namespace: str, name: str, uid: str) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._owner = (namespace, name)
+        self.uid = uid
+        self._applied: dict[Key, Applied] = {}
+
+    async def converge(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Make the children so, and remove those that are ours and no longer wanted. Returns what was refused: "Kind/name" → why."""
+        refusals: dict[str, str] = {}
+        wanted: set[Key] = set()
+        for desired in objects:
+            key = (desired["kind"], desired["metadata"]["name"])
+            wanted.add(key)
+            live = self._store.children(self._owner).get(key)
+            if live is not None and not needs_apply(desired, live, self._applied.get(key)):
+                continue
+            refusal = await self._apply(key, desired, live)
+            if refusal:
+                refusals["/".join(key)] = refusal
+        await self._prune(wanted)
+        return refusals
+
+    async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
+        if live is None:
+            live = await self._cluster.get(kind_of(desired), *_place(desired))
+            if live is None:
+                await self._still_there()
+        if live is not None and not self._ours(live):
+            return f"{key[0]} {key[1]} exists and does not belong to this service: delete it, or give the service another name"
+        try:
+            answer = await self._cluster.apply(desired)
+        except ApiRefused as refusal:
+            if not refusal.permanent:
+                raise
+            return str(refusal)
+        self._applied[key] = Applied.of(desired, answer)
+        self._store.put(answer)
+        log.info("applied %s %s/%s", key[0], self._owner[0], key[1])
+        return ""
+
+    async def _still_there(self) -> None:
+        """Before something is created: a service whose deletion the watch has missed must not get its children back for ever."""
+        body = await self._cluster.get(SERVICES, *self._owner)
+        if body is None or body["metadata"]["uid"] != self.uid or body["metadata"].get("deletionTimestamp"):
+            raise ServiceGone(f"{self._owner[0]}/{self._owner[1]} is gone")
+
+    async def _prune(self, wanted: set[Key]) -> None:
+        for key, live in list(self._store.children(self._owner).items()):
+            if key in wanted or key[0] not in _WRITTEN_KINDS or not self._ours(live) or live["metadata"].get("deletionTimestamp"):
+                continue
+            log.info("deleting %s %s/%s, which is no longer wanted", key[0], self._owner[0], key[1])
+            try:
+                await self._cluster.delete(live)
+            except ApiRefused as refusal:
+                if refusal.code not in (404, 409):
+                    raise
+
+    def _ours(self, live: Mapping[str, Any]) -> bool:
+        references = live["metadata"].get("ownerReferences") or []
+        return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
+
+
+def _place(body: Mapping[str, Any]) -> tuple[str, str]:
+    return body["metadata"]["namespace"], body["metadata"]["name"]

@@ -1,0 +1,120 @@
+"""The Kubernetes API with dicts in and dicts out, over one connection pool of `kubernetes.aio`."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from kubernetes.aio import client as aio
+from kubernetes.aio import config as aio_config
+
+from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
+from fairlead_operator.reconcile.kinds import Kind, kind_of
+
+Body = dict[str, Any]
+PAGE = 500  # objects of one list request
+TIMEOUT = 30.0  # seconds for one request
+_IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+class ApiRefused(Exception):
+    """The API server said no. `code` is the HTTP status, the text its message."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def permanent(self) -> bool:
+        """The same request would be refused again: what was sent is at fault, or what the operator may do."""
+        return self.code in (400, 403, 404, 415, 422) or (self.code == 500 and "failed to create typed patch object" in str(self))
+
+
+class Cluster:
+    """Reads and writes of the operator. Raises ApiRefused for an answer that is not 2xx; what the transport raises passes through."""
+
+    def __init__(self, api: aio.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, kubeconfig: str = "") -> "AsyncIterator[Cluster]":
+        """The pod's service account, or a kubeconfig (the given one, $KUBECONFIG, ~/.kube/config)."""
+        configuration = aio.Configuration()
+        if not kubeconfig and _IN_CLUSTER.exists():
+            aio_config.load_incluster_config(client_configuration=configuration)
+        else:
+            await aio_config.load_kube_config(config_file=kubeconfig or None, client_configuration=configuration)
+        async with aio.ApiClient(configuration) as api:
+            yield cls(api)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        try:
+            return await self._request("GET", kind.path(namespace, name))
+        except ApiRefused as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+
+    async def list_all(self, kind: Kind, namespace: str = "", *, labelled: bool = True) -> tuple[list[Body], int]:
+        """All objects of a kind (only those labelled as ours), and the resourceVersion that the list speaks of."""
+        query: list[tuple[str, str]] = [("limit", str(PAGE))]
+        if labelled:
+            query.append(("labelSelector", f"{MANAGED_BY}=fairlead"))
+        found: list[Body] = []
+        more = ""
+        while True:
+            page = await self._request("GET", kind.path(namespace), [*query, *([("continue", more)] if more else [])])
+            for item in page["items"]:
+                found.append({"apiVersion": kind.api_version, "kind": kind.kind, **item})
+            more = page["metadata"].get("continue") or ""
+            if not more:
+                return found, int(page["metadata"]["resourceVersion"])
+
+    async def apply(self, body: Mapping[str, Any]) -> Body:
+        """Server-side apply of exactly these fields. Force: of the fields that we send we are the owner, whoever wrote them last."""
+        metadata = body["metadata"]
+        path = kind_of(body).path(metadata["namespace"], metadata["name"])
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
+        return await self._request("PATCH", path, query, body, "application/apply-patch+yaml")
+
+    async def patch_status(self, body: Mapping[str, Any], status: Mapping[str, Any]) -> Body:
+        """Write status if the object is still the one that was read (409 otherwise): two writers cannot mix their views."""
+        metadata = body["metadata"]
+        patch = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}, "status": status}
+        path = kind_of(body).path(metadata["namespace"], metadata["name"], "status")
+        return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
+
+    async def delete(self, body: Mapping[str, Any]) -> None:
+        """Delete this very object (its uid), not a successor of the same name."""
+        metadata = body["metadata"]
+        path = kind_of(body).path(metadata["namespace"], metadata["name"])
+        options = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+        await self._request("DELETE", path, body=options)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> Body:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        request = await self._api.param_serialize(
+            method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        response = (await self._api.call_api(*request, _request_timeout=TIMEOUT)).response
+        text = await response.read()
+        if 200 <= response.status <= 299:
+            answer: Body = json.loads(text)
+            return answer
+        raise ApiRefused(response.status, _message(text))
+
+
+def _message(text: bytes) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:500].decode(errors="replace") or "no message"

@@ -1,0 +1,59 @@
+"""One loop for each service: started by the first event, ended when the service is gone. No finalizer: owner references do the removal."""
+
+import asyncio
+import logging
+
+from fairlead_operator.reconcile.loop import Loop, Tools
+from fairlead_operator.reconcile.store import Owner
+
+log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The registry of loops. `wake(owner)` is the store's callback."""
+
+    def __init__(self) -> None:
+        self._loops: dict[Owner, tuple[Loop, asyncio.Task[None]]] = {}
+        self._tools: Tools | None = None
+
+    def open(self, tools: Tools) -> None:
+        """The tools are there; loops start from now on."""
+        self._tools = tools
+
+    def __len__(self) -> int:
+        return len(self._loops)
+
+    def wake(self, owner: Owner) -> None:
+        """Something of this service has changed. Loops that exist are woken; a loop is only started by `start`."""
+        running = self._loops.get(owner)
+        if running is not None:
+            running[0].wake()
+
+    def start(self, owner: Owner) -> None:
+        """A service exists: make sure that its loop runs. Called inside a handler, so that the loop inherits its context (Events)."""
+        if self._tools is None:
+            raise RuntimeError("the fleet is not open yet")
+        if owner in self._loops:
+            self._loops[owner][0].wake()
+            return
+        loop = Loop(owner, self._tools)
+        task = asyncio.create_task(loop.run(), name=f"loop {owner[0]}/{owner[1]}")
+        self._loops[owner] = (loop, task)
+        task.add_done_callback(lambda done: self._ended(owner, done))
+
+    def _ended(self, owner: Owner, task: asyncio.Task[None]) -> None:
+        self._loops.pop(owner, None)
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            log.error("%s/%s: the loop has ended with an error", *owner, exc_info=task.exception())
+        tools = self._tools
+        body = tools.store.service(owner) if tools is not None else None
+        if body is not None and not body["metadata"].get("deletionTimestamp"):
+            self.start(owner)  # made again under its name while the old one's loop was ending
+
+    async def close(self) -> None:
+        tasks = [task for _, task in self._loops.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,46 @@
+"""The kinds that the operator watches and writes, and their paths in the API."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairlead_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
+
+
+@dataclass(frozen=True)
+class Kind:
+    api_version: str
+    kind: str
+    plural: str
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        prefix = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        return "/".join(part for part in (f"{prefix}{scope}/{self.plural}", name, subresource) if part)
+
+
+SERVICES = Kind(API_VERSION, KIND, PLURAL)
+PODS = Kind("v1", "Pod", "pods")
+WRITTEN = (
+    Kind("v1", "ServiceAccount", "serviceaccounts"),
+    Kind("v1", "Service", "services"),
+    Kind("apps/v1", "Deployment", "deployments"),
+    Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+)
+CHILDREN = (*WRITTEN, PODS)
+
+assert (SERVICES.group, SERVICES.version) == (GROUP, VERSION)
+
+_BY_KIND = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, SERVICES)}
+
+
+def kind_of(body: Mapping[str, Any]) -> Kind:
+    return _BY_KIND[(body["apiVersion"], body["kind"])]

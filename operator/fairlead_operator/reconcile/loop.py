@@ -1,0 +1,182 @@
+"""The loop of one service: wait, read the store, compute `desired`, apply, say what is seen. Nothing that matters is remembered."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
+from fairlead_operator.conditions import Conditions, find
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import Observed, ProbeResult, component_of
+from fairlead_operator.reconcile.applier import Applier, ServiceGone
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.kinds import SERVICES
+from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.reconcile.store import Owner, Store
+from fairlead_operator.settings import Settings
+
+log = logging.getLogger(__name__)
+SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pass
+BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between passes that fail
+RETRY_REFUSED = 30.0  # seconds until something that the API server refused is tried again (a quota may have grown)
+
+Announce = Callable[[Mapping[str, Any], str, str, str], None]  # service, type (Normal|Warning), reason, message
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What all loops share."""
+
+    cluster: Cluster
+    store: Store
+    prober: Prober
+    settings: Settings
+    announce: Announce
+    lanes: asyncio.Semaphore  # how many passes may write at the same time
+
+
+class Loop:
+    """One service by namespace and name. `wake()` from anywhere in the event loop; `run()` ends when the service is gone."""
+
+    def __init__(self, owner: Owner, tools: Tools) -> None:
+        self._owner = owner
+        self._tools = tools
+        self._woken = asyncio.Event()
+        self._applier: Applier | None = None
+        self._probe: ProbeResult | None = None
+        self._probing: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def run(self) -> None:
+        failures = 0
+        wait: float | None = 0.0
+        try:
+            while True:
+                await self._sleep(wait)
+                try:
+                    async with self._tools.lanes:
+                        wait = await self.one_pass()
+                    failures = 0
+                except ServiceGone:
+                    return
+                except Exception as error:
+                    failures += 1
+                    wait = min(BACKOFF_FIRST * 2.0 ** min(failures, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
+                    level = logging.DEBUG if isinstance(error, ApiRefused) and error.code == 409 else logging.WARNING
+                    log.log(level, "%s/%s: pass failed, again in %.1f s: %s: %s", *self._owner, wait, type(error).__name__, error)
+                    self._woken.clear()
+                    await self._sleep(wait)
+                    wait = 0.0
+        finally:
+            self._stop_probing()
+
+    async def _sleep(self, wait: float | None) -> None:
+        """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._woken.wait()
+        await asyncio.sleep(SETTLE)
+        self._woken.clear()
+
+    async def one_pass(self) -> float | None:
+        """Bring the cluster one step nearer. Returns the seconds until it is worth looking again; None: when something changes."""
+        body = self._tools.store.service(self._owner)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            raise ServiceGone(f"{self._owner[0]}/{self._owner[1]}")
+        applier = self._applier_of(body["metadata"]["uid"])
+        try:
+            service = InferenceService.parse(body)
+        except InvalidManifest as error:
+            # Accepted by another version's CRD. Say it; whatever runs stays as it is.
+            await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
+            return None
+        plan = desired(service, self._observed(), self._tools.settings, datetime.now(UTC))
+        refusals = await applier.converge(plan.objects)
+        plan = desired(service, self._observed(refusals), self._tools.settings, datetime.now(UTC))
+        if not plan.servable:
+            self._probe = None
+            self._stop_probing()
+        elif plan.probe_due:
+            self._start_probing(service)
+        await self._write_status(body, service.status, plan.status)
+        return self._next_look(plan, refused=bool(refusals))
+
+    def _next_look(self, plan: Desired, *, refused: bool) -> float | None:
+        looks = [plan.wake_at - time.time()] if plan.wake_at is not None and self._probing is None else []
+        if refused:
+            looks.append(RETRY_REFUSED)
+        return max(0.1, min(looks)) if looks else None
+
+    def _applier_of(self, uid: str) -> Applier:
+        """A service deleted and made again under its name is another service."""
+        if self._applier is None or self._applier.uid != uid:
+            self._applier = Applier(self._tools.cluster, self._tools.store, *self._owner, uid)
+            self._probe = None
+            self._stop_probing()
+        return self._applier
+
+    def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
+        children = self._tools.store.children(self._owner)
+        return Observed(
+            deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
+            pods=tuple(body for key, body in children.items() if key[0] == "Pod"),
+            refusals=refusals or {},
+            probe=self._probe,
+        )
+
+    def _start_probing(self, service: InferenceService) -> None:
+        if self._probing is None:
+            self._probing = asyncio.create_task(self._ask(service), name=f"probe {service.namespace}/{service.name}")
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
+
+    async def _ask(self, service: InferenceService) -> None:
+        problem = await self._tools.prober.complete(service)
+        before = self._probe.attempts if self._probe is not None and self._probe.generation == service.generation else 0
+        self._probe = ProbeResult(service.generation, not problem, problem, before + 1 if problem else 0, time.time())
+        self._probing = None
+        self.wake()
+
+    async def _write_status(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
+        status = after.model_dump(mode="json", by_alias=True)
+        if body.get("status") == status:
+            return
+        gone = {key: None for key in body.get("status") or {} if key not in status}
+        try:
+            answer = await self._tools.cluster.patch_status(body, {**status, **gone})
+        except ApiRefused as refusal:
+            if refusal.code == 404:
+                fresh = await self._tools.cluster.get(SERVICES, *self._owner)
+                if fresh is None:
+                    self._tools.store.remove(body)
+                    raise ServiceGone(str(refusal)) from None
+            raise
+        self._tools.store.put(answer)
+        self._announce_transition(body, before, after)
+
+    def _announce_transition(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
+        """An Event when Ready has changed its truth or its reason: never the same words twice in a row."""
+        old, new = find(before.conditions, "Ready"), find(after.conditions, "Ready")
+        if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
+            return
+        fault = find(after.conditions, "Degraded")
+        warning = new.status != "True" and (new.reason == "RequestFailed" or (fault is not None and fault.status == "True"))
+        self._tools.announce(body, "Warning" if warning else "Normal", new.reason, new.message)
+
+
+def _refused(body: Mapping[str, Any], problem: str) -> ServiceStatus:
+    before = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}}).status
+    say = Conditions(before.conditions, int(body["metadata"].get("generation") or 0), datetime.now(UTC))
+    say.say("Ready", False, "InvalidSpec", problem)
+    return before.model_copy(update={"observed_generation": int(body["metadata"].get("generation") or 0), "conditions": say.made})

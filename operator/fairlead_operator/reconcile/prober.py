@@ -1,0 +1,37 @@
+"""The proof that a service serves: one completion of one token, through the router's Service, as a client would ask for it."""
+
+import httpx
+
+from fairlead_operator.api import InferenceService
+
+TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
+PROMPT = "Ready?"
+
+
+class Prober:
+    """One HTTP client for all services. Reaches them by DNS names of the cluster: in tests `base_url` says where they are instead."""
+
+    def __init__(self, cluster_domain: str, base_url: str = "") -> None:
+        self._domain = cluster_domain
+        self._base_url = base_url
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(TIMEOUT, connect=5.0), trust_env=False)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def complete(self, service: InferenceService) -> str:
+        """Empty when a completion came back, otherwise what went wrong."""
+        base = self._base_url or f"http://{service.name}.{service.namespace}.svc.{self._domain}"
+        url = f"{base}/v1/completions"
+        asked = {"model": service.served_model_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+        try:
+            # A new connection each time: kube-proxy chooses among the routers that exist now.
+            answer = await self._http.post(url, json=asked, headers={"Connection": "close"})
+            if answer.status_code != 200:
+                return f"{url} answered {answer.status_code}: {answer.text[:300]}"
+            choices = answer.json()["choices"]
+        except httpx.HTTPError as error:
+            return f"{url}: {type(error).__name__}: {error}"
+        except (ValueError, KeyError, TypeError):
+            return f"{url} answered 200 without choices: {answer.text[:300]}"
+        return "" if choices else f"{url} answered 200 with no choice"

@@ -1,0 +1,62 @@
+"""The operator as one coroutine: watches, loops, resync and health, until a stop is asked for or something essential ends."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import kopf
+
+from fairlead_operator import health
+from fairlead_operator.config import OperatorConfig
+from fairlead_operator.reconcile import handlers
+from fairlead_operator.reconcile.client import Cluster
+from fairlead_operator.reconcile.fleet import Fleet
+from fairlead_operator.reconcile.loop import Tools
+from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.reconcile.resync import Resync
+from fairlead_operator.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+LANES = 16  # services that are written at the same time: the API server's own fairness does the rest
+
+
+async def operate(config: OperatorConfig, stop: asyncio.Event, prober: Prober | None = None) -> None:
+    """Run until `stop` is set. Raises what ended it when that was not a stop: the process then exits and is started anew."""
+    fleet = Fleet()
+    store = Store(fleet.wake)
+    ready = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(Cluster.connect(config.kubeconfig))
+        prober = prober or Prober(config.cluster_domain)
+        stack.push_async_callback(prober.close)
+        stack.push_async_callback(fleet.close)
+        fleet.open(Tools(cluster, store, prober, config.settings, handlers.announce, asyncio.Semaphore(LANES)))
+        resync = Resync(cluster, store, config.namespace)
+
+        def problem() -> str:
+            return "no complete listing for too long: the API server cannot be reached" if resync.stale else ""
+
+        port = await stack.enter_async_context(health.served(config.health_port, problem, ready.is_set))
+        log.info("health on port %d", port)
+        watching = asyncio.create_task(_watch(config, store, fleet, stop, ready), name="watches")
+        relisting = asyncio.create_task(resync.run(), name="resync")
+        done, pending = await asyncio.wait({watching, relisting}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            task.result()
+        if not stop.is_set():
+            raise RuntimeError("the watches have ended without a stop")
+
+
+async def _watch(config: OperatorConfig, store: Store, fleet: Fleet, stop: asyncio.Event, ready: asyncio.Event) -> None:
+    await kopf.operator(
+        registry=handlers.registry(store, fleet),
+        settings=handlers.settings(),
+        standalone=True,
+        clusterwide=not config.namespace,
+        namespaces=[config.namespace] if config.namespace else [],
+        stop_flag=stop,
+        ready_flag=ready,
+    )

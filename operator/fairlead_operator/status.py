@@ -1,0 +1,142 @@
+"""The status of a service: counts, conditions, and whether a request through the router is due. Pure."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from fairlead_operator import causes, names
+from fairlead_operator.api import InferenceService, ServiceStatus
+from fairlead_operator.causes import Cause
+from fairlead_operator.children import router, worker
+from fairlead_operator.conditions import Conditions, find
+from fairlead_operator.observed import Observed, Replicas
+
+RETRY_LONGEST = 15.0  # seconds between requests through a router that does not answer
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be written, and what has to happen before more can be said."""
+
+    status: ServiceStatus
+    servable: bool  # every pod is as wanted: only a completed request is missing to Ready
+    probe_due: bool
+    wake_at: float | None  # seconds since the epoch; None: nothing changes unless the cluster does
+
+
+def verdict(service: InferenceService, observed: Observed, now: datetime) -> Verdict:
+    workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas)
+    routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas)
+    revision = worker.revision(service)
+    obstacle = _obstacle(service, observed, workers, routers, revision)
+    proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
+
+    say = Conditions(service.status.conditions, service.generation, now)
+    if obstacle is not None:
+        say.say("Ready", False, obstacle.reason, obstacle.message)
+    elif proof.proven:
+        say.say("Ready", True, "Serving", "A completion went through the router")
+    elif proof.failure:
+        say.say("Ready", False, "RequestFailed", proof.failure)
+    elif proof.was_ready:
+        say.keep("Ready")  # of the generation before; the request for this one is under way
+    else:
+        say.say("Ready", False, "Probing", "All pods are ready; a completion through the router is under way")
+    serving = workers.ready > 0 and routers.ready > 0
+    say.say(
+        "Available",
+        serving,
+        "Serving" if serving else "NoWorker" if workers.ready == 0 else "NoRouter",
+        f"{workers.ready} workers, {routers.ready} routers ready",
+    )
+    _progressing(say, workers, routers)
+    routable = routers.ready > 0
+    say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
+    fault = obstacle is not None and obstacle.fault
+    say.say("Degraded", fault, obstacle.reason if fault and obstacle else "AsExpected", obstacle.message if fault and obstacle else "")
+
+    status = ServiceStatus(
+        observed_generation=service.generation,
+        url=names.url(service),
+        model=service.served_model_name,
+        ready=f"{min(workers.ready, workers.wanted)}/{workers.wanted}",
+        replicas=workers.total,
+        ready_replicas=workers.ready,
+        updated_replicas=workers.updated,
+        selector=names.selector_text(service),
+        revision=f"{service.name}-{revision}",
+        conditions=say.made,
+    )
+    return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=proof.wake_at)
+
+
+def _progressing(say: Conditions, workers: Replicas, routers: Replicas) -> None:
+    stalled = workers.stalled or routers.stalled
+    if stalled:
+        say.say("Progressing", False, "ProgressDeadlineExceeded", stalled)
+    elif workers.complete and routers.rolled_out:
+        say.say("Progressing", False, "Complete", "All workers are of the wanted revision")
+    else:
+        say.say(
+            "Progressing",
+            True,
+            "RollingOut",
+            f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision",
+        )
+
+
+def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, revision: str) -> Cause | None:
+    """The most telling reason why the service is not as wanted; None when only a request is missing."""
+    if observed.refusals:
+        child, words = min(observed.refusals.items())
+        reason = (
+            "PodTemplateInvalid" if child == f"Deployment/{service.name}-{names.WORKER}" and service.spec.pod_template else "ApplyFailed"
+        )
+        return Cause(reason, f"{child}: {words}", fault=True)
+    for replicas in (workers, routers):
+        if replicas.failure is not None:
+            return Cause(*replicas.failure, fault=True)
+    if not workers.complete:
+        cause = causes.of_pods(observed.pods, names.WORKER, revision)
+        if cause is not None and cause.fault:
+            return cause
+        if (workers.current and workers.updated < workers.wanted) or workers.total > workers.wanted:
+            kept = workers.total - workers.updated
+            return Cause(
+                "RollingOut", f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False
+            )
+        return cause or Cause("Starting", f"{workers.ready} of {workers.wanted} workers are ready", fault=False)
+    if workers.wanted == 0:
+        return Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
+    if routers.ready == 0 or not routers.rolled_out:
+        cause = causes.of_pods(observed.pods, names.ROUTER, router.revision(service))
+        if cause is not None and cause.fault:
+            return cause
+        return Cause("RouterNotReady", f"{routers.ready} of {routers.wanted} routers are ready", fault=False)
+    return None
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """Whether a completion has gone through the router since the service was last not servable."""
+
+    proven: bool = False
+    was_ready: bool = False
+    failure: str = ""
+    due: bool = False
+    wake_at: float | None = None
+
+    @classmethod
+    def of(cls, service: InferenceService, observed: Observed, now: float, *, servable: bool) -> "_Proof":
+        if not servable:
+            return cls()
+        ready = find(service.status.conditions, "Ready")
+        was_ready = ready is not None and ready.status == "True"
+        if was_ready and ready is not None and ready.observed_generation == service.generation:
+            return cls(proven=True)
+        probe = observed.probe
+        if probe is None or probe.generation != service.generation:
+            return cls(was_ready=was_ready, due=True)
+        if probe.succeeded:
+            return cls(proven=True)
+        again = probe.at + min(2.0 ** min(probe.attempts, 10), RETRY_LONGEST)
+        return cls(failure=probe.message, due=now >= again, wake_at=again)

@@ -1,0 +1,37 @@
+"""A breaker for each worker: after failures in a row it is left alone for a while, longer each time."""
+
+from collections.abc import Callable
+
+FAILURES_TO_OPEN = 3
+OPEN_SECONDS = (1.0, 10.0)
+
+
+class Breaker:
+    """Closed: requests may go. Opened by failures in a row; after its time, a good look (`probed`) or a good answer closes it again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._openings = 0
+        self._open_until: float | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._open_until is None
+
+    def failed(self) -> None:
+        self._failures += 1
+        if self._failures >= FAILURES_TO_OPEN and self._open_until is None:
+            shortest, longest = OPEN_SECONDS
+            self._open_until = self._clock() + min(longest, shortest * 2**self._openings)
+            self._openings += 1
+
+    def succeeded(self) -> None:
+        self._failures = self._openings = 0
+        self._open_until = None
+
+    def probed(self) -> None:
+        """A look found the worker well: half open once its time is over, so that one more failure opens it again."""
+        if self._open_until is not None and self._clock() >= self._open_until:
+            self._open_until = None
+            self._failures = FAILURES_TO_OPEN - 1

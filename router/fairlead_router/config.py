@@ -1,0 +1,59 @@
+"""The router's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win, the last one given wins)."""
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"]
+
+
+class RouterConfig(BaseSettings):
+    """Everything the process was told, once, at its start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FAIRLEAD_",
+        frozen=True,
+        extra="ignore",
+        cli_prog_name="fairlead-router",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    service_name: str = Field("fairlead", description="name of the InferenceService")
+    served_model_name: str = Field("", description="model name that clients ask for (empty: what the workers say)")
+    host: str = Field("0.0.0.0", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
+    index_namespace: str = Field("", description="NS/NAME of the prefix index (empty: default/SERVICE_NAME)")
+    redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
+    workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
+    policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
+    drain_timeout: float = Field(120.0, ge=0, description="seconds that streams may take to finish after SIGTERM")
+    drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")
+    request_timeout: float = Field(600.0, gt=0, description="seconds of silence from a worker after which a request fails")
+    hold_timeout: float = Field(30.0, ge=0, description="seconds that a request waits for a worker before 503")
+    poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
+
+    @field_validator("workers")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        if not value.startswith(("dns://", "file:///", "static://")):
+            raise ValueError(f"{value!r}: give dns://HOST:PORT, file:///path or static://host:port,host:port")
+        return value
+
+    @property
+    def namespace(self) -> str:
+        return self.index_namespace or f"default/{self.service_name}"
+
+    def shown(self) -> dict[str, object]:
+        """For the log at start: the password of the Redis URL is left out."""
+        return self.model_dump() | {"redis_url": re.sub(r"//[^@/]*@", "//***@", self.redis_url)}
+
+
+def read_config(arguments: list[str]) -> RouterConfig:
+    """From the command line and the environment. Exits for an unknown flag; raises ValidationError for a bad value."""
+    return RouterConfig(_cli_parse_args=arguments)

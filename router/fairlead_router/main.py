@@ -1,0 +1,35 @@
+"""`fairlead-router`."""
+
+import gc
+import json
+import logging
+import sys
+
+from pydantic import ValidationError
+
+from fairlead_router.config import read_config
+from fairlead_router.server import RouterServer
+
+
+def main() -> None:
+    """Run until SIGTERM; exit 0 after the drain, 2 for a configuration that cannot be."""
+    try:
+        config = read_config(sys.argv[1:])
+        server = RouterServer(config)
+    except ValidationError as error:
+        for problem in error.errors():
+            flag = "--" + "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+            print(f"fairlead-router: {flag}: {problem['msg']} (given: {problem['input']!r})", file=sys.stderr)
+        sys.exit(2)
+    except ValueError as error:
+        print(f"fairlead-router: {error}", file=sys.stderr)
+        sys.exit(2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: later collections pass it over
+    server.run()
+
+
+if __name__ == "__main__":
+    main()

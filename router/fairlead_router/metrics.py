@@ -1,0 +1,58 @@
+"""What /metrics says, in a registry of its own for each router."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairlead_router.workers import WorkerTable
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class Metrics:
+    """Counters and histograms of the router; the workers' gauges are read from the table at scrape time."""
+
+    def __init__(self, table: WorkerTable) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("fairlead_router_requests", "Requests by path and status code", ["path", "code"], registry=registry)
+        self.retries = Counter(
+            "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
+        )
+        self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
+        self.held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
+        self.ttfb = Histogram(
+            "fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", buckets=_SECONDS, registry=registry
+        )
+        self.overhead = Histogram(
+            "fairlead_router_prepare_seconds", "Reading, rendering, tokenizing and hashing a prompt", buckets=_SECONDS, registry=registry
+        )
+        self.predicted = Counter("fairlead_router_predicted_cached_tokens", "Cached tokens that the index expected", registry=registry)
+        self.actual = Counter("fairlead_router_actual_cached_tokens", "Cached tokens that workers reported", registry=registry)
+        self.prediction_error = Histogram(
+            "fairlead_router_prediction_error_tokens", "|predicted - actual| cached tokens", buckets=_TOKENS, registry=registry
+        )
+        self.index_unavailable = Counter(
+            "fairlead_router_index_unavailable", "Requests routed without the index because it was away", registry=registry
+        )
+        self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
+        self.index_up.set(1)
+        registry.register(_WorkerGauges(table))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _WorkerGauges(Collector):
+    def __init__(self, table: WorkerTable) -> None:
+        self._table = table
+
+    def collect(self) -> Iterable[Metric]:
+        flying = GaugeMetricFamily("fairlead_router_worker_in_flight", "Requests of this router at a worker", labels=["worker"])
+        usable = GaugeMetricFamily("fairlead_router_worker_usable", "1 while the worker may be chosen", labels=["worker"])
+        for worker in self._table:
+            flying.add_metric([worker.address], worker.in_flight)
+            usable.add_metric([worker.address], float(worker.usable))
+        return [flying, usable]

@@ -1,0 +1,110 @@
+"""A look at each worker about once a second: is it ready, is it draining, how loaded is it, what prompt format has it."""
+
+import asyncio
+import logging
+import random
+
+import msgspec
+
+from fairlead_index.load import WorkerLoad
+from fairlead_router.formats import PromptFormats
+from fairlead_router.upstream import ConnectFailed, UpstreamError
+from fairlead_router.workers import Worker, WorkerTable
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+SILENT_LOOKS = 2
+"""Looks in a row without any answer after which a worker is not chosen while others are."""
+ABANDON_LOOKS = 5
+"""... and after which requests that it has not begun to answer are taken elsewhere."""
+FORMAT_SECONDS = 30.0
+"""How often the prompt format is asked for again, with its ETag."""
+
+
+class _Load(WorkerLoad, frozen=True):
+    pod: str = ""
+    draining: bool = False
+    ready: bool = True
+
+
+class Poller:
+    """One task for each worker of the table."""
+
+    def __init__(self, table: WorkerTable, formats: PromptFormats, interval: float) -> None:
+        self._table, self._formats, self._interval = table, formats, interval
+        self._decoder = msgspec.json.Decoder(_Load)
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        table.on_added = self._begin
+
+    def _begin(self, worker: Worker) -> None:
+        task = self._tasks[worker] = asyncio.create_task(self._watch(worker), name=f"look at {worker.address}")
+        task.add_done_callback(lambda _: self._tasks.pop(worker, None))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, worker: Worker) -> None:
+        missed, format_age = 0, 0.0
+        loop = asyncio.get_running_loop()
+        while self._table.get(worker.address) is worker:
+            worker.look_now.clear()
+            was_usable, known = worker.usable, worker.format_tag
+            try:
+                ready = await self._look(worker)
+                missed, worker.silent = 0, False
+                if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
+                    worker.format_tag = await self._formats.learn(worker.pool, worker.format_tag)
+                    format_age = loop.time()
+                self._settle(worker, ready)
+            except TimeoutError:
+                missed += 1
+                if missed == SILENT_LOOKS:
+                    logger.warning("worker %s is silent: no answer to %d looks", worker.address, missed)
+                worker.silent = missed >= SILENT_LOOKS
+                if missed >= ABANDON_LOOKS:
+                    self._abandon(worker)
+            except (UpstreamError, msgspec.MsgspecError) as error:
+                missed = 0
+                if worker.ready:
+                    logger.info("worker %s is gone: %s", worker.address, error)
+                self._settle(worker, False)
+                if not worker.discovered and isinstance(error, ConnectFailed):
+                    self._table.drop(worker)  # only the index knew it
+            if worker.usable != was_usable or worker.format_tag != known:
+                self._formats.elect(other.format_tag for other in self._table if other.usable)
+                self._table.notify()
+            try:
+                await asyncio.wait_for(worker.look_now.wait(), self._interval * random.uniform(0.9, 1.1))
+            except TimeoutError:
+                pass
+
+    async def _look(self, worker: Worker) -> bool:
+        """One look. Raises TimeoutError, UpstreamError, MsgspecError (not a worker's answer)."""
+        head, _ = await worker.pool.fetch("/ready", LOOK_SECONDS)
+        if head.status != 200:
+            return False
+        head, body = await worker.pool.fetch("/load", LOOK_SECONDS)
+        if head.status != 200:
+            return False
+        load = self._decoder.decode(body)
+        worker.load, worker.draining = load, load.draining
+        worker.pod = load.pod or worker.pod
+        return load.ready and not load.draining
+
+    def _settle(self, worker: Worker, ready: bool) -> None:
+        if ready:
+            worker.life += worker.seen_down or worker.life == 0
+            worker.seen_down = False
+            worker.breaker.probed()
+        else:
+            worker.seen_down = True
+        worker.ready = ready
+
+    def _abandon(self, worker: Worker) -> None:
+        """It does not answer at all (stopped, or its node is cut off): what it has not begun can still be done elsewhere."""
+        if any(other.usable for other in self._table):
+            worker.pool.abandon()

@@ -1,0 +1,113 @@
+"""The parts of one router, put together."""
+
+import asyncio
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from fairlead_index.reader import IndexReader
+from fairlead_router.config import RouterConfig
+from fairlead_router.discovery import follow, source_of
+from fairlead_router.formats import PromptFormats
+from fairlead_router.metrics import Metrics
+from fairlead_router.policies import LeastLoad, Policy, Random, RoundRobin, Session
+from fairlead_router.poller import Poller
+from fairlead_router.prompts import Prompts
+from fairlead_router.proxy import Proxy
+from fairlead_router.steering import PrefixAware
+from fairlead_router.workers import WorkerTable
+
+logger = logging.getLogger(__name__)
+
+
+class Router:
+    """Owns what lives as long as the process. Build it, `start` it on a running loop, `close` it there."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self._source = source_of(config.workers)
+        self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
+        self.table = WorkerTable()
+        self.metrics = Metrics(self.table)
+        self.formats = PromptFormats(self._threads)
+        self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name)
+        self._poller = Poller(self.table, self.formats, config.poll_interval)
+        self._following: asyncio.Task[None] | None = None
+        self._created = int(time.time())
+        self.policy: Policy
+        self.proxy: Proxy
+
+    async def start(self) -> None:
+        self.policy = self._make_policy()
+        self.proxy = Proxy(self.config, self.table, self.policy, self.metrics)
+        self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
+
+    async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+        await self._poller.close()
+        await self.policy.close()
+        for worker in self.table:
+            worker.pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def drain(self) -> None:
+        """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
+        self.proxy.draining = True
+
+    def _make_policy(self) -> Policy:
+        match self.config.policy:
+            case "PrefixAware":
+                reader = IndexReader(self.config.redis_url, self.config.namespace) if self.config.redis_url else None
+                return PrefixAware(self.table, reader, self.metrics)
+            case "LeastLoad":
+                return LeastLoad(self.table)
+            case "Random":
+                return Random(self.table)
+            case "RoundRobin":
+                return RoundRobin(self.table)
+            case "Session":
+                return Session(self.table)
+
+    def not_ready_reason(self) -> str:
+        """Empty when ready: a worker is known, and its prompt format was fetched."""
+        if self.proxy.draining:
+            return "draining"
+        if not self.table.usable():
+            return "no worker is ready"
+        return "" if self.formats.current else "no prompt format yet"
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI's model objects."""
+        return [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._created,
+                "owned_by": "fairlead",
+                "max_model_len": self.formats.max_model_len(name),
+            }
+            for name in self.prompts.model_names()
+        ]
+
+    def picture(self) -> dict[str, Any]:
+        """The table that `fairlead status` shows."""
+        workers = [
+            {
+                "pod": worker.pod,
+                "address": worker.address,
+                "ready": worker.ready and not worker.silent,
+                "draining": worker.draining,
+                "usable": worker.usable,
+                "in_flight": worker.in_flight,
+                "source": "discovery" if worker.discovered else "index",
+                "load": msgspec.to_builtins(worker.load),
+            }
+            for worker in sorted(self.table, key=lambda worker: worker.address)
+        ]
+        index = self.policy.index if isinstance(self.policy, PrefixAware) else "unused"
+        return {"service": self.config.service_name, "policy": self.config.policy, "index": index, "workers": workers}

@@ -1,0 +1,92 @@
+"""PrefixAware: the worker that the index expects to answer soonest. Without the index: by the router's own picture, and says so."""
+
+import asyncio
+import logging
+from time import monotonic
+
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.reader import IndexReader
+from fairlead_router.metrics import Metrics
+from fairlead_router.policies import Choice, Tried, Wanted, by_affinity
+from fairlead_router.workers import WorkerTable
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5
+"""While the index is away, how often one request tries it again; the others do not wait for its deadline."""
+
+
+class PrefixAware:
+    """Match, score and reserve in one round trip to the index."""
+
+    def __init__(self, table: WorkerTable, reader: IndexReader | None, metrics: Metrics) -> None:
+        self._table, self._reader, self._metrics = table, reader, metrics
+        self._away = False
+        self._retry_at = 0.0
+        self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def index(self) -> str:
+        """For people: `off`, `ok` or `unavailable`."""
+        if self._reader is None:
+            return "off"
+        return "unavailable" if self._away else "ok"
+
+    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+        if self._reader is not None and (choice := await self._ask_index(self._reader, wanted, tried)):
+            return choice
+        workers = self._table.usable(tried)
+        return Choice(by_affinity(wanted, workers)) if workers else None
+
+    async def _ask_index(self, reader: IndexReader, wanted: Wanted, tried: Tried) -> Choice | None:
+        now = monotonic()
+        if self._away and now < self._retry_at:
+            self._metrics.index_unavailable.inc()
+            return None
+        self._retry_at = now + RETRY_SECONDS
+        excluded = self._table.unusable_addresses() | {address for address, _ in tried}
+        try:
+            route = await reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded)
+        except IndexUnavailable as error:
+            self._metrics.index_unavailable.inc()
+            self._say(away=True, why=str(error))
+            return None
+        self._say(away=False)
+        for candidate in route.candidates[:1]:
+            worker = self._table.adopt(candidate.address)
+            if worker is not None and worker.ready:  # else it went while the index was being asked
+                return Choice(worker, candidate.cached_tokens, route.reservation)
+        if route.candidates:
+            self._release(reader, route.reservation)
+        return None
+
+    def release(self, choice: Choice) -> None:
+        if self._reader is not None and choice.reservation is not None and not self._away:
+            self._release(self._reader, choice.reservation)
+
+    def _release(self, reader: IndexReader, reservation: bytes) -> None:
+        task = asyncio.create_task(self._give_up(reader, reservation))  # the client does not wait for Redis
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _give_up(self, reader: IndexReader, reservation: bytes) -> None:
+        try:
+            await reader.release(reservation)
+        except IndexUnavailable as error:
+            self._say(away=True, why=str(error))  # the reservation decays by itself
+
+    def _say(self, away: bool, why: str = "") -> None:
+        """One line and one gauge for each transition, not for each request."""
+        if away == self._away:
+            return
+        self._away = away
+        self._metrics.index_up.set(0 if away else 1)
+        if away:
+            logger.warning("the index is unavailable, routing by local load and rendezvous: %s", why)
+        else:
+            logger.info("the index answers again")
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._releases, return_exceptions=True)
+        if self._reader is not None:
+            await self._reader.close()

@@ -1,0 +1,200 @@
+"""A worker without an engine: real sockets, the worker's HTTP contract, and a behaviour that the test chooses."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from tests.router.prompt_format import encoded, make_format
+
+from fairlead_index.hashing import block_hashes, tokens_from_bytes
+from fairlead_index.load import WorkerCard
+from fairlead_index.prompt import PromptFormat
+from fairlead_index.writer import IndexWriter
+
+
+@dataclass
+class Received:
+    path: str
+    headers: dict[str, str]
+    tokens: "list[int] | None"
+    body: bytes
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+
+@dataclass
+class Exchange:
+    """One request at the worker, for a behaviour to answer."""
+
+    worker: "StandIn"
+    request: Received
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    cached: int = 0
+
+    async def head(self, status: int = 200, length: int | None = None, kind: str = "text/event-stream", **extra: str) -> None:
+        lines = [
+            f"HTTP/1.1 {status} X",
+            f"content-type: {kind}",
+            f"x-fairlead-pod: {self.worker.pod}",
+            f"x-fairlead-cached-tokens: {self.cached}",
+        ]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in extra.items()]
+        lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
+        self.writer.write("\r\n".join([*lines, "", ""]).encode())
+        await self.writer.drain()
+
+    async def chunk(self, data: bytes) -> None:
+        self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        await self.writer.drain()
+
+    async def event(self, text: str) -> None:
+        await self.chunk(b"data: " + json.dumps({"choices": [{"index": 0, "text": text}]}).encode() + b"\n\n")
+
+    async def end(self) -> None:
+        await self.chunk(b"data: [DONE]\n\n")
+        await self.chunk(b"")
+
+    async def whole(self, status: int, body: dict, **extra: str) -> None:
+        data = json.dumps(body).encode()
+        await self.head(status, len(data), "application/json", **extra)
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def die(self) -> None:
+        """As a killed process: the connection is reset."""
+        self.writer.transport.abort()
+
+    async def until_client_gone(self) -> None:
+        await self.reader.read()
+
+
+Behaviour = Callable[[Exchange], Awaitable[None]]
+
+
+async def answers(exchange: Exchange) -> None:
+    """Five tokens, streamed if asked."""
+    if exchange.request.json.get("stream"):
+        await exchange.head()
+        for number in range(5):
+            await exchange.event(f" {number}")
+        await exchange.end()
+    else:
+        await exchange.whole(200, {"object": "text_completion", "choices": [{"index": 0, "text": " 0 1 2 3 4"}]})
+
+
+async def drains(exchange: Exchange) -> None:
+    exchange.worker.ready = False
+    await exchange.whole(503, {"error": {"message": "draining"}}, x_fairlead_retry="other")
+
+
+async def dies_at_once(exchange: Exchange) -> None:
+    exchange.die()
+
+
+@dataclass
+class StandIn:
+    pod: str = "pod"
+    format: PromptFormat = field(default_factory=make_format)
+    behaviour: Behaviour = answers
+    ready: bool = True
+    load: dict = field(default_factory=dict)
+    redis: tuple[str, str] | None = None
+    """URL and namespace of an index to write to."""
+    received: list[Received] = field(default_factory=list)
+    stopped: bool = False
+    """Looks get no answer, as after SIGSTOP."""
+    gone: int = 0
+    """Requests whose client went away before the end."""
+    format_fetches: int = 0
+    address: str = ""
+
+    async def start(self, port: int = 0) -> "StandIn":
+        self._cache: set[int] = set()
+        self._connections: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task] = set()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 24)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._index = None
+        if self.redis:
+            url, namespace = self.redis
+            self._index = IndexWriter(url, namespace, WorkerCard(self.pod, self.address, self.format.block_tokens), lease_seconds=2)
+            self._index.start()
+        return self
+
+    @property
+    def joined(self) -> bool:
+        return self._index is not None and self._index.joined
+
+    async def kill(self) -> None:
+        """The port refuses, every connection is reset, and the index is told nothing."""
+        self._server.close()
+        for writer in list(self._connections):
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._index is not None:
+            await self._index.leave(0.2)
+            self._index = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._connections.add(writer)
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                line, *fields = head.decode("latin-1").strip().split("\r\n")
+                method, path, _ = line.split(" ")
+                headers = {name.lower(): value for name, value in (entry.split(": ", 1) for entry in fields)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                await self._handle(method, path, headers, body, reader, writer)
+        except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            self._connections.discard(writer)
+            writer.transport.abort()
+
+    async def _handle(
+        self, method: str, path: str, headers: dict, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        exchange = Exchange(self, Received(path, headers, None, body), reader, writer)
+        if self.stopped:
+            await exchange.until_client_gone()
+            return
+        if path == "/ready":
+            await exchange.whole(200 if self.ready else 503, {"ready": self.ready})
+        elif path == "/load":
+            await exchange.whole(200, {"pod": self.pod, "address": self.address, "draining": False, "ready": self.ready, **self.load})
+        elif path == "/internal/prompt-format":
+            self.format_fetches += 1
+            data, tag = encoded(self.format)
+            if tag in headers.get("if-none-match", ""):
+                writer.write(f"HTTP/1.1 304 Not Modified\r\netag: {tag}\r\n\r\n".encode())
+                return
+            await exchange.head(200, len(data), "application/json", etag=tag)
+            writer.write(data)
+        else:
+            await self._prompt(exchange, headers, body)
+
+    async def _prompt(self, exchange: Exchange, headers: dict, body: bytes) -> None:
+        count = int(headers.get("x-fairlead-prompt-tokens", 0))
+        tokens = tokens_from_bytes(body[: 4 * count]) if count else None
+        exchange.request = Received(exchange.request.path, headers, list(tokens) if tokens else None, body[4 * count :])
+        self.received.append(exchange.request)
+        if tokens:
+            hashes = block_hashes(self.format.root(), tokens, self.format.block_tokens)
+            exchange.cached = self.format.block_tokens * sum(1 for block in hashes if block in self._cache)
+            self._cache.update(hashes)
+            if self._index is not None:
+                self._index.stored(hashes)
+        try:
+            await self.behaviour(exchange)
+        except (ConnectionError, asyncio.CancelledError):
+            self.gone += 1
+            raise

@@ -1,0 +1,174 @@
+"""What clients see when workers fail: nothing, as long as nothing of an answer was sent."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from tests.router.harness import Fleet, eventually
+from tests.router.stand_in_worker import Exchange, answers, dies_at_once, drains
+
+
+async def test_a_refused_connection_is_tried_elsewhere(fleet: Fleet) -> None:
+    workers = [await fleet.worker() for _ in range(2)]
+    router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)  # the router is told nothing by its looks
+    await workers[0].kill()
+    codes = [(await router.complete(f"p{number}")).status_code for number in range(6)]
+    assert codes == [200] * 6 and len(workers[1].received) == 6
+
+
+async def test_a_draining_worker_is_asked_once_and_then_left_alone(fleet: Fleet) -> None:
+    workers = [await fleet.worker() for _ in range(2)]
+    router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)
+    workers[0].behaviour = drains
+    assert [(await router.complete(f"p{number}")).status_code for number in range(6)] == [200] * 6
+    assert len(workers[0].received) == 1 and len(workers[1].received) == 6
+    assert await router.metric("fairlead_router_retries_total") == 1
+
+
+async def test_a_worker_that_dies_before_its_answer_is_replaced_without_the_client_seeing_it(fleet: Fleet) -> None:
+    workers = [await fleet.worker() for _ in range(2)]
+    router = await fleet.router(*workers, policy="RoundRobin")
+    workers[0].behaviour = dies_at_once
+    assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
+
+
+async def test_no_worker_sees_a_request_twice(fleet: Fleet) -> None:
+    """All workers reset it. A worker sees it again only where a kept connection might have been stale, which a first request is not."""
+    workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(2)]
+    router = await fleet.router(*workers, hold_timeout=0.5)
+    for worker in router.table:
+        worker.pool.close()
+    answer = await router.complete("x")
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    seen = [sum(1 for request in worker.received) for worker in workers]
+    assert max(seen) <= 2 and min(seen) >= 1  # 2: one on a connection that the looks had kept
+    assert await router.metric("fairlead_router_retries_total") == 2
+
+
+async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet) -> None:
+    workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(5)]
+    router = await fleet.router(*workers)
+    assert (await router.complete("poison")).status_code == 502
+    assert sum(1 for worker in workers if worker.received) == 3
+
+
+async def test_a_stream_whose_worker_dies_ends_with_an_error_event(fleet: Fleet) -> None:
+    async def dies_midway(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.event("some")
+        exchange.die()
+
+    router = await fleet.router(await fleet.worker(behaviour=dies_midway))
+    answer = await router.complete("x", stream=True)
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n") if line]
+    assert answer.status_code == 200 and events[0]["choices"] and events[1]["error"]["type"] == "server_error"
+    assert (await router.metric("fairlead_router_broken_streams_total")) == 1
+
+
+async def test_a_whole_answer_whose_worker_dies_is_seen_to_be_cut(fleet: Fleet) -> None:
+    async def dies_midway(exchange: Exchange) -> None:
+        await exchange.head(200, 1000, "application/json")
+        exchange.writer.write(b'{"object":')
+        await exchange.writer.drain()
+        exchange.writer.close()
+        await exchange.writer.wait_closed()
+
+    router = await fleet.router(await fleet.worker(behaviour=dies_midway))
+    with pytest.raises(httpx.RemoteProtocolError):
+        await router.complete("x")
+
+
+async def test_a_silent_worker_is_given_up_at_the_deadline(fleet: Fleet) -> None:
+    async def silent(exchange: Exchange) -> None:
+        await exchange.until_client_gone()
+
+    async def silent_later(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.event("one")
+        await exchange.until_client_gone()
+
+    worker = await fleet.worker(behaviour=silent)
+    router = await fleet.router(worker, request_timeout=0.3)
+    answer = await router.complete("x")
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
+    worker.behaviour = silent_later
+    assert "error" in (await router.complete("x", stream=True)).text
+
+
+async def test_a_kept_connection_that_the_worker_closed_is_no_failure(fleet: Fleet) -> None:
+    async def answers_then_closes(exchange: Exchange) -> None:
+        await answers(exchange)
+        exchange.writer.close()
+
+    router = await fleet.router(await fleet.worker(behaviour=answers_then_closes))
+    assert [(await router.complete(f"p{number}")).status_code for number in range(5)] == [200] * 5
+
+
+async def test_requests_are_held_while_the_only_worker_restarts_elsewhere(fleet: Fleet) -> None:
+    old = await fleet.worker()
+    router = await fleet.router(old, workers=fleet.list_in_file(old))
+    assert (await router.complete("a")).status_code == 200
+    await old.kill()
+    held = [asyncio.create_task(router.complete(f"p{number}")) for number in range(10)]
+    await eventually(lambda: not any(worker.usable for worker in router.table), "the router noticed")
+    new = await fleet.worker()
+    fleet.list_in_file(new)
+    assert [answer.status_code for answer in await asyncio.gather(*held)] == [200] * 10
+    assert len(new.received) == 10
+
+
+async def test_a_worker_that_restarts_on_its_own_address_may_be_asked_again(fleet: Fleet) -> None:
+    worker = await fleet.worker(behaviour=dies_at_once)
+    router = await fleet.router(worker)
+    held = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: bool(worker.received), "the request was sent")
+    await worker.kill()
+    await eventually(lambda: not any(worker.usable for worker in router.table), "the router noticed")
+    again = await fleet.worker(port=int(worker.address.split(":")[1]))
+    assert (await held).status_code == 200 and len(again.received) == 1
+
+
+async def test_a_worker_that_leaves_discovery_is_gone_at_once_and_its_streams_go_on(fleet: Fleet) -> None:
+    gate = asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.event("one")
+        await gate.wait()
+        await exchange.end()
+
+    leaving, staying = await fleet.worker(behaviour=waits), await fleet.worker()
+    url = fleet.list_in_file(leaving)
+    router = await fleet.router(leaving, workers=url)
+    stream = asyncio.create_task(router.complete("x", stream=True))
+    await eventually(lambda: bool(leaving.received), "the stream runs")
+    fleet.list_in_file(staying)
+    await eventually(lambda: router.table.get(leaving.address) is None, "it is gone")
+    await router.usable(1)
+    assert (await router.complete("y")).status_code == 200 and len(staying.received) == 1
+    gate.set()
+    assert (await stream).text.endswith("[DONE]\n\n")
+
+
+async def test_without_any_worker_the_client_gets_503_after_the_hold(fleet: Fleet) -> None:
+    router = await fleet.router(workers="static://127.0.0.1:9", hold_timeout=0.2)
+    answer = await router.complete("x")
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+    assert answer.json()["error"]["code"] == "service_unavailable"
+
+
+async def test_a_stopped_worker_loses_the_requests_that_it_has_not_begun(fleet: Fleet) -> None:
+    """As after SIGSTOP, or a node cut off: connections stand, nothing answers."""
+    stopped, other = await fleet.worker(), await fleet.worker()
+    router = await fleet.router(stopped, policy="RoundRobin", workers=fleet.list_in_file(stopped))
+
+    async def silent(exchange: Exchange) -> None:
+        await exchange.until_client_gone()
+
+    stopped.behaviour = silent
+    waiting = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: len(stopped.received) == 1, "it has the request")
+    stopped.stopped = True
+    fleet.list_in_file(stopped, other)
+    assert (await waiting).status_code == 200 and len(other.received) == 1

@@ -1,0 +1,130 @@
+"""Choosing without the index."""
+
+import asyncio
+from array import array
+from collections import Counter
+
+import pytest
+from fairlead_index.load import WorkerLoad
+from fairlead_router.breaker import Breaker
+from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted, by_affinity, rendezvous
+from fairlead_router.workers import WorkerTable
+
+from tests.router.harness import Fleet
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def table() -> WorkerTable:
+    table = WorkerTable(Clock())
+    table.discovered([f"10.0.0.{number}:8000" for number in range(8)])
+    for worker in table:
+        worker.ready = True
+    return table
+
+
+async def test_least_load_takes_the_shortest_wait(table: WorkerTable) -> None:
+    for number, worker in enumerate(table):
+        worker.load = WorkerLoad(backlog_tokens=1000 * (8 - number), prefill_rate=1000.0)
+    choice = await LeastLoad(table).choose(Wanted(), ())
+    assert choice and choice.worker.address == "10.0.0.7:8000"
+
+
+async def test_a_burst_spreads_although_no_new_load_was_reported(table: WorkerTable) -> None:
+    chosen: Counter[str] = Counter()
+    for _ in range(80):
+        choice = await LeastLoad(table).choose(Wanted(100), ())
+        assert choice
+        choice.worker.pending_tokens += 100
+        chosen[choice.worker.address] += 1
+    assert max(chosen.values()) == 10
+
+
+async def test_round_robin_takes_turns(table: WorkerTable) -> None:
+    policy = RoundRobin(table)
+    chosen = Counter([choice.worker.address for _ in range(16) if (choice := await policy.choose(Wanted(), ()))])
+    assert set(chosen.values()) == {2}
+
+
+async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: WorkerTable) -> None:
+    async def where(session: str) -> str:
+        choice = await Session(table).choose(Wanted(session=session), ())
+        assert choice
+        return choice.worker.address
+
+    before = {f"s{number}": await where(f"s{number}") for number in range(200)}
+    assert len(set(before.values())) == 8
+    lost = "10.0.0.3:8000"
+    table.discovered([worker.address for worker in table if worker.address != lost])
+    for session, address in before.items():
+        now = await where(session)
+        assert now != lost and (address == lost or now == address)
+
+
+async def test_affinity_keeps_a_prefix_on_two_workers_until_waiting_costs_more_than_it_saves(table: WorkerTable) -> None:
+    wanted = Wanted(2000, array("Q", [123456789]))
+    near = rendezvous(123456789, table.usable(), 2)
+    assert by_affinity(wanted, table.usable()) in near
+    for worker in near:
+        worker.load = WorkerLoad(backlog_tokens=1_000_000)
+    assert by_affinity(wanted, table.usable()) not in near
+
+
+async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: WorkerTable) -> None:
+    first, second, third, fourth, *others = table
+    first.draining, second.silent = True, True
+    for _ in range(3):
+        third.breaker.failed()
+    assert set(table.usable({(fourth.address, fourth.life)})) == set(others)
+    assert table.unusable_addresses() == {first.address, second.address, third.address}
+    for worker in others:
+        worker.ready = False
+    assert table.usable({(fourth.address, fourth.life)}) == [second]  # silent, but better than none
+
+
+async def test_what_discovery_dropped_is_not_adopted_from_the_index(table: WorkerTable) -> None:
+    known = [worker.address for worker in table]
+    table.discovered(known[1:])
+    assert table.adopt(known[0]) is None and known[0] in table.unusable_addresses()
+    adopted = table.adopt("10.0.1.1:8000")
+    assert adopted is not None and adopted.usable
+    table.discovered(known)
+    assert table.get(known[0]) is not None and table.get("10.0.1.1:8000") is adopted
+
+
+async def test_waiting_for_a_change_ends_with_it(table: WorkerTable) -> None:
+    waiting = asyncio.create_task(table.changed(10))
+    await asyncio.sleep(0)
+    table.discovered([])
+    await asyncio.wait_for(waiting, 1)
+
+
+def test_a_breaker_opens_longer_each_time_and_closes_by_a_look() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    for seconds in (1, 2, 4, 8, 10, 10):
+        while breaker.closed:
+            breaker.failed()
+        clock.now += seconds - 0.1
+        breaker.probed()
+        assert not breaker.closed
+        clock.now += 0.1
+        breaker.probed()
+        assert breaker.closed  # half open: one more failure opens it again
+    breaker.succeeded()
+    breaker.failed()
+    assert breaker.closed
+
+
+async def test_each_policy_serves(fleet: Fleet) -> None:
+    workers = [await fleet.worker() for _ in range(2)]
+    for policy in ("LeastLoad", "Random", "RoundRobin", "Session"):
+        router = await fleet.router(*workers, policy=policy)
+        answer = await router.complete("x" * 100, user="me")
+        assert answer.status_code == 200 and "x-fairlead-predicted-tokens" not in answer.headers

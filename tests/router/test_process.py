@@ -1,0 +1,110 @@
+"""The real process: its start, its drain, its exit codes."""
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from tests.router.harness import Fleet
+from tests.router.stand_in_worker import Exchange
+
+
+@asynccontextmanager
+async def router_process(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, list[str]]]:
+    """The process, its URL, and the lines it has written."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", "0", *flags, stdout=asyncio.subprocess.PIPE
+    )
+    lines: list[str] = []
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(30):
+            while not (found := re.search(r"running on (http://\S+)", lines[-1] if lines else "")):
+                line = await process.stdout.readline()
+                assert line, lines
+                lines.append(line.decode())
+        rest = asyncio.create_task(_collect(process.stdout, lines))
+        yield process, found[1], lines
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    await rest
+
+
+async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
+    async for line in stream:
+        lines.append(line.decode())
+
+
+async def _until_ready(client: httpx.AsyncClient, status: int) -> None:
+    async with asyncio.timeout(20):
+        while (await client.get("/ready")).status_code != status:
+            await asyncio.sleep(0.02)
+
+
+async def test_sigterm_finishes_streams_takes_newcomers_for_a_grace_and_exits_0(fleet: Fleet) -> None:
+    gate = asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.event("one")
+        await gate.wait()
+        await exchange.event("two")
+        await exchange.end()
+
+    worker = await fleet.worker(behaviour=waits)
+    flags = ["--workers", f"static://{worker.address}", "--poll-interval", "0.1", "--drain-timeout", "20", "--drain-grace", "1"]
+    async with router_process(*flags) as (process, url, lines), httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await _until_ready(client, 200)
+        secret = "the prompt that no log may show"
+        request = {"prompt": secret, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=request, headers={"authorization": "Bearer k"}) as stream:
+            body = stream.aiter_bytes()
+            assert b"one" in await anext(body)
+            process.send_signal(signal.SIGTERM)
+            await _until_ready(client, 503)
+            late = asyncio.create_task(client.post("/v1/completions", json=request))  # endpoints lag behind readiness
+            async with asyncio.timeout(10):
+                while len(worker.received) < 2:
+                    await asyncio.sleep(0.02)
+            gate.set()
+            assert b"".join([piece async for piece in body]).endswith(b"data: [DONE]\n\n")
+        assert (await late).status_code == 200 and (await late).headers["connection"] == "close"
+        async with asyncio.timeout(15):
+            assert await process.wait() == 0
+    written = "".join(lines)
+    assert secret not in written and "Bearer" not in written and "POST /v1/completions 200" in written
+
+
+async def test_a_stream_that_outlives_the_drain_is_cut_and_the_process_still_ends(fleet: Fleet) -> None:
+    async def endless(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.event("one")
+        await exchange.until_client_gone()
+
+    worker = await fleet.worker(behaviour=endless)
+    flags = ["--workers", f"static://{worker.address}", "--poll-interval", "0.1", "--drain-timeout", "1", "--drain-grace", "0"]
+    async with router_process(*flags) as (process, url, _), httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await _until_ready(client, 200)
+        async with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as stream:
+            lines = stream.aiter_lines()
+            assert "one" in await anext(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line async for line in lines if line]
+            assert json.loads(rest[-1].removeprefix("data: "))["error"]
+        async with asyncio.timeout(15):
+            assert await process.wait() == 0
+
+
+async def test_a_bad_flag_is_named() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead_router.main", "--workers", "http://a", stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2 and b"--workers" in said and b"http://a" in said
