@@ -1,5 +1,6 @@
 """Wrong requests: a clean answer that names the field, and a worker that goes on."""
 
+import json
 import socket
 import time
 from typing import Any
@@ -67,7 +68,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 def test_wrong_values_are_named(
     shared: WorkerProcess, path: str, body: dict[str, Any], status: int, param: str | None, code: str | None
 ) -> None:
-    response = shared.client.post(f"/v1/{path}", content=__import__("json").dumps(body))
+    response = shared.client.post(f"/v1/{path}", content=json.dumps(body))
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

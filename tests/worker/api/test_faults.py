@@ -54,10 +54,22 @@ def test_a_killed_engine_ends_streams_and_the_worker(start: Start) -> None:
     assert "SIGKILL" in worker.termination_log.read_text()
 
 
+def test_a_hung_engine_counts_as_dead(start: Start) -> None:
+    worker = start("--engine-timeout", "2").wait_ready()
+    with worker.stream("/v1/completions", **LONG) as (_, events):
+        next(events)
+        os.kill(worker.engine_pid, signal.SIGSTOP)
+        *_, last = events
+        assert isinstance(last, dict)
+        assert "no sign of life" in last["error"]["message"]
+    assert worker.wait(15) == 1
+    assert "no sign of life" in worker.termination_log.read_text()
+
+
 def test_sigterm_finishes_streams_and_refuses_new_requests(start: Start) -> None:
     worker = start("--drain-timeout", "60").wait_ready()
     engine = worker.engine_pid
-    with worker.stream("/v1/completions", **LONG) as (_, events):
+    with worker.stream("/v1/completions", **LONG | {"max_tokens": 1000}) as (_, events):
         next(events)
         worker.process.send_signal(signal.SIGTERM)
         until(lambda: worker.load()["draining"], "draining")
@@ -83,7 +95,7 @@ def test_the_drain_has_an_end(start: Start) -> None:
     assert worker.wait() == 0
 
 
-def test_a_second_signal_ends_at_once(start: Start) -> None:
+def test_a_second_signal_ends_worker_and_engine_at_once(start: Start) -> None:
     worker = start().wait_ready()
     engine = worker.engine_pid
     with worker.stream("/v1/completions", **LONG, n=8) as (_, events):
@@ -96,13 +108,6 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
             list(events)
     assert worker.wait() == 128 + signal.SIGINT
     assert time.monotonic() - began < 3
-    until(lambda: not _alive(engine), "engine gone", seconds=5)
-
-
-def test_a_killed_worker_takes_its_engine_with_it(start: Start) -> None:
-    worker = start().wait_ready()
-    engine = worker.engine_pid
-    worker.process.kill()
     until(lambda: not _alive(engine), "engine gone", seconds=5)
 
 
