@@ -4,8 +4,10 @@
 input is the end of the parent, and so of this process. Exit status: 0 after `Stop`, 1 after `Failed`.
 """
 
+import io
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -37,8 +39,10 @@ def main() -> int:
     # The API process decides when the engine ends; a terminal's Ctrl-C or a container's SIGTERM to all is not for us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
-    threading.Thread(target=_end_with_parent, name="parent watch", daemon=True).start()
+    # Unbuffered: a thread that waits in a buffered read would hold its lock, and the interpreter's end aborts on that.
+    rope = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
+    start = msgspec.json.decode(rope.readline(), type=Start)
+    threading.Thread(target=_end_with_parent, args=(rope, start.address), name="parent watch", daemon=True).start()
     end = ZmqEngineEnd(start.address)
     try:
         return run(WorkerConfig.model_validate(start.config), end)
@@ -156,11 +160,14 @@ def _reason(error: Exception) -> str:
     return text if type(error).__name__ == "ModelLoadError" else f"the engine could not start: {type(error).__name__}: {text}"
 
 
-def _end_with_parent() -> None:
-    while sys.stdin.buffer.read(4096):
+def _end_with_parent(rope: io.RawIOBase, directory: str) -> None:
+    while rope.read(4096):
         pass
+    shutil.rmtree(directory, ignore_errors=True)  # a parent that was killed left it
     os._exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # torch's own end takes one to two seconds of a pod's grace period, and there is nothing left to save

@@ -1,16 +1,13 @@
 """Real worker processes on a tiny random model. One is shared by the module; tests that end their worker start their own."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fairlead.random_model.build import make_model
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 from tests.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess
+
+from fairlead.random_model.build import make_model
 
 NAMESPACE = "test/tiny"
 

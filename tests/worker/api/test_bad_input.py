@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import pytest
-
 from tests.worker.api.process import WorkerProcess
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -1,6 +1,7 @@
 """Flags and environment."""
 
 import pytest
+
 from fairlead_worker.config import WorkerConfig, masked
 
 

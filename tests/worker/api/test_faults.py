@@ -5,10 +5,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
-
 from tests.worker.api.process import WorkerProcess, until
 
 LONG = {"prompt": "A long story. " * 10, "max_tokens": 3500, "ignore_eos": True, "temperature": 0.5}
@@ -39,7 +39,7 @@ def _aborts(worker: WorkerProcess) -> int:
 
 def test_a_killed_engine_ends_streams_and_the_worker(start: Start) -> None:
     worker = start().wait_ready()
-    with worker.stream("/v1/completions", **LONG) as (response, events):
+    with worker.stream("/v1/completions", **LONG) as (_, events):
         next(events)
         os.kill(worker.engine_pid, signal.SIGKILL)
         *_, last = events
@@ -158,7 +158,6 @@ def test_many_clients_at_once(shared: WorkerProcess) -> None:
 
 def _alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False

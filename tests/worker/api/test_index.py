@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from fairlead_index.hashing import block_hashes
-from fairlead_index.prompt import PromptFormat
-from fairlead_index.reader import IndexReader
 from msgspec import json
-
 from tests.redis_server import RedisServer
 from tests.worker.api.conftest import NAMESPACE
 from tests.worker.api.process import WorkerProcess, until
+
+from fairlead_index.hashing import block_hashes
+from fairlead_index.prompt import PromptFormat
+from fairlead_index.reader import IndexReader
 
 
 async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redis: RedisServer) -> None:

@@ -4,13 +4,14 @@ from array import array
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fairlead_index.prompt import PromptEncoder, PromptFormat
 from fairlead_worker.api.choice import Choice, SequenceFailed
 from fairlead_worker.api.logprobs import token_bytes
 from fairlead_worker.api.stops import StopScanner
 from fairlead_worker.messages import Output
-from hypothesis import given
-from hypothesis import strategies as st
 
 SHORT = st.text("ab ", max_size=4)
 

@@ -124,6 +124,7 @@ class Life:
             await self.child.stop(ENGINE_STOP_SECONDS)
             self._server.should_exit = True
             await server
+            logger.info("ended: %s", failure or "in order")
             return failure
         finally:
             for task in (gone, asked, server):
