@@ -2,7 +2,8 @@
 local call = redis.call
 local byte, sub, char, floor = string.byte, string.sub, string.char, math.floor
 
-local LIVE = '<ddddddddddddHc0Hc0Hc0'  -- a record of `live`: lease end and load time (ms), the load, block tokens, address, pod, revision
+local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
+local LIVE_HEAD = '<ddHc0'             -- as much of it as a match needs
 local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
 local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
 local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
@@ -24,21 +25,21 @@ end
 local function buckets_of(p) return tonumber(call('HGET', p .. 'meta', 'buckets') or 0) end
 
 local function read_live(record)
-  local lease, at, running, waiting, backlog, rate, step, free, total, page, bt, lease_ms, address, pod, revision = struct.unpack(LIVE, record)
+  local lease, bt, address, pod, revision, lease_ms, at, running, waiting, backlog, rate, step, free, total, page = struct.unpack(LIVE, record)
   return { lease = lease, at = at, running = running, waiting = waiting, backlog = backlog, rate = rate, step = step, free = free,
            total = total, page = page, bt = bt, lease_ms = lease_ms, address = address, pod = pod, revision = revision }
 end
 
 local function pack_live(w)
-  return struct.pack(LIVE, w.lease, w.at, w.running, w.waiting, w.backlog, w.rate, w.step, w.free, w.total, w.page, w.bt, w.lease_ms,
-                     #w.address, w.address, #w.pod, w.pod, #w.revision, w.revision)
+  return struct.pack(LIVE, w.lease, w.bt, #w.address, w.address, #w.pod, w.pod, #w.revision, w.revision, w.lease_ms, w.at, w.running, w.waiting,
+                     w.backlog, w.rate, w.step, w.free, w.total, w.page)
 end
 
 -- Slots whose lease has not run out, as {slot -> record}. Dead slots are not in `live` at all.
 local function live_slots(p, now)
-  local all, live = call('HGETALL', p .. 'live'), {}
+  local all, live, unpack = call('HGETALL', p .. 'live'), {}, struct.unpack
   for i = 1, #all, 2 do
-    if struct.unpack('<d', all[i + 1]) > now then live[all[i]] = all[i + 1] end
+    if unpack('<d', all[i + 1]) > now then live[all[i]] = all[i + 1] end
   end
   return live
 end
