@@ -130,6 +130,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Names the weights and config: part of the root of block hashes."""
     eos_token_ids: tuple[int, ...] = ()
     backend: str = ""
+    prompt_format: bytes = b""
+    """`fairlead_index.prompt.PromptFormat` as JSON: the engine process has transformers to make it with, the API process need not."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

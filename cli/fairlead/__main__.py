@@ -1,0 +1,3 @@
+from fairlead.main import main
+
+main()

@@ -1,0 +1,136 @@
+"""One streaming completion and its times, over aiohttp: its parser is in C, and the client must not be what is measured."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from fairlead.bench.datasets import Prompt
+from fairlead.errors import UserError
+
+
+@dataclass
+class Outcome:
+    """What one request gave. Times in seconds; `started` on `time.perf_counter`'s clock."""
+
+    prompt_len: int
+    started: float = 0.0
+    queued: float = 0.0
+    ttft: float = 0.0
+    latency: float = 0.0
+    itl: list[float] = field(default_factory=list)
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    predicted_tokens: int | None = None
+    pod: str = ""
+    text: str = ""
+    error: str = ""
+
+    @property
+    def success(self) -> bool:
+        return not self.error
+
+
+async def complete(session: aiohttp.ClientSession, url: str, body: dict[str, Any], prompt_len: int) -> Outcome:
+    """POST `body` (with `stream`) and read the stream to its end. Never raises for what the server does: see `Outcome.error`."""
+    outcome = Outcome(prompt_len, started=time.perf_counter())
+    try:
+        async with session.post(url, json=body) as response:
+            outcome.pod = response.headers.get("X-Fairlead-Pod", "")
+            predicted = response.headers.get("X-Fairlead-Predicted-Tokens", "")
+            outcome.predicted_tokens = int(predicted) if predicted.isdigit() else None
+            if response.status != 200:
+                outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                return outcome
+            await _read_stream(response, outcome)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        outcome.error = f"{type(error).__name__}: {error}"
+    if not outcome.error and not outcome.ttft:
+        outcome.error = "the stream ended without a token"
+    return outcome
+
+
+async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome) -> None:
+    """Server-sent events: each with text or a choice is a moment at which tokens came."""
+    pending = b""
+    last = outcome.started
+    parts: list[str] = []
+    async for piece in response.content.iter_any():
+        now = time.perf_counter()
+        *events, pending = (pending + piece).split(b"\n\n")
+        for event in events:
+            if not event.startswith(b"data:"):
+                continue
+            data = event[5:].strip()
+            if data == b"[DONE]":
+                continue
+            message = json.loads(data)
+            if "error" in message:
+                outcome.error = f"in the stream: {json.dumps(message['error'])[:300]}"
+                return
+            if message.get("choices"):
+                choice = message["choices"][0]
+                parts.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+                if not outcome.ttft:
+                    outcome.ttft = now - outcome.started
+                else:
+                    outcome.itl.append(now - last)
+                last = now
+                outcome.latency = now - outcome.started
+            usage = message.get("usage")
+            if usage:
+                outcome.output_tokens = usage.get("completion_tokens") or 0
+                outcome.prompt_len = usage.get("prompt_tokens") or outcome.prompt_len
+                outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    outcome.text = "".join(parts)
+    outcome.output_tokens = outcome.output_tokens or len(outcome.itl) + 1
+
+
+def request_body(model: str, prompt: Prompt, *, ignore_eos: bool, temperature: float, text: str | None = None) -> dict[str, Any]:
+    """A `/v1/completions` body; the prompt as token ids (exact length, nothing tokenized on the way) unless `text` is given."""
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": text if text is not None else list(prompt.tokens),
+        "max_tokens": prompt.output_len,
+        "temperature": temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if ignore_eos:
+        body["ignore_eos"] = True
+    return body
+
+
+async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
+    answer = await _json(session, "GET", f"{base_url}/v1/models")
+    try:
+        return str(answer["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise UserError(f"{base_url}/v1/models names no model: give --model") from None
+
+
+async def vocabulary(session: aiohttp.ClientSession, base_url: str, model: str, text: str) -> Sequence[int]:
+    """Token ids that occur in ordinary text, from the server's own tokenizer: no special token is among them."""
+    answer = await _json(session, "POST", f"{base_url}/tokenize", {"model": model, "prompt": text, "add_special_tokens": False})
+    try:
+        return sorted(set(answer["tokens"]))
+    except (KeyError, TypeError):
+        raise UserError(f"{base_url}/tokenize gave no tokens: give --vocab-size N, and ids below N are used") from None
+
+
+async def detokenize(session: aiohttp.ClientSession, base_url: str, model: str, tokens: Sequence[int]) -> str:
+    answer = await _json(session, "POST", f"{base_url}/detokenize", {"model": model, "tokens": list(tokens)})
+    return str(answer["prompt"])
+
+
+async def _json(session: aiohttp.ClientSession, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    try:
+        async with session.request(method, url, json=body) as response:
+            if response.status != 200:
+                raise UserError(f"{method} {url}: HTTP {response.status}: {(await response.text())[:200]}")
+            return await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise UserError(f"{method} {url}: {error}. Is the server there? See --base-url") from None

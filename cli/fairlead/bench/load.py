@@ -1,0 +1,61 @@
+"""Send prompts on schedule: Poisson (or burstier) arrivals at a rate, or a trace's own times, with at most so many at once."""
+
+import asyncio
+import contextlib
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from fairlead.bench.client import Outcome
+from fairlead.bench.datasets import Prompt
+
+
+def arrival_times(prompts: Sequence[Prompt], *, rate: float, burstiness: float, seed: int) -> list[float]:
+    """Seconds after the start for each prompt. A trace's times as they are; else gamma-distributed gaps that take count / rate in all.
+
+    `burstiness` 1 is a Poisson process, below 1 burstier, above 1 more even; `rate` infinite is everything at once.
+    """
+    if prompts and all(prompt.at is not None for prompt in prompts):
+        return [prompt.at or 0.0 for prompt in prompts]
+    if math.isinf(rate):
+        return [0.0] * len(prompts)
+    rng = random.Random(seed)
+    times, now = [], 0.0
+    for _ in prompts:
+        now += rng.gammavariate(burstiness, 1 / (rate * burstiness))
+        times.append(now)
+    stretch = len(prompts) / rate / now if now else 1.0  # as vllm bench serve does: the sum of random gaps is off by a few percent
+    return [at * stretch for at in times]
+
+
+async def send_all(
+    prompts: Sequence[Prompt],
+    times: Sequence[float],
+    send: Callable[[int, Prompt], Awaitable[Outcome]],
+    *,
+    max_concurrency: int | None,
+    progress: Callable[[], None],
+) -> tuple[list[Outcome], float]:
+    """Every outcome in the order of `prompts`, and how long it took in seconds. `send` gets a prompt's number and the prompt."""
+    turn: contextlib.AbstractAsyncContextManager[object] = (
+        asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
+    )
+
+    async def one(number: int, prompt: Prompt) -> Outcome:
+        arrived = time.perf_counter()
+        async with turn:
+            outcome = await send(number, prompt)
+        outcome.queued = outcome.started - arrived
+        progress()
+        return outcome
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for number, (prompt, at) in enumerate(zip(prompts, times, strict=True)):
+            wait = began + at - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            tasks.append(group.create_task(one(number, prompt)))
+    return [task.result() for task in tasks], time.perf_counter() - began

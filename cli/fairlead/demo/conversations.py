@@ -1,0 +1,36 @@
+"""Three people with a long document each and short questions about it: the shape in which a returned-to KV cache is worth most."""
+
+from dataclasses import dataclass
+from pydoc_data.topics import topics
+
+DOCUMENT_CHARACTERS = 2600
+"""Some 650 tokens with the demo's tokenizer, which was trained on these texts."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A system prompt and what the user says, turn by turn."""
+
+    name: str
+    system: str
+    questions: tuple[str, ...]
+
+
+_QUESTIONS = (
+    "Please sum this up in two sentences, for somebody who has never seen the language.",
+    "Which of these rules surprises people most often, and why was it made that way?",
+    "Give a short example that breaks one of them, and say what would happen.",
+    "How would you explain the difference to a colleague who comes from Java?",
+    "Thank you. Which part should I read again before I write my own?",
+)
+_SUBJECTS = {"anna": "assignment", "boris": "calls", "chloe": "import"}
+
+
+def conversations(run: str) -> list[Conversation]:
+    """The three. `run` stands at the very beginning of every prompt, so that one run finds nothing that another left in the caches."""
+    return [
+        Conversation(
+            name, f"[{run}, {name}] Answer questions about this text.\n\n{topics[subject].strip()[:DOCUMENT_CHARACTERS]}", _QUESTIONS
+        )
+        for name, subject in _SUBJECTS.items()
+    ]

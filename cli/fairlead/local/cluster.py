@@ -1,0 +1,130 @@
+"""One local run: Redis, the kubelet and a directory, together from start to a clean end."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from fairlead.local.containers import LOOPBACK
+from fairlead.local.kubelet import Kubelet
+from fairlead.local.manifest import Manifest, objects_of
+from fairlead.local.pod import Pod
+from fairlead.local.process import Guard
+from fairlead.local.redis import LocalRedis
+from fairlead.local.rundir import RunRecord, make_run_directory, write_record
+from fairlead.local.workloads import LocalSettings, Workload, workloads
+
+
+class PodFailed(Exception):
+    """A pod ended before it was ever ready. The message has its last words and where the rest is."""
+
+
+class LocalCluster:
+    """Use as an async context manager: inside, `apply` a manifest as often as it changes; leaving it stops everything."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        port: int,
+        host_env: Mapping[str, str],
+        cpus: int,
+        model_root: Path | None = None,
+        stop_grace: float = 10.0,
+        keep_files: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory = make_run_directory(name)
+        self.urls: dict[str, str] = {}
+        self._port = port
+        self._host_env = host_env
+        self._cpus = cpus
+        self._model_root = model_root
+        self._stop_grace = stop_grace
+        self._keep_files = keep_files
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+        self._guard = Guard()
+        self._redis: LocalRedis | None = None
+        self._kubelet: Kubelet | None = None
+
+    async def __aenter__(self) -> "LocalCluster":
+        self._guard.__enter__()
+        try:
+            self._redis = await LocalRedis.start(self.directory / "redis", env=self._plain_env(), guard=self._guard)
+        except BaseException:
+            self._guard.__exit__(None, None, None)
+            raise
+        self._kubelet = Kubelet(self._settings(0), guard=self._guard, host_env=self._host_env, on_change=self._noticed)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await self.kubelet.close(self._stop_grace)
+            await self.redis.stop()
+        finally:
+            self._guard.__exit__(kind, error, trace)
+        if not self._keep_files and not isinstance(error, PodFailed | TimeoutError):
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def redis(self) -> LocalRedis:
+        assert self._redis is not None, "enter the cluster first"
+        return self._redis
+
+    @property
+    def kubelet(self) -> Kubelet:
+        assert self._kubelet is not None, "enter the cluster first"
+        return self._kubelet
+
+    def pods(self) -> list[Pod]:
+        """All that run now; none before the cluster is entered."""
+        return self._kubelet.pods() if self._kubelet else []
+
+    def apply(self, manifest: Manifest) -> None:
+        """Make what runs be what `manifest` says. UserError (and nothing changed) when it cannot be run here."""
+        wanted: list[Workload] = []
+        urls: dict[str, str] = {}
+        for offset, service in enumerate(manifest.services):
+            urls[service.name] = f"http://{LOOPBACK}:{self._port + offset}"
+            wanted += workloads(objects_of(service, redis_url=self.redis.url), service=service.name, router_port=self._port + offset)
+        workers = sum(workload.replicas for workload in wanted if workload.component == "worker")
+        if self.kubelet.settings.threads == 0:  # fixed at the first apply: scaling must not restart the pods that run
+            self.kubelet.settings = self._settings(max(1, self._cpus // max(1, workers)))
+        self.kubelet.apply(wanted)
+        self.urls = urls
+        write_record(self.directory, RunRecord(pid=os.getpid(), manifest=str(manifest.path), urls=urls))
+
+    async def wait_ready(self, timeout: float) -> None:
+        """Until every wanted pod is ready. PodFailed as soon as one has ended twice; TimeoutError after `timeout` seconds."""
+        async with asyncio.timeout(timeout):
+            while not self.kubelet.all_ready():
+                for pod in self.kubelet.pods():
+                    if pod.state.restarts >= 2:
+                        raise PodFailed(describe_failure(pod))
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _noticed(self) -> None:
+        self._changed.set()
+        self._on_change()
+
+    def _settings(self, threads: int) -> LocalSettings:
+        return LocalSettings(
+            redis_url=self.redis.url,
+            endpoints=self.directory / "endpoints",
+            logs=self.directory / "logs",
+            threads=threads,
+            model_root=self._model_root,
+        )
+
+    def _plain_env(self) -> dict[str, str]:
+        return {name: value for name, value in self._host_env.items() if not name.startswith("FAIRLEAD_")}
+
+
+def describe_failure(pod: Pod) -> str:
+    """A failing pod for people: how it ended, what it said last, where the rest is."""
+    words = "\n".join(f"    {line}" for line in pod.last_words()) or "    (nothing)"
+    return f"pod {pod.name}: {pod.state.reason}, {pod.state.restarts} restarts. It said last:\n{words}\n  all of it: {pod.log}"

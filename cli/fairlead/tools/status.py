@@ -1,0 +1,87 @@
+"""`fairlead status`: the workers as a router sees them, of the runs on this machine or of the router at `--url`."""
+
+import argparse
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from fairlead.console import make_console
+from fairlead.errors import UserError
+from fairlead.local.rundir import running
+
+SECONDS = 5.0
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("status", help="the workers as the router sees them")
+    parser.add_argument("--url", metavar="U", help="a router, http://host:port (default: every `fairlead up` of yours on this machine)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit 1 when a router does not answer or nothing runs."""
+    console = make_console()
+    if arguments.url:
+        show(console, arguments.url, picture(arguments.url))
+        return 0
+    runs = running()
+    if not runs:
+        console.print("nothing runs here. Start something with `fairlead up -f FILE`, or give --url of a router.")
+        return 1
+    failed = False
+    for record in runs:
+        console.print(f"[dim]{record.manifest}, process {record.pid}[/]", soft_wrap=True)
+        for url in record.urls.values():
+            try:
+                show(console, url, picture(url))
+            except UserError as error:
+                failed = True
+                console.print(str(error), style="red", markup=False, soft_wrap=True)
+    return 1 if failed else 0
+
+
+def picture(url: str) -> dict[str, Any]:
+    """The router's `/fairlead/workers`. UserError when it does not answer as a router does."""
+    page = f"{url.rstrip('/').removesuffix('/v1')}/fairlead/workers"
+    try:
+        answer = httpx.get(page, timeout=SECONDS, trust_env=False)
+        answer.raise_for_status()
+        found = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise UserError(f"{page}: {error}. Is it a Fairlead router, and does it run?") from None
+    if not isinstance(found, dict) or "workers" not in found:
+        raise UserError(f"{page}: not a Fairlead router's answer")
+    return found
+
+
+def show(console: Console, url: str, found: dict[str, Any]) -> None:
+    console.print(
+        f"[bold]{found.get('service', '')}[/]  {url}  policy {found.get('policy', '')}, index {found.get('index', '')}", soft_wrap=True
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("POD")
+    table.add_column("STATE")
+    for column in ("RUNNING", "WAITING", "BACKLOG TOKENS", "PREFILL TOKENS/S", "PAGES FREE"):
+        table.add_column(column, justify="right")
+    table.add_column("ADDRESS")
+    for worker in found["workers"]:
+        load = worker.get("load") or {}
+        pages = f"{load.get('pages_free', 0)}/{load.get('pages_total', 0)}"
+        figures = (
+            str(load.get("running", 0)),
+            str(load.get("waiting", 0)),
+            str(load.get("backlog_tokens", 0)),
+            f"{load.get('prefill_rate', 0):.0f}",
+        )
+        table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, worker.get("address", ""))
+    console.print(table if found["workers"] else "  no workers")
+
+
+def state_of(worker: dict[str, Any]) -> str:
+    if worker.get("draining"):
+        return "[yellow]Draining[/]"
+    if not worker.get("ready"):
+        return "[red]NotReady[/]"
+    return "[green]Ready[/]" if worker.get("usable", True) else "[yellow]Avoided[/]"

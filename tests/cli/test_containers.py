@@ -1,0 +1,86 @@
+"""Pod templates become command lines as a kubelet would have made them, with local flags last."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.errors import UserError
+from fairlead.local.containers import PodIdentity, environment, expand, local_container, localize, paths_of
+from fairlead.local.workloads import LocalSettings, workloads
+
+IDENTITY = PodIdentity(name="qwen-worker-0", namespace="team-a", labels={"fairlead.dev/revision": "abc"})
+
+
+def test_variables_expand_as_in_kubernetes() -> None:
+    env = {"POD_IP": "10.0.0.7", "PORT": "8000"}
+    assert expand("$(POD_IP):$(PORT)", env) == "10.0.0.7:8000"
+    assert expand("$(UNKNOWN) $$(POD_IP) $POD_IP", env) == "$(UNKNOWN) $(POD_IP) $POD_IP"
+
+
+def test_downward_api_secrets_and_references_to_earlier_variables() -> None:
+    entries = [
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "REVISION", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['fairlead.dev/revision']"}}},
+        {"name": "WHO", "value": "$(POD_NAME)@$(REVISION)"},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
+        {"name": "EXTRA", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": True}}},
+    ]
+    env = environment(entries, IDENTITY, {"HF_TOKEN": "secret"})
+    assert env == {"POD_NAME": "qwen-worker-0", "REVISION": "abc", "WHO": "qwen-worker-0@abc", "HF_TOKEN": "secret"}
+    with pytest.raises(UserError, match="set the variable HF_TOKEN"):
+        environment(entries, IDENTITY, {})
+    with pytest.raises(UserError, match=r"fieldRef spec\.hostname"):
+        environment([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.hostname"}}}], IDENTITY, {})
+
+
+def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None:
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    template = {
+        "spec": {
+            "containers": [{"volumeMounts": [{"name": "model", "mountPath": "/mnt/model", "subPath": "qwen"}]}],
+            "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": "weights"}}],
+        }
+    }
+    find = paths_of(template, tmp_path)
+    assert find("/mnt/model/x") == str(tmp_path / "weights/qwen/x")
+    assert find("/models/demo") == str(tmp_path / "models/demo")
+    assert find("/models/other") == "/models/other"
+    assert localize("--model=file:///models/demo", find) == f"--model=file://{tmp_path}/models/demo"
+    assert localize("file:///mnt/model", find) == f"file://{tmp_path}/weights/qwen"
+    assert localize("hf://org/name", find) == "hf://org/name"
+    with pytest.raises(UserError, match="--model-root"):
+        paths_of(template, None)("/mnt/model/x")
+
+
+def test_local_flags_come_last_and_our_own_environment_does_not_leak(tmp_path: Path) -> None:
+    settings = LocalSettings(redis_url="unix:///r", endpoints=tmp_path, logs=tmp_path, threads=1)
+    found = {one.component: one for one in workloads([deployment("worker", 3), deployment("router", 2)], service="qwen", router_port=8080)}
+    assert (found["worker"].replicas, found["router"].replicas) == (3, 1)
+    assert (found["worker"].port, found["router"].port) == (0, 8080)
+    container = local_container(
+        found["worker"].template,
+        IDENTITY,
+        port=4000,
+        flags=found["worker"].flags("qwen-worker-0", 4000, settings),
+        host_env={"PATH": "/bin", "FAIRLEAD_PORT": "1", "FAIRLEAD_MODEL": "no"},
+        find_program=lambda command: ["/bin/worker"],
+        find_path=lambda path: path,
+    )
+    assert container.command[:3] == ("/bin/worker", "--port", "8000")
+    assert container.command[-2:] == ("--threads", "1")
+    assert "127.0.0.1:4000" in container.command
+    assert container.env == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
+    assert found["router"].flags("r", 8080, settings)[-1] == f"file://{tmp_path}/qwen"
+
+
+def deployment(component: str, replicas: int) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/component": component}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": f"qwen-{component}", "namespace": "team-a"},
+        "spec": {
+            "replicas": replicas,
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": component, "args": ["--port", "8000"]}]}},
+        },
+    }

@@ -1,0 +1,94 @@
+"""One output sequence on its way from the engine to the client: tokens become text, stop strings end it.
+
+Streamed and whole answers go through the same code, so that they cannot differ.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fairlead_index.prompt import PromptEncoder
+from fairlead_worker.api.stops import StopScanner
+from fairlead_worker.messages import Output, TokenLogprobs
+
+_NO_LOGPROBS = TokenLogprobs(chosen=0.0)
+
+
+class SequenceFailed(Exception):
+    """The engine gave up on this sequence."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What an output added for the client to see."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Parallel to `tokens`; empty where none were asked for."""
+    last: bool = False
+    """The sequence ends with this piece."""
+
+    def add(self, later: "Piece") -> None:
+        """Append the piece that comes next."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.logprobs += later.logprobs
+        self.last = later.last
+
+
+class Choice:
+    """The state of one sequence."""
+
+    def __init__(
+        self, encoder: PromptEncoder, prompt: Sequence[int], *, stops: Sequence[str], min_tokens: int, eos: Sequence[int], logprobs: bool
+    ) -> None:
+        self.tokens = 0
+        """Tokens generated, the stop token and the tokens of a stop string included."""
+        self.cached_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
+        self._decoder = encoder.stream(prompt)
+        self._scanner = StopScanner(stops)
+        self._min_tokens = min_tokens
+        self._eos = eos
+        self._logprobs = logprobs
+
+    def take(self, output: Output) -> Piece:
+        """Add an output. Once `finish_reason` is set, nothing more may come. Raises SequenceFailed."""
+        if output.finish in ("error", "abort"):
+            raise SequenceFailed(output.error or "the engine dropped the request")
+        if self.tokens == 0:
+            self.cached_tokens = output.cached_tokens
+        piece = Piece()
+        tokens = memoryview(output.tokens).cast("I")
+        for place, token in enumerate(tokens):
+            self.tokens += 1
+            piece.tokens.append(token)
+            if self._logprobs:
+                piece.logprobs.append(output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS)
+            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token:
+                break
+            # One token at a time, however many came at once: where a stop string ends must not depend on the batching.
+            if self._show(piece, self._decoder.push((token,))):
+                return piece
+        if output.finish is not None and not self._show(piece, self._decoder.finish()):
+            piece.text += self._scanner.flush()
+            self._finish(piece, output)
+        return piece
+
+    def _show(self, piece: Piece, text: str) -> bool:
+        """Add new text to the piece; True when it met a stop string."""
+        if self.tokens < self._min_tokens:
+            piece.text += text
+            return False
+        shown, stop = self._scanner.feed(text)
+        piece.text += shown
+        if stop is not None:
+            self.finish_reason, self.stop_reason, piece.last = "stop", stop, True
+        return stop is not None
+
+    def _finish(self, piece: Piece, output: Output) -> None:
+        self.finish_reason, piece.last = output.finish, True
+        if output.stop_token not in self._eos:
+            self.stop_reason = output.stop_token

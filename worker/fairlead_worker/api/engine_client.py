@@ -1,0 +1,196 @@
+"""The API's view of the engine: submit requests, receive what they bring, know whether it lives."""
+
+import asyncio
+import itertools
+import logging
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fairlead_worker.messages import Abort, CacheEvent, Failed, FromEngine, Load, Loading, Output, Ready, Sampling, Step, Stop, Submit
+from fairlead_worker.transport import Channel
+
+logger = logging.getLogger(__name__)
+
+Phase = Literal["starting", "loading", "ready", "failed"]
+
+
+class EngineGone(Exception):
+    """The engine has ended; nothing more comes of its requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One sequence to be generated."""
+
+    tokens: "array[int]"
+    sampling: Sampling
+    root: int
+
+
+@dataclass(slots=True)
+class EngineState:
+    """What is known of the engine."""
+
+    phase: Phase = "starting"
+    step: str = "starting the engine"
+    percent: int = 0
+    reason: str = ""
+    ready: Ready | None = None
+    load: Load = field(default_factory=Load)
+    heard: float = 0.0
+    """Monotonic time of the engine's last message."""
+
+
+class Generation:
+    """The outputs of one API request's submissions, as they come. Leaving the context aborts what is unfinished."""
+
+    def __init__(self, client: "EngineClient", submissions: Sequence[Submission]) -> None:
+        self._client = client
+        self._queue: asyncio.Queue[tuple[int, Output] | EngineGone] = asyncio.Queue()
+        self._ids = [client.next_id() for _ in submissions]
+        self._open = set(range(len(submissions)))
+        self._submissions = submissions
+
+    async def __aenter__(self) -> "Generation":
+        for index, submission in enumerate(self._submissions):
+            self._client.register(self._ids[index], submission, self._deliverer(index))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for index in tuple(self._open):
+            self.abort(index)
+
+    def abort(self, index: int) -> None:
+        """Submission `index` needs nothing more: its client has gone, or a stop string was met."""
+        if index in self._open:
+            self._open.discard(index)
+            self._client.abort(self._ids[index])
+
+    async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
+        """Batches of (submission, output): all that has come since the last. Ends with the last submission; raises `EngineGone`."""
+        while self._open:
+            batch = [self._checked(await self._queue.get())]
+            while not self._queue.empty():
+                batch.append(self._checked(self._queue.get_nowait()))
+            yield [(index, output) for index, output in batch if self._takes(index, output)]
+
+    def _takes(self, index: int, output: Output) -> bool:
+        if index not in self._open:
+            return False
+        if output.finish is not None:
+            self._open.discard(index)
+        return True
+
+    @staticmethod
+    def _checked(item: tuple[int, Output] | EngineGone) -> tuple[int, Output]:
+        if isinstance(item, EngineGone):
+            raise item
+        return item
+
+    def _deliverer(self, index: int) -> "Deliver":
+        def deliver(item: Output | EngineGone) -> None:
+            self._queue.put_nowait(item if isinstance(item, EngineGone) else (index, item))
+
+        return deliver
+
+
+Deliver = Callable[[Output | EngineGone], None]
+
+
+class EngineClient:
+    """Speaks with one engine over a channel. `run()` must be running."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.state = EngineState()
+        self.ready = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None
+        self.on_load: Callable[[Load], None] = lambda load: None
+        self._channel = channel
+        self._receivers: dict[str, Deliver] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def serving(self) -> bool:
+        return self.state.phase == "ready"
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._receivers)
+
+    def next_id(self) -> str:
+        return f"r{next(self._numbers)}"
+
+    def generate(self, submissions: Sequence[Submission]) -> Generation:
+        return Generation(self, submissions)
+
+    def register(self, id: str, submission: Submission, deliver: Deliver) -> None:
+        """Send a request to the engine; `deliver` gets its outputs, or the news that the engine has gone."""
+        if not self.serving:
+            raise EngineGone(self.state.reason or "the engine is not ready")
+        self._receivers[id] = deliver
+        self._channel.send(Submit(id=id, tokens=submission.tokens.tobytes(), sampling=submission.sampling, root=submission.root))
+
+    def abort(self, id: str) -> None:
+        if self._receivers.pop(id, None) is not None and self.serving:
+            self._channel.send(Abort(id=id))
+
+    def stop(self) -> None:
+        """Ask the engine to end after its current step."""
+        self._channel.send(Stop())
+
+    def silent_for(self) -> float:
+        """Seconds since the engine was heard; 0 until it is ready, since loading may be long."""
+        return time.monotonic() - self.state.heard if self.serving else 0.0
+
+    async def run(self) -> None:
+        """Receive until cancelled."""
+        while True:
+            self._take(await self._channel.receive())
+
+    def died(self, reason: str) -> None:
+        """The engine has ended. The first reason stands: it is nearest to the cause."""
+        if self.state.phase != "failed":
+            self.state.phase = "failed"
+            self.state.reason = reason
+            logger.error("engine: %s", reason)
+        receivers, self._receivers = self._receivers, {}
+        for deliver in receivers.values():
+            deliver(EngineGone(self.state.reason))
+        self.gone.set()
+
+    def _take(self, message: FromEngine) -> None:
+        self.state.heard = time.monotonic()
+        match message:
+            case Step():
+                self._step(message)
+            case Loading(phase=step, percent=percent, detail=detail):
+                if self.state.phase in ("starting", "loading"):
+                    step = f"{step} {detail}".strip()
+                    if step != self.state.step:
+                        logger.info("loading: %s", step)
+                    self.state.phase, self.state.step, self.state.percent = "loading", step, percent
+            case Ready():
+                if self.state.phase != "failed":
+                    self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
+                    self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
+                    self.ready.set()
+            case Failed(reason=reason):
+                self.died(reason)
+
+    def _step(self, step: Step) -> None:
+        if step.load is not None:
+            self.state.load = step.load
+            self.on_load(step.load)
+        if step.events:
+            self.on_events(step.events)
+        for output in step.outputs:
+            deliver = self._receivers.get(output.id)
+            if deliver is None:
+                continue
+            if output.finish is not None:
+                del self._receivers[output.id]
+            deliver(output)

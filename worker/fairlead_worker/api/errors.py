@@ -1,0 +1,50 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+import json
+
+RETRY_OTHER = ("x-fairlead-retry", "other")
+"""Tells the router that another pod may well answer."""
+
+
+class ApiError(Exception):
+    """An answer that is not a completion."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        return json.dumps({"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}).encode()
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is wrong in itself; no pod would take it."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the request body is larger than {limit} bytes (--max-body-bytes)", code="request_too_large")
+
+
+def unavailable(message: str) -> ApiError:
+    """This worker cannot answer now; another may."""
+    return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_OTHER]))
+
+
+def failed(message: str) -> ApiError:
+    """The engine could not do this request."""
+    return ApiError(500, message, type="server_error", code="engine_error")

@@ -1,0 +1,182 @@
+"""The ASGI side: one exchange (a request and its answer), bodies read within a limit, and the gate in front of every path."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fairlead_worker.api.engine_client import EngineGone
+from fairlead_worker.api.errors import ApiError, too_large, unavailable
+from fairlead_worker.api.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+LINGER_SECONDS, LINGER_BYTES = 1.0, 2 << 20
+"""How long and how much of a refused body is read and thrown away: a connection closed on unread data is reset, and a reset
+may overtake the answer."""
+INFERENCE = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str) -> None:
+        self.path: str = scope["path"]
+        self.headers = dict(scope["headers"])
+        self.request_id = _request_id(self.headers.get(b"x-request-id", b""))
+        self.started = False
+        self.read = False
+        """The whole request body was received."""
+        self.close = False
+        """Tell the client to open a new connection for its next request."""
+        self._common = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self.read = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            message["headers"] = [*message.get("headers", ()), *self._common]
+            if self.close:
+                message["headers"].append((b"connection", b"close"))
+        await self._send(message)
+
+    async def body(self, limit: int) -> bytes:
+        """The request's body; ApiError 413 as soon as it is larger than `limit` bytes."""
+        parts, size = [], 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise too_large(limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def start(self, status: int, headers: dict[str, str]) -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes, more: bool = True) -> None:
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def json(self, value: Any, headers: dict[str, str] | None = None) -> None:
+        await self.whole(200, msgspec.json.encode(value), headers)
+
+    async def whole(self, status: int, data: bytes, headers: dict[str, str] | None = None, type: str = "application/json") -> None:
+        await self.start(status, {"content-type": type, "content-length": str(len(data)), **(headers or {})})
+        if not self.read:
+            await self.write(data)
+            await self._linger()
+            data = b""
+        await self.write(data, more=False)
+
+    async def fail(self, error: ApiError) -> None:
+        """Answer with an error. A body that was not read is not waited for."""
+        if not self.read:
+            self.close = True
+        await self.whole(error.status, error.body(), error.headers)
+
+    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it is done, or until the client goes: then it is cancelled and ClientGone is raised."""
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._disconnect())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            task.result()
+        finally:
+            gone.cancel()
+            task.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+    async def _disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _linger(self) -> None:
+        seen = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while not self.read and seen < LINGER_BYTES:
+                    seen += len((await self.receive()).get("body", b""))
+
+
+class Gate:
+    """Refuses what must not be read further, counts what a drain waits for, and gives every error OpenAI's shape."""
+
+    def __init__(self, app: ASGIApp, worker: Worker) -> None:
+        self._app = app
+        self._worker = worker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
+        exchange = Exchange(scope, receive, send, self._worker.config.pod)
+        exchange.close = self._worker.draining
+        scope["fairlead.exchange"] = exchange
+        # Starlette's router raises its 404 and 405 only inside an application, and answers in plain text otherwise.
+        scope["app"] = self
+        try:
+            if scope["path"] in INFERENCE:
+                self._worker.admit()
+                with self._worker.request():
+                    self._check_length(exchange)
+                    await self._app(scope, exchange.receive, exchange.send)
+            else:
+                self._check_length(exchange)
+                await self._app(scope, exchange.receive, exchange.send)
+        except ClientGone:
+            logger.debug("client gone: request %s", exchange.request_id)
+        except Exception as error:
+            await _answer(exchange, error)
+
+    def _check_length(self, exchange: Exchange) -> None:
+        length = exchange.headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._worker.config.max_body_bytes:
+            raise too_large(self._worker.config.max_body_bytes)
+
+
+async def _answer(exchange: Exchange, error: Exception) -> None:
+    if not isinstance(error, ApiError | EngineGone | HTTPException):
+        logger.error("request %s failed", exchange.request_id, exc_info=error)
+    if not exchange.started:
+        await exchange.fail(as_api_error(error))
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of an exception."""
+    match error:
+        case ApiError():
+            return error
+        case EngineGone():
+            return unavailable(f"the engine has ended: {error}")
+        case HTTPException(status_code=status, detail=detail):
+            return ApiError(status, detail, code=str(detail).lower().replace(" ", "_"))
+        case _:
+            return ApiError(500, "internal error; the worker's log has the details", type="server_error", code="internal_error")
+
+
+def _request_id(given: bytes) -> str:
+    """The client's own id where it is fit for a header and a log, else a new one."""
+    text = given.decode("latin-1")
+    return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else uuid.uuid4().hex

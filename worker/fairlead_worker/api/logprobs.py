@@ -1,0 +1,81 @@
+"""Log-probabilities in the shapes of the two endpoints."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fairlead_index.prompt import PromptEncoder
+from fairlead_worker.api.choice import Piece
+from fairlead_worker.messages import TokenLogprobs
+
+FLOOR = -9999.0
+"""JSON has no infinity; vLLM shows the same number."""
+
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+"""The byte alphabet of GPT-2: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+
+
+def chat_logprobs(encoder: PromptEncoder, piece: Piece) -> dict[str, Any] | None:
+    """`{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a piece."""
+    if not piece.logprobs:
+        return None
+    content = [
+        _entry(encoder, token, logprobs.chosen)
+        | {"top_logprobs": [_entry(encoder, other, value) for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)]}
+        for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets run on over the pieces of one choice."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder = encoder
+        self._offset = 0
+
+    def take(self, piece: Piece) -> dict[str, Any] | None:
+        if not piece.logprobs:
+            return None
+        texts = [token_text(self._encoder, token) for token in piece.tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(logprobs.chosen, FLOOR) for logprobs in piece.logprobs],
+            "top_logprobs": [dict(self._top(token, logprobs)) for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)],
+            "text_offset": list(self._offsets(texts)),
+        }
+
+    def _top(self, token: int, logprobs: TokenLogprobs) -> Iterator[tuple[str, float]]:
+        """The most likely tokens, and always the chosen one."""
+        for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True):
+            yield token_text(self._encoder, other), max(value, FLOOR)
+        if token not in logprobs.top_ids:
+            yield token_text(self._encoder, token), max(logprobs.chosen, FLOOR)
+
+    def _offsets(self, texts: list[str]) -> Iterator[int]:
+        for text in texts:
+            yield self._offset
+            self._offset += len(text)
+
+
+def token_text(encoder: PromptEncoder, token: int) -> str:
+    """One token by itself; special tokens by their names."""
+    return encoder.decode((token,), skip_special_tokens=False)
+
+
+def token_bytes(encoder: PromptEncoder, token: int) -> list[int]:
+    """The bytes that a token stands for, also where they are only a part of a character."""
+    text = token_text(encoder, token)
+    if "\ufffd" not in text:
+        return list(text.encode())
+    piece = encoder.token_text(token) or ""
+    if len(piece) == 6 and piece.startswith("<0x"):
+        return [int(piece[3:5], 16)]
+    if piece and all(char in _BYTE_OF for char in piece):
+        return [_BYTE_OF[char] for char in piece]
+    return list(text.encode())
+
+
+def _entry(encoder: PromptEncoder, token: int, logprob: float) -> dict[str, Any]:
+    return {"token": token_text(encoder, token), "bytes": token_bytes(encoder, token), "logprob": max(logprob, FLOOR)}

@@ -1,0 +1,110 @@
+"""From a request's fields to what the engine needs: sampling parameters, stop strings, limits. Same rules for both endpoints."""
+
+import secrets
+from dataclasses import dataclass
+
+from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from fairlead_worker.messages import Sampling
+
+MAX_STOPS = 16
+"""OpenAI allows 4; each costs a search of every piece of text."""
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""Odd and far from small multiples: the seeds of the n choices of near seeds do not meet (the golden ratio of splitmix64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a request wants its tokens chosen, before the prompt's length is known."""
+
+    max_tokens: int | None
+    base: Sampling
+    """`max_tokens` and `seed` are still to be set: for each prompt and choice."""
+    seed: int
+    stops: tuple[str, ...]
+    n: int
+
+
+def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
+    """Check what single fields cannot say, and gather the rest. Raises ApiError 400."""
+    _refuse_unsupported(request)
+    if isinstance(request, ChatRequest):
+        max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
+        if request.top_logprobs and not request.logprobs:
+            raise invalid("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    else:
+        max_tokens, max_field = request.max_tokens or COMPLETION_MAX_TOKENS, "max_tokens"
+        logprobs = request.logprobs
+    min_tokens = request.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise invalid(f"min_tokens: {min_tokens} is more than {max_field} {max_tokens}", param="min_tokens")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options: only with stream: true", param="stream_options")
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    base = Sampling(
+        max_tokens=0,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=max(0, request.top_k or 0),
+        min_p=request.min_p or 0.0,
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=logprobs,
+    )
+    return Wanted(max_tokens, base, seed, _stops(request.stop), request.n or 1)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of n choices, in [0, 2^63): choice 0 has the request's own, so that n=1 equals the first of many."""
+    return (seed + choice * _SEED_STEP) & (2**63 - 1)
+
+
+def fit(max_tokens: int | None, prompt_tokens: int, limit: int) -> int:
+    """The number of tokens that may be generated after a prompt; ApiError 400 when the context cannot hold them."""
+    if prompt_tokens + 1 > limit:
+        raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit)
+    if max_tokens is None:
+        return limit - prompt_tokens
+    if prompt_tokens + max_tokens > limit:
+        raise too_long(
+            f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} of the prompt, {max_tokens} of the answer); lower one",
+            limit,
+        )
+    return max_tokens
+
+
+def too_long(message: str, limit: int) -> ApiError:
+    return invalid(f"this model's context holds {limit} tokens, but {message}", param="prompt", code="context_length_exceeded")
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"stop: at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
+    if "" in stops:
+        raise invalid("stop: an empty string would stop everything", param="stop")
+    return stops
+
+
+def _refuse_unsupported(request: CommonRequest) -> None:
+    """Fields that would change the answer and are not done by this worker: better refused than ignored."""
+    for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
+        if getattr(request, name) not in (None, neutral):
+            raise invalid(f"{name}: not supported; leave it out or give {neutral}", param=name)
+    if request.logit_bias:
+        raise invalid("logit_bias: not supported; leave it out", param="logit_bias")
+    if request.response_format and request.response_format.get("type") != "text":
+        raise invalid("response_format: only text is supported", param="response_format")
+    if isinstance(request, CompletionRequest):
+        if request.best_of not in (None, request.n or 1):
+            raise invalid("best_of: not supported; leave it out or give the value of n", param="best_of")
+        if request.suffix:
+            raise invalid("suffix: not supported; leave it out", param="suffix")
+        if request.echo and request.logprobs is not None:
+            raise invalid("echo: not supported together with logprobs", param="echo")
+    elif isinstance(request, ChatRequest) and request.tool_choice not in (None, "none", "auto"):
+        raise invalid("tool_choice: only none and auto are supported", param="tool_choice")

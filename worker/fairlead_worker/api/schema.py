@@ -1,0 +1,109 @@
+"""Request bodies, as msgspec structs: types and bounds here, meaning in `sampling.py`."""
+
+import logging
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from fairlead_worker.api.errors import invalid
+
+logger = logging.getLogger(__name__)
+
+Count = Annotated[int, Meta(ge=1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What both endpoints take. `None` everywhere means what leaving the field out means."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    user: str | None = None
+    # Known to OpenAI and not done here: refused when they would change the answer, rather than ignored.
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
+    prompt: str | list[str | TokenId | list[TokenId]] | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    best_of: Count | None = None
+    suffix: str | None = None
+
+
+class ChatRequest(CommonRequest, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def parse(data: bytes, type: type[Body]) -> Body:
+    """`data` as `type`; an ApiError 400 that names the field otherwise. Unknown fields are ignored, with a line for who debugs."""
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
+    if not isinstance(raw, dict):
+        raise invalid("the body must be a JSON object")
+    if unknown := raw.keys() - set(type.__struct_fields__):
+        logger.debug("ignored unknown fields: %s", ", ".join(sorted(unknown)))
+    try:
+        return msgspec.convert(raw, type)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        param = path.rstrip("`").lstrip(".") or _missing(message)
+        raise invalid(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param) from None
+
+
+def _missing(message: str) -> str | None:
+    """The field in "Object missing required field `tokens`"."""
+    _, found, rest = message.partition("required field `")
+    return rest.rstrip("`") if found else None

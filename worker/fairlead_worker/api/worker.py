@@ -1,0 +1,115 @@
+"""What the endpoints share: the engine, the prompt encoder, and whether this worker takes requests."""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, digest
+from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.errors import ApiError, invalid, unavailable
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.messages import Ready
+
+if TYPE_CHECKING:
+    from fairlead_worker.api.metrics import Metrics
+
+THREAD_ABOVE = 4096
+"""Characters from which tokenizing leaves the event loop: below, a thread costs more than the work."""
+
+
+class Worker:
+    """One model replica as the API sees it."""
+
+    def __init__(self, config: WorkerConfig, engine: EngineClient, metrics: "Metrics", address: str) -> None:
+        self.config = config
+        self.engine = engine
+        self.metrics = metrics
+        self.address = address
+        self.draining = False
+        self.in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.started = int(time.time())
+        self.prompt_etag = ""
+        self._model: tuple[Ready, PromptEncoder] | None = None
+
+    def loaded(self, ready: Ready) -> None:
+        """The engine is ready: from now on prompts can be encoded."""
+        self._model = ready, PromptEncoder(msgspec.json.decode(ready.prompt_format, type=PromptFormat))
+        self.prompt_etag = digest(ready.prompt_format.decode())
+
+    @property
+    def serving(self) -> bool:
+        return self._model is not None and self.engine.serving and not self.draining
+
+    @property
+    def healthy(self) -> bool:
+        """The engine lives, as far as anybody knows."""
+        return self.engine.state.phase != "failed" and self.engine.silent_for() < self.config.engine_timeout
+
+    def admit(self) -> None:
+        """Raises the 503 that sends the router to another pod, unless this worker takes requests."""
+        if self.draining:
+            raise unavailable("this worker is shutting down")
+        state = self.engine.state
+        if state.phase == "failed":
+            raise unavailable(f"the engine has ended: {state.reason}")
+        if not self.serving:
+            raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """A request that a drain waits for."""
+        self.in_flight += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+
+    @property
+    def ready(self) -> Ready:
+        return self._loaded()[0]
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        return self._loaded()[1]
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output: what the model was made for, and what the KV pages hold."""
+        ready = self.ready
+        return min(ready.max_model_len, ready.pages * ready.page_size)
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises 404 for a model that is not served here."""
+        if name is None or name in self.config.names:
+            return name or self.config.names[0]
+        served = ", ".join(self.config.names)
+        raise ApiError(404, f"the model {name!r} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
+
+    async def encode(self, encode: Callable[[], "array[int]"], size: int) -> "array[int]":
+        """Run an encoding of about `size` characters, in a thread where it is long; a PromptError becomes a 400."""
+        try:
+            return await asyncio.to_thread(encode) if size > THREAD_ABOVE else encode()
+        except PromptError as error:
+            raise invalid(str(error), param=error.field) from error
+
+    def check_tokens(self, tokens: "array[int]") -> None:
+        """Token ids from outside: not none, and all in the vocabulary (a stray one would index past the embedding)."""
+        if not tokens:
+            raise invalid("prompt: has no tokens", param="prompt")
+        if (largest := max(tokens)) >= self.encoder.vocabulary_size:
+            raise invalid(f"prompt: token id {largest} is not in the vocabulary of {self.encoder.vocabulary_size}", param="prompt")
+
+    def _loaded(self) -> tuple[Ready, PromptEncoder]:
+        if self._model is None:
+            raise unavailable("the model is not loaded yet")
+        return self._model

@@ -1,0 +1,150 @@
+"""The worker's configuration: one frozen object, built once from flags and `FAIRLEAD_*` environment variables."""
+
+import re
+import socket
+import sys
+from pathlib import PurePosixPath
+from typing import Annotated, Literal, NoReturn, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class WorkerConfig(BaseSettings):
+    """Flags of `fairlead-worker`. Each is also `FAIRLEAD_<FLAG>` in the environment; flags win, the last one given wins."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FAIRLEAD_",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+        cli_prog_name="fairlead-worker",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+    )
+
+    model: Annotated[str, Field(description="model to serve: hf://org/name[@revision] or file:///path")]
+    served_model_name: Annotated[str, Field(description="name(s) in the API, comma-separated; empty: derived from --model")] = ""
+    host: Annotated[str, Field(description="address to listen on")] = "0.0.0.0"
+    port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
+    pod_name: Annotated[str, Field(description="this worker's name in the index and in answers; empty: the host name")] = ""
+    advertise: Annotated[str, Field(description="HOST:PORT at which the router reaches this worker; empty: derived")] = ""
+    index_namespace: Annotated[str, Field(description="NS/NAME of the service in the index")] = ""
+    redis_url: Annotated[str, Field(description="redis://… of the index; empty: no index")] = ""
+    page_size: Annotated[Positive, Field(description="tokens in a KV page")] = 16
+    block_tokens: Annotated[Positive, Field(description="tokens in a block of the index, a multiple of --page-size")] = 64
+    max_model_len: Annotated[NonNegative, Field(description="most tokens of prompt and output; 0: the model's own")] = 0
+    max_num_seqs: Annotated[Positive, Field(description="most requests in one step")] = 256
+    chunked_prefill_size: Annotated[int, Field(description="most prompt tokens of one request in a step; 0 or less: off")] = 512
+    max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
+    kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
+    kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
+    attention_backend: Literal["auto", "reference", "flashinfer"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120
+    lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
+    threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from the machine")] = 0
+    termination_log: Annotated[str, Field(description="file for the reason of a failure; empty: none")] = "/dev/termination-log"
+    policy: Annotated[Literal["lpm", "fcfs"], Field(description="order of admission")] = "lpm"
+    max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
+    engine_timeout: Annotated[
+        float,
+        Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),
+    ] = 120
+
+    @field_validator("model")
+    @classmethod
+    def _model_uri(cls, value: str) -> str:
+        if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", value) or re.fullmatch(r"file:///.+", value):
+            return value
+        raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision or file:///path")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url(cls, value: str) -> str:
+        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("is no Redis URL; give redis://host:6379/0, or leave it empty to run without the index")
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value):
+            raise ValueError("must be HOST:PORT, as in 10.0.0.7:8000 or [fd00::7]:8000")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.block_tokens % self.page_size:
+            raise ValueError(
+                f"--block-tokens {self.block_tokens} is not a multiple of --page-size {self.page_size}; "
+                f"try --block-tokens {-(-self.block_tokens // self.page_size) * self.page_size}"
+            )
+        if self.redis_url and not self.index_namespace:
+            raise ValueError("--redis-url needs --index-namespace NS/NAME too")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may give as `model`; the first is the one shown."""
+        given = tuple(name.strip() for name in self.served_model_name.split(",") if name.strip())
+        if given:
+            return given
+        scheme, _, rest = self.model.partition("://")
+        return (rest.partition("@")[0] if scheme == "hf" else PurePosixPath(rest).name,)
+
+    @property
+    def pod(self) -> str:
+        return self.pod_name or socket.gethostname()
+
+    def address(self, port: int) -> str:
+        """Where the router finds this worker, `port` being the one really bound."""
+        if self.advertise:
+            return self.advertise
+        host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def described(self) -> str:
+        """One `flag=value` for each flag, fit for a log: no passwords."""
+        shown = self.model_dump() | {"redis_url": masked(self.redis_url)}
+        return " ".join(f"{_flag(name)}={value}" for name, value in shown.items())
+
+    @classmethod
+    def from_command_line(cls, arguments: list[str] | None = None) -> "WorkerConfig":
+        """Read flags and environment; a bad value ends the process with status 2 and a line for each that names the flag."""
+        try:
+            return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)
+        except ValidationError as error:
+            _refuse(error)
+
+
+def masked(url: str) -> str:
+    """`url` with its password hidden."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    user_info, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user_info.partition(':')[0]}:***@{host}"))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _refuse(error: ValidationError) -> NoReturn:
+    for problem in error.errors(include_url=False):
+        message = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"]:
+            print(f"fairlead-worker: {message}", file=sys.stderr)
+            continue
+        flag = _flag(str(problem["loc"][0]).replace("-", "_"))
+        if problem["type"] == "missing":
+            print(f"fairlead-worker: {flag} is missing; give it, or set FAIRLEAD_{flag[2:].replace('-', '_').upper()}", file=sys.stderr)
+        else:
+            print(f"fairlead-worker: {flag} {problem['input']!r}: {message}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,151 @@
+"""Messages between the API process and the engine: msgspec structs as msgpack over ZeroMQ PUSH/PULL, or queues inside one process.
+
+The API side is asynchronous and binds; the engine's side blocks and connects. Neither ever waits for room: a slow reader costs
+memory (bounded by the requests in flight), not a stall of the engine.
+"""
+
+import asyncio
+import logging
+import queue
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from fairlead_worker.messages import FromEngine, ToEngine
+
+logger = logging.getLogger(__name__)
+
+LINGER_MS = 2000
+"""Last words (`Failed`) may still be on their way when the engine process ends."""
+
+
+class Channel(Protocol):
+    """The API's end."""
+
+    def send(self, message: ToEngine) -> None: ...
+
+    async def receive(self) -> FromEngine: ...
+
+    def close(self) -> None: ...
+
+
+class EngineEnd(Protocol):
+    """The engine's end."""
+
+    def receive(self, timeout: float | None) -> list[ToEngine]:
+        """Everything that has come; with nothing there, wait up to `timeout` seconds (None: for ever; 0: not at all)."""
+        ...
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class ZmqChannel:
+    """The API's end over ZeroMQ. Makes a private directory for the two sockets; `address` is what the engine needs."""
+
+    def __init__(self) -> None:
+        # mkdtemp gives mode 0700: nobody else on the node can speak to the engine.
+        self.address = tempfile.mkdtemp(prefix="fairlead-")
+        self._context = zmq.asyncio.Context()
+        self._out = zmq.Socket(zmq.Context.shadow(self._context.underlying), zmq.PUSH)
+        self._in = self._context.socket(zmq.PULL)
+        for socket, name in ((self._out, "to"), (self._in, "from")):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind(_endpoint(self.address, name))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+    def send(self, message: ToEngine) -> None:
+        try:
+            self._out.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            # There is no peer: the engine has gone, and whoever watches its process ends the streams.
+            logger.debug("no engine to take %s", type(message).__name__)
+
+    async def receive(self) -> FromEngine:
+        return self._decoder.decode(await self._in.recv())
+
+    def close(self) -> None:
+        self._in.close()
+        self._out.close()
+        self._context.term()
+        shutil.rmtree(self.address, ignore_errors=True)
+
+
+class ZmqEngineEnd:
+    """The engine's end over ZeroMQ."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._in = self._context.socket(zmq.PULL)
+        self._out = self._context.socket(zmq.PUSH)
+        for socket, name in ((self._in, "to"), (self._out, "from")):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, LINGER_MS)
+            socket.connect(_endpoint(address, name))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+
+    def receive(self, timeout: float | None) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        if timeout != 0 and not self._in.poll(None if timeout is None else int(timeout * 1000)):
+            return messages
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._in.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def send(self, message: FromEngine) -> None:
+        self._out.send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        self._in.close()
+        self._out.close()
+        self._context.term()
+
+
+class LocalChannel:
+    """Both ends in one process, for tests: the engine runs in a thread and holds `engine_end`."""
+
+    def __init__(self) -> None:
+        self.engine_end = LocalEngineEnd(asyncio.get_running_loop())
+
+    def send(self, message: ToEngine) -> None:
+        self.engine_end.inbox.put(message)
+
+    async def receive(self) -> FromEngine:
+        return await self.engine_end.outbox.get()
+
+    def close(self) -> None:
+        pass
+
+
+class LocalEngineEnd:
+    """The engine's end of a `LocalChannel`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.outbox: asyncio.Queue[FromEngine] = asyncio.Queue()
+        self._loop = loop
+
+    def receive(self, timeout: float | None) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        try:
+            messages.append(self.inbox.get(timeout != 0, timeout))
+            while True:
+                messages.append(self.inbox.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def send(self, message: FromEngine) -> None:
+        self._loop.call_soon_threadsafe(self.outbox.put_nowait, message)
+
+
+def _endpoint(address: str, name: str) -> str:
+    return f"ipc://{Path(address) / name}"
