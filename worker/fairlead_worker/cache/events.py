@@ -1,9 +1,9 @@
 """What the prefix cache began and ceased to hold, in order, for the index."""
 
-import sys
 from array import array
 from typing import Literal
 
+from fairlead_index.hashing import hash_bytes
 from fairlead_worker.messages import CacheEvent
 
 Kind = Literal["stored", "removed"]
@@ -32,10 +32,4 @@ class EventLog:
         if not self._runs:
             return ()
         runs, self._runs = self._runs, []
-        return tuple(CacheEvent(kind, _little_endian(hashes)) for kind, hashes in runs)
-
-
-def _little_endian(hashes: "array[int]") -> bytes:
-    if sys.byteorder == "big":
-        hashes.byteswap()
-    return hashes.tobytes()
+        return tuple(CacheEvent(kind, hash_bytes(hashes)) for kind, hashes in runs)

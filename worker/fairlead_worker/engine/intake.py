@@ -1,8 +1,8 @@
 """From a message to a request: everything that can be wrong with it is found here, before it can touch anything."""
 
-import sys
 from array import array
 
+from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Submit
@@ -16,18 +16,7 @@ def read_tokens(data: bytes) -> "array[int]":
     """Little-endian uint32 to `array('I')`."""
     if len(data) % 4:
         raise Refused(f"token ids come as uint32, but the prompt has {len(data)} bytes, no multiple of 4")
-    tokens = array("I", data)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens
-
-
-def write_tokens(tokens: "list[int] | array[int]") -> bytes:
-    """Token ids to little-endian uint32."""
-    data = array("I", tokens)
-    if sys.byteorder == "big":
-        data.byteswap()
-    return data.tobytes()
+    return tokens_from_bytes(data)
 
 
 def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:

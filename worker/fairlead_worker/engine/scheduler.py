@@ -3,12 +3,13 @@
 from bisect import insort
 from contextlib import closing
 
+from fairlead_index.hashing import token_bytes
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import Lease, PrefixCache
 from fairlead_worker.engine.budget import OutputReserve, StepBudget
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.inflight import OpenPrefixes
-from fairlead_worker.engine.intake import Refused, accept, write_tokens
+from fairlead_worker.engine.intake import Refused, accept
 from fairlead_worker.engine.meter import Meter
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.policy import WaitingQueue
@@ -227,8 +228,8 @@ class Scheduler:
 
     def _admit(self, request: Request, node: Node) -> None:
         """Leases the pages of all its known tokens, the cached ones shared."""
+        request.lease = self.cache.attach(node)  # before the watch goes: one of the two keeps the tree
         self.waiting.admitted(request)
-        request.lease = self.cache.attach(node)
         self.cache.grow(request.lease, len(request.tokens))
         request.cached = request.computed = node.depth * self._page_size
         if request.first_cached is None:
@@ -272,7 +273,7 @@ class Scheduler:
                 break
         self.meter.output_tokens += taken
         self.reserve.wrote(request, taken)
-        return Output(request.id, write_tokens(tokens[:taken]), request.first_cached or 0, request.finish, stop_token, "", logprobs[:taken])
+        return Output(request.id, token_bytes(tokens[:taken]), request.first_cached or 0, request.finish, stop_token, "", logprobs[:taken])
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]

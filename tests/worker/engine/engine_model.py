@@ -1,0 +1,224 @@
+"""The real scheduler and cache around a fake forward pass whose KV can be checked.
+
+The fake KV of a token is a hash of the root and all tokens up to it, as real KV is a function of them. Every row checks that the pages
+it reads hold exactly the KV of its own request's tokens, so wrong sharing, early reuse and lost pages are all found where they hurt.
+Greedy output is a hash of the prefix, so it is the same cold, warm, chunked and retracted, or something is broken.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.node import Node
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.request import Request
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.messages import Load, Output, Sampling, Submit
+
+VOCABULARY = 40
+EOS = 7
+
+
+def kv(root: int, tokens: "array[int]") -> list[int]:
+    """KV of each position."""
+    values, value = [], root & 0xFFFFFFFF
+    for token in tokens:
+        value = crc32(token.to_bytes(4, "little"), value)
+        values.append(value)
+    return values
+
+
+def next_token(value: int) -> int:
+    return crc32(b"next", value) % VOCABULARY
+
+
+def reference(submit: Submit, max_model_len: int) -> tuple[list[int], str]:
+    """What a request must answer, computed with no engine at all: tokens and finish reason."""
+    tokens, sampling = array("I", submit.tokens), submit.sampling
+    prompt = len(tokens)
+    stop = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    value = kv(submit.root, tokens)[-1]
+    while True:
+        token = next_token(value)
+        tokens.append(token)
+        value = crc32(token.to_bytes(4, "little"), value)
+        written = len(tokens) - prompt
+        if token in stop and written >= sampling.min_tokens:
+            return list(tokens[prompt:]), "stop"
+        if written >= sampling.max_tokens or len(tokens) >= max_model_len:
+            return list(tokens[prompt:]), "length"
+
+
+@dataclass
+class Told:
+    """What the client of one request has seen."""
+
+    submit: Submit
+    tokens: list[int] = field(default_factory=list)
+    cached_tokens: int | None = None
+    finish: str | None = None
+    error: str = ""
+
+
+class EngineModel:
+    def __init__(self, pages: int, page_size: int, *, max_model_len: int = 1 << 20, block_pages: int = 2, **config: object) -> None:
+        self.parents: dict[int, int] = {}
+        self.held: set[int] = set()
+        self.cache = PrefixCache(PagePool(pages, page_size), page_size * block_pages, self._extend)
+        self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
+        self.scheduler = Scheduler(self.config, self.cache)
+        self.memory = [[0] * page_size for _ in range(pages)]
+        self.told: dict[str, Told] = {}
+        self.plans: list[list[tuple[str, int, int]]] = []
+        """Each step's rows: request, start, count."""
+
+    def _extend(self, parent: int, tokens: "array[int]") -> int:
+        block = extend(parent, tokens)
+        self.parents[block] = parent
+        return block
+
+    # Events
+
+    def submit(self, prompt: list[int], max_tokens: int = 4, *, root: int = 1, name: str = "", **sampling: object) -> str:
+        name = name or f"r{len(self.told)}"
+        settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
+        message = Submit(name, array("I", prompt).tobytes(), settings, root)
+        self.told[name] = Told(message)
+        self._tell(self.scheduler.submit(message))
+        return name
+
+    def abort(self, name: str) -> None:
+        self._tell(self.scheduler.abort(name))
+
+    def step(self, abort_in_flight: str | None = None) -> StepPlan:
+        plan = self.scheduler.plan()
+        self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
+        result = self._forward(plan)
+        if abort_in_flight is not None:
+            self.abort(abort_in_flight)
+        for output in self.scheduler.advance(plan, result):
+            self._tell(output)
+        return plan
+
+    def run(self, steps: int = 10_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(steps):
+            if self.scheduler.idle:
+                return
+            assert self.step(), "an engine with requests found nothing to do"
+            self.check()
+        raise AssertionError(f"not idle after {steps} steps: {self.scheduler.load()}")
+
+    def _tell(self, output: Output | None) -> None:
+        if output is None:
+            return
+        told = self.told[output.id]
+        assert told.finish is None, f"{output.id} had ended"
+        assert told.cached_tokens in (None, output.cached_tokens) or output.finish in ("abort", "error"), "cached_tokens changed its mind"
+        told.tokens += array("I", output.tokens)
+        told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
+
+    def _forward(self, plan: StepPlan) -> StepResult:
+        size = self.cache.page_size
+        values = {id(row): kv(row.request.root, row.request.tokens) for row in plan.rows}
+        written: set[tuple[int, int]] = set()
+        for row in plan.rows:
+            lease = row.request.lease
+            assert lease is not None and row.count > 0
+            assert row.samples == (row.end == len(row.request.tokens))
+            for position in range(row.start):
+                found = self.memory[row.pages[position // size]][position % size]
+                assert found == values[id(row)][position], f"{row.request.id} reads KV that is not its own at {position}"
+        for row in plan.rows:
+            for position in range(row.start, row.end):
+                index, slot = divmod(position, size)
+                assert index >= row.request.lease.shared, f"{row.request.id} writes into a shared page"
+                assert (row.pages[index], slot) not in written, "two rows write one slot"
+                written.add((row.pages[index], slot))
+                self.memory[row.pages[index]][slot] = values[id(row)][position]
+        sampled = [row for row in plan.rows if row.samples]
+        assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
+        return StepResult([[next_token(values[id(row)][-1])] for row in sampled], seconds=0.01)
+
+    # Checks
+
+    def check(self) -> None:
+        """Every invariant, after every step."""
+        self._check_requests()
+        self._check_pages()
+        self._check_blocks()
+
+    def check_answers(self) -> None:
+        """Every request that was not aborted or refused has answered exactly as the reference."""
+        for name, told in self.told.items():
+            if told.finish not in ("abort", "error"):
+                assert (told.tokens, told.finish) == reference(told.submit, self.config.max_model_len), name
+
+    def _check_requests(self) -> None:
+        scheduler = self.scheduler
+        running, waiting = scheduler.running, [*scheduler.waiting._requests.values(), *scheduler.waiting._retracted]
+        assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests)
+        assert [r.arrival for r in running] == sorted(r.arrival for r in running)
+        for request in running:
+            assert 0 <= request.cached <= request.computed <= len(request.tokens) and not request.in_flight
+            assert (request.uncomputed == 1) or request is scheduler.chunked_req, "at most one request is partly prefilled"
+            if request is scheduler.chunked_req:
+                assert request.computed % self.cache.page_size == 0, "chunks are cut at pages"
+        for request in waiting:
+            assert request.lease is None and request.watch is not None
+            if request.watch.settled:
+                assert request.watch.node is self._deepest(request), "a settled match is exact"
+        assert scheduler.reserve.tokens == sum(r.reserved for r in running)
+        assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
+        load: Load = scheduler.load()
+        assert load.running == len(running) and load.waiting == len(waiting)
+
+    def _deepest(self, request: Request) -> Node:
+        node, size = self.cache._roots[request.root], self.cache.page_size
+        while (node.depth + 1) * size < len(request.tokens):
+            child = node.children.get(request.tokens[node.depth * size : (node.depth + 1) * size].tobytes())
+            if child is None:
+                break
+            node = child
+        return node
+
+    def _check_pages(self) -> None:
+        cache, size = self.cache, self.cache.page_size
+        pool, nodes = cache.pool, list(cache.nodes())
+        free, cached = pool.free_pages(), {node.page for node in nodes}
+        private: set[int] = set()
+        used: set[Node] = set()
+        for request in self.scheduler.running:
+            lease = request.lease
+            assert lease is not None
+            own = lease.pages[lease.shared :]
+            assert not private & set(own) and len(set(own)) == len(own), "a private page belongs to one request"
+            private |= set(own)
+            node = lease.place
+            assert node.depth == lease.shared
+            while node.parent is not None:
+                assert lease.pages[node.depth - 1] == node.page, "every shared page is a published prefix"
+                assert node.key == request.tokens[(node.depth - 1) * size : node.depth * size].tobytes()
+                used.add(node)
+                node = node.parent
+        assert pool.free + pool.leased + pool.cached == pool.total
+        assert (len(free), len(private), len(cached)) == (pool.free, pool.leased, pool.cached), "counters tell the truth"
+        assert len(free | private | cached) == pool.total, "no page is lost"
+        assert cache.evictable == len(nodes) - len(used), "what nobody uses can be evicted"
+        assert all((node.users > 0) == (node in used) for node in nodes)
+
+    def _check_blocks(self) -> None:
+        for event in self.scheduler.drain_events():
+            for block in array("Q", event.hashes):
+                if event.kind == "stored":
+                    assert block not in self.held and (self.parents[block] in self.held or self.parents[block] not in self.parents)
+                    self.held.add(block)
+                else:
+                    self.held.remove(block)
+                    assert all(self.parents[other] != block for other in self.held), "children go before their parents"
+        announced = list(self.cache.announced())
+        assert len(set(announced)) == len(announced) and set(announced) == self.held, "what is announced is what is held"

@@ -1,0 +1,115 @@
+"""Any arrivals, aborts and steps in any order: no page is lost or shared wrongly, and every answer is the reference's."""
+
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+from tests.worker.engine.engine_model import EngineModel
+
+STEMS = [[(stem * 31 + 11 * i) % 23 for i in range(80)] for stem in range(3)]
+STEMS.append(STEMS[0][:20] + STEMS[1][20:])  # parts from the first one on the way
+
+
+@dataclass(frozen=True)
+class Arrival:
+    stem: int
+    shared: int
+    suffix: tuple[int, ...]
+    max_tokens: int
+    root: int
+    ignore_eos: bool
+    min_tokens: int
+    stop: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Abort:
+    which: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    count: int
+    abort: int | None
+
+
+arrivals = st.builds(
+    Arrival,
+    stem=st.integers(0, len(STEMS) - 1),
+    shared=st.integers(0, 80),
+    suffix=st.lists(st.integers(0, 5), max_size=6).map(tuple),
+    max_tokens=st.integers(1, 40),
+    root=st.sampled_from([1, 1, 1, 2]),
+    ignore_eos=st.sampled_from([True, True, True, False]),
+    min_tokens=st.sampled_from([0, 0, 5]),
+    stop=st.sampled_from([(), (), (3, 9)]),
+)
+events = st.lists(
+    st.one_of(
+        arrivals,
+        arrivals,
+        arrivals,
+        st.builds(Abort, st.integers(0, 200)),
+        st.builds(Steps, st.integers(1, 12), st.sampled_from([None] * 9 + [0, 1, 3, 7])),
+    ),
+    min_size=15,
+    max_size=60,
+)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    events=events,
+    pages=st.integers(8, 64),
+    page_size=st.sampled_from([1, 4, 16]),
+    chunk=st.sampled_from([-1, 1, 8, 16, 64]),
+    policy=st.sampled_from(["fcfs", "lpm"]),
+    max_prefill_tokens=st.sampled_from([8, 64, 8192]),
+    max_num_seqs=st.sampled_from([1, 3, 64]),
+    dedupe_tokens=st.sampled_from([1, 32]),
+    max_bypass=st.sampled_from([0, 2, 64]),
+    lookahead=st.sampled_from([1, 3, 16]),
+    refresh=st.sampled_from([0, 1, 64]),
+    initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+)
+def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, **limits):
+    machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
+    names: list[str] = []
+    work = 0
+    for happening in events:
+        if isinstance(happening, Arrival):
+            room = pages * page_size  # lengths that mostly fit alone, and seldom together
+            prompt = STEMS[happening.stem][: happening.shared % (room // 2)] + list(happening.suffix) or [1]
+            max_tokens = 1 + happening.max_tokens % (room // 2)
+            names.append(
+                machine.submit(
+                    prompt,
+                    max_tokens,
+                    root=happening.root,
+                    ignore_eos=happening.ignore_eos,
+                    min_tokens=happening.min_tokens,
+                    stop_token_ids=happening.stop,
+                )
+            )
+            work += len(prompt) + max_tokens
+        elif isinstance(happening, Abort) and happening.which < len(names):
+            machine.abort(names[happening.which])
+        elif isinstance(happening, Steps):
+            for _ in range(happening.count):
+                machine.step(names[happening.abort % len(names)] if names and happening.abort is not None else None)
+                machine.check()
+        machine.check()
+    machine.run(steps=100 + 10 * work)
+    machine.check_answers()
+    load = machine.scheduler.load()
+    event(f"retracted: {load.retractions > 0}")
+    event(f"evicted: {load.evicted_pages > 0}")
+    event(f"cached: {load.cached_tokens > 0}")
+    assert load.running == load.waiting == load.backlog_tokens == 0
+    assert load.pages_free == load.pages_total, "with no request left, every page can be had"
+    assert all(told.finish for told in machine.told.values()), "nobody starves"

@@ -1,0 +1,101 @@
+"""What the exactness suite compares: transformers' own `generate`, and the real scheduler, cache and runner."""
+
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import xxhash
+from tests.models import VOCABULARY
+from transformers import PreTrainedModel
+
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.messages import Output, Sampling, Submit
+from fairlead_worker.model.loader import LoadedModel
+
+NEW_TOKENS = 20
+LENGTHS = (1, 2, 3, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 129, 200, 333, 512, 777, 1200, 2000)
+"""Around pages of 16 tokens, around windows of 48 and 100, and long ones."""
+
+
+def make_prompts() -> list[list[int]]:
+    """20 random prompts of LENGTHS; every third one begins like a longer one before it, so that prefixes are shared within a batch."""
+    chooser = random.Random(11)
+    prompts: list[list[int]] = []
+    for index, length in enumerate(LENGTHS):
+        prompt = [chooser.randrange(2, VOCABULARY) for _ in range(length)]
+        if index % 3 == 2:
+            shared = prompts[index - 1][: length * 3 // 4]
+            prompt[: len(shared)] = shared
+        prompts.append(prompt)
+    return prompts
+
+
+def generate(model: PreTrainedModel, prompts: Sequence[list[int]]) -> list[list[int]]:
+    """Greedy NEW_TOKENS of each prompt alone, by transformers with its own attention and KV cache."""
+    return [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+
+
+def extend_hash(parent: int, tokens: "array[int]") -> int:
+    return xxhash.xxh3_64_intdigest(tokens.tobytes(), parent)
+
+
+@dataclass
+class Engine:
+    """A model behind the real scheduler, stepped by hand."""
+
+    loaded: LoadedModel
+    chunk: int
+    pages: int = 1024
+    page_size: int = 16
+    settings: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cache = PrefixCache(PagePool(self.pages, self.page_size), self.page_size, extend_hash)
+        config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
+        self.scheduler = Scheduler(config, cache)
+        self.runner: ModelRunner = make_runner(self.loaded, page_size=self.page_size, kv_pages=self.pages)
+        self.submitted = 0
+        self.mixed_steps = 0
+        """Steps with both a chunk and decodes."""
+
+    def serve(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float) -> list[list[int]]:
+        """Submit all prompts at once and step to the end: their output tokens, in order."""
+        return [tokens for tokens, _ in self.serve_counted(prompts, root, **sampling)]
+
+    def serve_counted(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float) -> list[tuple[list[int], int]]:
+        """As `serve`, with each prompt's cached tokens."""
+        settings = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, **({"temperature": 0} | sampling))  # type: ignore[arg-type]  # as above
+        names = [str(self.submitted + i) for i in range(len(prompts))]
+        self.submitted += len(prompts)
+        for name, prompt in zip(names, prompts, strict=True):
+            refused = self.scheduler.submit(Submit(name, array("I", prompt).tobytes(), settings, root))
+            assert refused is None, refused
+        answers: dict[str, tuple[list[int], int]] = {name: ([], 0) for name in names}
+        while plan := self.scheduler.plan():
+            self.mixed_steps += any(row.count > 1 for row in plan.rows) and any(row.count == 1 for row in plan.rows)
+            for output in self.scheduler.advance(plan, self.runner.execute(plan)):
+                self._collect(output, answers)
+        assert self.scheduler.idle
+        return [answers[name] for name in names]
+
+    def _collect(self, output: Output, answers: dict[str, tuple[list[int], int]]) -> None:
+        assert output.finish in (None, "length"), output
+        tokens, _ = answers[output.id]
+        tokens.extend(array("I", output.tokens))
+        answers[output.id] = (tokens, output.cached_tokens)

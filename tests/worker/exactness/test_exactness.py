@@ -1,0 +1,107 @@
+"""Greedy output equals transformers' `generate`, token for token, in float32, whatever the chunks, batch, cache and retractions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models import FAMILIES, save_model
+
+from fairlead_worker.model.loader import LoadedModel, load_model
+
+from .harness import LENGTHS, NEW_TOKENS, Engine, generate, make_prompts
+
+CHUNKS = {"16": 16, "64": 64, "512": 512, "off": 0}
+
+
+@dataclass
+class Case:
+    """One family: the model as served, and what it ought to say."""
+
+    family: str
+    loaded: LoadedModel
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> Iterator[None]:
+    """Matrices this small are slower on two threads than on one, and far slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def make_case(family: str, folder: Path) -> Case:
+    model = save_model(family, folder)
+    prompts = make_prompts()
+    return Case(family, load_model(str(folder)), prompts, generate(model, prompts))
+
+
+def test_the_expected_text_is_varied(case: Case) -> None:
+    """A model that repeats itself would agree with anything."""
+    assert all(len(tokens) == NEW_TOKENS for tokens in case.expected)
+    assert len({token for tokens in case.expected for token in tokens}) > 50
+    assert len({tuple(tokens) for tokens in case.expected}) == len(LENGTHS)
+
+
+def test_alone(case: Case) -> None:
+    engine = Engine(case.loaded, chunk=0)
+    # A root of its own for each prompt: no KV is shared.
+    assert [engine.serve([prompt], root=i)[0] for i, prompt in enumerate(case.prompts)] == case.expected
+
+
+@pytest.mark.parametrize("chunk", CHUNKS.values(), ids=CHUNKS)
+def test_batched_cold_and_warm(case: Case, chunk: int) -> None:
+    engine = Engine(case.loaded, chunk)
+    assert engine.serve(case.prompts) == case.expected
+    warm = engine.serve_counted(case.prompts)
+    assert [tokens for tokens, _ in warm] == case.expected
+    # All whole pages short of the last prompt token, which is always computed.
+    assert [cached for _, cached in warm] == [(length - 1) // 16 * 16 for length in LENGTHS]
+    assert chunk == 0 or engine.mixed_steps > 10
+
+
+def test_alone_on_a_warm_cache(case: Case) -> None:
+    engine = Engine(case.loaded, chunk=64)
+    engine.serve(case.prompts)
+    assert [engine.serve([prompt])[0] for prompt in case.prompts] == case.expected
+
+
+@pytest.mark.parametrize("chunk", [16, 0], ids=["16", "off"])
+def test_after_retraction(case: Case, chunk: int) -> None:
+    """Too few pages, and a scheduler told to expect no output: requests lose their pages half-way and are computed again."""
+    optimist = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
+    chosen = [i for i, length in enumerate(LENGTHS) if length <= 333]
+    engine = Engine(case.loaded, chunk, pages=130, page_size=4, settings=optimist)
+    assert engine.serve([case.prompts[i] for i in chosen]) == [case.expected[i] for i in chosen]
+    load = engine.scheduler.load()
+    assert load.retractions > 3
+    assert load.evicted_pages > 0
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 64])
+def test_page_sizes(page_size: int, tmp_path: Path) -> None:
+    case = make_case("gemma2", tmp_path)
+    engine = Engine(case.loaded, chunk=64, pages=16384 // page_size, page_size=page_size)
+    assert engine.serve(case.prompts) == case.expected
+    assert engine.serve(case.prompts) == case.expected
+
+
+def test_sampled_tokens_do_not_depend_on_batch_chunks_or_cache(tmp_path: Path) -> None:
+    case = make_case("llama", tmp_path)
+    sampling = {"temperature": 0.8, "top_p": 0.95, "seed": 5}
+    cold = Engine(case.loaded, chunk=0)
+    expected = [cold.serve([prompt], root=i, **sampling)[0] for i, prompt in enumerate(case.prompts)]
+    assert expected != case.expected
+    for chunk in (16, 512):
+        engine = Engine(case.loaded, chunk)
+        assert engine.serve(case.prompts, **sampling) == expected
+        assert engine.serve(case.prompts, **sampling) == expected

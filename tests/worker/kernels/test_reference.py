@@ -1,0 +1,136 @@
+"""The reference backend against attention written out by hand, over mixed steps with scattered pages."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep, _padded
+
+PAGES = 200
+
+
+def naive(spec: LayerSpec, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int) -> torch.Tensor:
+    """One query [heads, key_dim] over keys and values [L, kv_heads, dim], in float64."""
+    first = 0 if spec.window is None else max(0, position - spec.window + 1)
+    repeats = spec.heads // spec.kv_heads
+    key = keys[first : position + 1].double().repeat_interleave(repeats, 1)
+    value = values[first : position + 1].double().repeat_interleave(repeats, 1)
+    scores = torch.einsum("hd,lhd->hl", query.double(), key) * spec.scaling
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1), value)
+
+
+def packed(rows: Sequence[tuple[int, int]], tables: Sequence[list[int]], page_size: int) -> PackedStep:
+    positions = [p for start, count in rows for p in range(start, start + count)]
+    slots = [
+        table[p // page_size] * page_size + p % page_size
+        for (start, count), table in zip(rows, tables, strict=True)
+        for p in range(start, start + count)
+    ]
+    return PackedStep(
+        tokens=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.tensor(positions),
+        slots=torch.tensor(slots),
+        starts=[start for start, _ in rows],
+        counts=[count for _, count in rows],
+        pages=[torch.tensor(t[: -(-(s + c) // page_size)]) for (s, c), t in zip(rows, tables, strict=True)],
+        sampling=torch.empty(0, dtype=torch.int64),
+    )
+
+
+class Bench:
+    """Requests with known keys and values, and a backend into which they go step by step."""
+
+    def __init__(self, spec: LayerSpec, page_size: int, lengths: Sequence[int]) -> None:
+        torch.manual_seed(0)
+        self.layer = spec
+        self.page_size = page_size
+        self.backend = ReferenceBackend(KVSpec((spec,), page_size, torch.float32, torch.device("cpu")), PAGES)
+        free = random.Random(5).sample(range(PAGES), PAGES)
+        self.tables = [[free.pop() for _ in range(-(-length // page_size))] for length in lengths]
+        self.queries = [torch.randn(length, spec.heads, spec.key_dim) for length in lengths]
+        self.keys = [torch.randn(length, spec.kv_heads, spec.key_dim) for length in lengths]
+        self.values = [torch.randn(length, spec.kv_heads, spec.value_dim) for length in lengths]
+
+    def step(self, rows: dict[int, tuple[int, int]]) -> list[torch.Tensor]:
+        """Run rows of {request: (start, count)}; returns each row's output."""
+        spans = list(rows.values())
+
+        def take(source: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat([source[i][start : start + count] for i, (start, count) in rows.items()])
+
+        context: ReferenceStep = self.backend.plan(packed(spans, [self.tables[i] for i in rows], self.page_size))
+        output = context.attend(0, take(self.queries), take(self.keys), take(self.values))
+        return list(output.split([count for _, count in spans]))
+
+    def check(self, rows: dict[int, tuple[int, int]]) -> None:
+        for (i, (start, count)), output in zip(rows.items(), self.step(rows), strict=True):
+            for offset in range(count):
+                position = start + offset
+                want = naive(self.layer, self.queries[i][position], self.keys[i], self.values[i], position)
+                torch.testing.assert_close(output[offset].double(), want, atol=2e-6, rtol=2e-5)
+
+
+LAYERS = {
+    "multi-head": LayerSpec(4, 4, 16, 16, 0.25),
+    "grouped": LayerSpec(8, 2, 16, 16, 0.25),
+    "one KV head, odd sizes": LayerSpec(6, 1, 24, 8, 0.3),
+    "window": LayerSpec(4, 2, 16, 16, 0.25, window=7),
+    "window of a token": LayerSpec(4, 2, 16, 16, 0.25, window=1),
+    "softcap": LayerSpec(4, 2, 16, 16, 0.25, softcap=2.0),
+    "softcap and window": LayerSpec(4, 2, 16, 16, 0.25, window=10, softcap=2.0),
+}
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_a_mixed_step_attends_as_written_out_by_hand(layer: LayerSpec, page_size: int) -> None:
+    bench = Bench(layer, page_size, [40, 33, 20, 37, 9, 40])
+    bench.check({0: (0, 32), 1: (0, 32), 3: (0, 36), 4: (0, 5)})
+    bench.check({0: (32, 1), 2: (0, 11), 1: (32, 1), 4: (5, 4), 3: (36, 1)})
+    bench.check({2: (11, 9), 0: (33, 7), 5: (0, 40)})
+
+
+def test_a_row_gives_the_same_bits_alone_and_in_company() -> None:
+    lengths = [50, 61, 64, 130, 7]
+    layer = LAYERS["grouped"]
+    alone, together = Bench(layer, 16, lengths), Bench(layer, 16, lengths)
+    prefill = {i: (0, n - 1) for i, n in enumerate(lengths)}
+    for bench in (alone, together):
+        bench.step(prefill)
+    decode = {i: (n - 1, 1) for i, n in enumerate(lengths)}
+    outputs = together.step(decode)
+    for i, row in decode.items():
+        assert torch.equal(alone.step({i: row})[0], outputs[i])
+
+
+def test_what_an_earlier_owner_left_in_a_page_is_not_seen() -> None:
+    layer = LAYERS["grouped"]
+    bench = Bench(layer, 16, [20, 21])
+    for storage in (*bench.backend.keys, *bench.backend.values):
+        storage.fill_(1e4)
+    bench.check({0: (0, 19), 1: (0, 20)})
+    bench.check({0: (19, 1), 1: (20, 1)})
+
+
+def test_padding_is_at_most_a_quarter_and_sizes_are_few() -> None:
+    assert all(pages <= _padded(pages) < pages * 1.25 for pages in range(1, 5000))
+    assert len({_padded(pages) for pages in range(1, 4097)}) <= 4 * math.log2(4096) + 1
+
+
+def test_page_bytes_count_every_layer() -> None:
+    layers = (LayerSpec(8, 2, 64, 64, 0.125), LayerSpec(8, 1, 32, 16, 0.125))
+    spec = KVSpec(layers, 16, torch.bfloat16, torch.device("cpu"))
+    assert spec.page_bytes == (2 * 128 + 48) * 16 * 2
+    assert spec.pages_for(spec.page_bytes * 3 + 1) == 3
+
+
+@pytest.mark.parametrize("page_size", [0, 65])
+def test_page_size_out_of_range_is_refused(page_size: int) -> None:
+    with pytest.raises(ValueError, match="between 1 and 64"):
+        KVSpec((), page_size, torch.float32, torch.device("cpu"))

@@ -1,0 +1,86 @@
+"""hf:// URIs through the real hub client, in a process of its own: the client reads HF_ENDPOINT when it is imported."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .hub import COMMIT, TOKEN, Hub
+
+WORKER = Path(__file__).parents[3] / "worker"
+SCRIPT = """
+import json, sys
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.uri import resolve
+phases = []
+try:
+    folder = resolve(sys.argv[1], lambda phase, percent: phases.append((phase, percent)))
+    print(json.dumps({"folder": str(folder), "phases": phases, "torch": "torch" in sys.modules}))
+except ModelLoadError as error:
+    print(json.dumps({"error": str(error)}))
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "config.json").write_text('{"model_type": "llama"}')
+    (files / "model.safetensors").write_bytes(bytes(300_000))
+    (files / "pytorch_model.bin").write_bytes(b"pickled")
+    (files / "picture.png").write_bytes(b"png")
+    with Hub(files) as server:
+        yield server
+
+
+def ask(uri: str, cache: Path, endpoint: str, **environment: str) -> dict[str, object]:
+    keep = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, uri],
+        env={**keep, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "PYTHONPATH": str(WORKER), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_path: Path) -> None:
+    answer = ask("hf://tiny/model", tmp_path / "cache", hub.url)
+    folder = Path(str(answer["folder"]))
+    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert folder.name == COMMIT
+    assert ["download", 100] in answer["phases"]  # type: ignore[operator]  # JSON of a list
+    assert answer["torch"] is False
+    fetched = sorted(hub.fetched)
+    again = ask("hf://tiny/model@v1", tmp_path / "cache", hub.url)
+    assert again["folder"] == answer["folder"]
+    assert sorted(hub.fetched) == fetched
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("hf://no/such", "no such repository, or it is private and HF_TOKEN does not open it (404)"),
+        ("hf://private/model", "no such repository, or it is private and HF_TOKEN does not open it (401)"),
+        ("hf://gated/model", "the repository is gated (403): accept its terms on the hub and set HF_TOKEN"),
+        ("hf://tiny/model@v9", "the repository has no revision 'v9' (404)"),
+    ],
+)
+def test_refusals_say_what_to_do(hub: Hub, tmp_path: Path, uri: str, message: str) -> None:
+    assert ask(uri, tmp_path / "cache", hub.url) == {"error": f"cannot load model {uri}: {message}"}
+
+
+def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:
+    assert "folder" in ask("hf://private/model", tmp_path / "cache", hub.url, HF_TOKEN=TOKEN)
+
+
+def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
+    error = str(ask("hf://tiny/model", tmp_path / "cache", "http://127.0.0.1:9")["error"])
+    assert error.startswith("cannot load model hf://tiny/model: the hub cannot be reached and the files are not cached here")

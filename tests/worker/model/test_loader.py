@@ -1,0 +1,217 @@
+"""Loading: what comes out, and what each refusal says."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models import FAMILIES, save_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fairlead_worker.model.digest import model_digest
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.loader import load_model
+from fairlead_worker.model.uri import HubModel, parse_uri
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    save_model("llama", folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_model_comes_with_what_the_worker_wants_to_know(saved: Path) -> None:
+    phases: list[tuple[str, int]] = []
+    loaded = load_model(f"file://{saved}", progress=lambda phase, percent: phases.append((phase, percent)))
+    assert (loaded.max_model_len, loaded.eos_token_ids, loaded.dtype, loaded.path) == (4096, (1,), torch.float32, saved)
+    assert [(layer.heads, layer.kv_heads, layer.key_dim, layer.window) for layer in loaded.layers] == [(4, 2, 16, None)] * 2
+    assert not loaded.model.training
+    assert phases[0] == ("config", 0)
+    assert phases[-1] == ("weights", 100)
+    assert [p for p in phases if p[0] == "weights"] == sorted(p for p in phases if p[0] == "weights")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windows_and_caps_are_learnt_from_the_model(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path)
+    layers = load_model(str(tmp_path)).layers
+    windows = {"mistral": [100, 100], "gemma2": [48, None, 48, None], "gemma3": [48, 48, None, 48]}
+    assert [layer.window for layer in layers] == windows.get(family, [None, None])
+    assert {layer.softcap for layer in layers} == ({5.0} if family == "gemma2" else {None})
+
+
+def test_eos_ids_come_from_the_generation_config_first(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[5, 6])
+    assert load_model(str(folder)).eos_token_ids == (5, 6)
+    (folder / "generation_config.json").unlink()
+    assert load_model(str(folder)).eos_token_ids == (1,)
+
+
+def test_a_shorter_length_may_be_asked_and_a_longer_one_not(saved: Path) -> None:
+    assert load_model(str(saved), max_model_len=100).max_model_len == 100
+    with pytest.raises(ModelLoadError, match="--max-model-len 5000 is more than the model's 4096"):
+        load_model(str(saved), max_model_len=5000)
+
+
+def test_rope_that_looks_at_the_batch_is_kept_to_its_original_length(folder: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 1024}
+    edit(folder / "config.json", rope_parameters=rope)
+    assert load_model(str(folder)).max_model_len == 1024
+
+
+def test_dtypes(saved: Path) -> None:
+    assert load_model(str(saved), dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.raises(ModelLoadError, match="unknown dtype 'int3'; set --dtype to one of: auto, float32, bfloat16, float16"):
+        load_model(str(saved), dtype="int3")
+
+
+def test_auto_computes_half_precision_in_float32_on_a_cpu(folder: Path) -> None:
+    edit(folder / "config.json", dtype="float16")
+    assert load_model(str(folder)).dtype == torch.float32
+
+
+def lose_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def lose_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def lose_shard(folder: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+
+
+def lose_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_weights(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+
+
+def change_shape(folder: Path) -> None:
+    edit(folder / "config.json", intermediate_size=256)
+
+
+def unknown_type(folder: Path) -> None:
+    edit(folder / "config.json", model_type="telepathy")
+
+
+def quantize(folder: Path) -> None:
+    edit(folder / "config.json", quantization_config={"quant_method": "awq"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lose_config, r"no config.json in .*/model; it is not a transformers model"),
+        (break_config, r"config.json cannot be read"),
+        (lose_weights, r"missing weights: no model.safetensors in .*; pytorch_model.bin is pickled, .* convert it to safetensors"),
+        (lose_shard, r"missing weights: model-00002-of-00002.safetensors not in"),
+        (lose_tensor, r"missing weights: 1 tensors, first model.layers.1.mlp.up_proj.weight"),
+        (cut_weights, r"weights cannot be loaded"),
+        (change_shape, r"weights cannot be loaded"),
+        (unknown_type, r"unsupported architecture: transformers has no causal LM for model_type 'telepathy'"),
+        (quantize, r"quantized \(awq\)"),
+    ],
+)
+def test_a_spoilt_folder_is_refused_by_name(folder: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(folder)
+    uri = f"file://{folder}"
+    with pytest.raises(ModelLoadError, match=message) as refused:
+        load_model(uri)
+    assert str(refused.value).startswith(f"cannot load model {uri}: ")
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("/no/such/folder", "there is no /no/such/folder; is the volume mounted?"),
+        ("relative/path", "not an absolute path"),
+        ("file://host/path", "file URIs name no host"),
+        ("s3://bucket/key", "unknown scheme 's3'"),
+        ("hf://", "not a hub repository"),
+        ("hf://a/b/c", "not a hub repository"),
+        ("/etc/passwd", "is not a folder"),
+    ],
+)
+def test_a_bad_uri_is_refused_by_name(uri: str, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message) as refused:
+        load_model(uri)
+    assert uri in str(refused.value)
+
+
+def test_uris() -> None:
+    assert parse_uri("file:///a%20b/c") == Path("/a b/c")
+    assert parse_uri("/a b/c") == Path("/a b/c")
+    assert parse_uri("hf://org/name@v1") == HubModel("org/name", "v1")
+    assert parse_uri("hf://org/name") == HubModel("org/name", None)
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "gpt_oss": (
+        {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_local_experts": 2},
+        "attention sinks",
+    ),
+    "bloom": ({"n_head": 2}, "does not use transformers' attention interface|position"),
+    "mamba": ({"state_size": 4}, "does not use transformers' attention interface|max_position_embeddings"),
+    "lfm2": (
+        {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["conv", "full_attention"]},
+        "1 of 2 layers use attention; recurrent or hybrid models are not served",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_attention_that_we_do_not_do_is_refused_at_load(kind: str, tmp_path: Path) -> None:
+    settings, message = REFUSED[kind]
+    config = AutoConfig.for_model(kind, **(TINY | settings))
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(str(tmp_path))
+
+
+def test_the_digest_names_the_files_and_not_their_place(folder: Path, saved: Path) -> None:
+    first = model_digest(saved)
+    assert model_digest(folder) == first
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] += 1
+    tensors["lm_head.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert (folder / "model.safetensors").stat().st_size == (saved / "model.safetensors").stat().st_size
+    second = model_digest(folder)
+    edit(folder / "config.json", rms_norm_eps=0.1)
+    assert len({first, second, model_digest(folder)}) == 3
