@@ -53,7 +53,8 @@ class WorkerConfig(BaseSettings):
     policy: Annotated[Literal["lpm", "fcfs"], Field(description="order of admission")] = "lpm"
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
     engine_timeout: Annotated[
-        float, Field(gt=0, description="seconds without a sign of life after which a ready engine counts as dead; longer than the longest step")
+        float,
+        Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),
     ] = 120
 
     @field_validator("model")
@@ -117,7 +118,7 @@ class WorkerConfig(BaseSettings):
     def from_command_line(cls, arguments: list[str] | None = None) -> "WorkerConfig":
         """Read flags and environment; a bad value ends the process with status 2 and a line for each that names the flag."""
         try:
-            return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)  # type: ignore[call-arg]  # made by the base class
+            return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)
         except ValidationError as error:
             _refuse(error)
 

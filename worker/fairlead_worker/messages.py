@@ -50,7 +50,7 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the engine process once the current step is done."""
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one output position, natural logarithm, of the model's own distribution (before temperature and filters)."""
 
     chosen: float
@@ -58,7 +58,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step added to one request. The last one of a request carries `finish`."""
 
     id: str
@@ -73,7 +73,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-class CacheEvent(msgspec.Struct, frozen=True, array_like=True):
+class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Blocks that the prefix cache began or ceased to hold. Stored parents come before children, removed children before parents."""
 
     kind: Literal["stored", "removed"]

@@ -25,6 +25,15 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Parallel to `tokens`; empty where none were asked for."""
+    last: bool = False
+    """The sequence ends with this piece."""
+
+    def add(self, later: "Piece") -> None:
+        """Append the piece that comes next."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.logprobs += later.logprobs
+        self.last = later.last
 
 
 class Choice:
@@ -65,7 +74,7 @@ class Choice:
                 return piece
         if output.finish is not None and not self._show(piece, self._decoder.finish()):
             piece.text += self._scanner.flush()
-            self._finish(output)
+            self._finish(piece, output)
         return piece
 
     def _show(self, piece: Piece, text: str) -> bool:
@@ -76,10 +85,10 @@ class Choice:
         shown, stop = self._scanner.feed(text)
         piece.text += shown
         if stop is not None:
-            self.finish_reason, self.stop_reason = "stop", stop
+            self.finish_reason, self.stop_reason, piece.last = "stop", stop, True
         return stop is not None
 
-    def _finish(self, output: Output) -> None:
-        self.finish_reason = output.finish
+    def _finish(self, piece: Piece, output: Output) -> None:
+        self.finish_reason, piece.last = output.finish, True
         if output.stop_token not in self._eos:
             self.stop_reason = output.stop_token

@@ -25,7 +25,7 @@ class EngineGone(Exception):
 class Submission:
     """One sequence to be generated."""
 
-    tokens: array[int]
+    tokens: "array[int]"
     sampling: Sampling
     root: int
 
@@ -169,8 +169,10 @@ class EngineClient:
                 self._step(message)
             case Loading(phase=step, percent=percent, detail=detail):
                 if self.state.phase in ("starting", "loading"):
-                    self.state.phase, self.state.step, self.state.percent = "loading", f"{step} {detail}".strip(), percent
-                    logger.info("loading %d%%: %s", percent, self.state.step)
+                    step = f"{step} {detail}".strip()
+                    if step != self.state.step:
+                        logger.info("loading: %s", step)
+                    self.state.phase, self.state.step, self.state.percent = "loading", step, percent
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message

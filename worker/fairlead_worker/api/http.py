@@ -31,7 +31,8 @@ class Exchange:
     """One request and its answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, pod: str) -> None:
-        self.headers = {name: value for name, value in scope["headers"]}
+        self.path: str = scope["path"]
+        self.headers = dict(scope["headers"])
         self.request_id = _request_id(self.headers.get(b"x-request-id", b""))
         self.started = False
         self.read = False
@@ -179,5 +180,3 @@ def _request_id(given: bytes) -> str:
     """The client's own id where it is fit for a header and a log, else a new one."""
     text = given.decode("latin-1")
     return text if 0 < len(text) <= 128 and text.isascii() and text.isprintable() else uuid.uuid4().hex
-
-

@@ -42,9 +42,7 @@ class CompletionLogprobs:
         return {
             "tokens": texts,
             "token_logprobs": [max(logprobs.chosen, FLOOR) for logprobs in piece.logprobs],
-            "top_logprobs": [
-                dict(self._top(token, logprobs)) for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
-            ],
+            "top_logprobs": [dict(self._top(token, logprobs)) for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)],
             "text_offset": list(self._offsets(texts)),
         }
 

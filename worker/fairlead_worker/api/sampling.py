@@ -71,7 +71,8 @@ def fit(max_tokens: int | None, prompt_tokens: int, limit: int) -> int:
         return limit - prompt_tokens
     if prompt_tokens + max_tokens > limit:
         raise too_long(
-            f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} of the prompt, {max_tokens} of the answer); lower one", limit
+            f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} of the prompt, {max_tokens} of the answer); lower one",
+            limit,
         )
     return max_tokens
 

@@ -1,6 +1,7 @@
 """What the endpoints share: the engine, the prompt encoder, and whether this worker takes requests."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat
+from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, digest
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.config import WorkerConfig
@@ -33,11 +34,14 @@ class Worker:
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        self.started = int(time.time())
+        self.prompt_etag = ""
         self._model: tuple[Ready, PromptEncoder] | None = None
 
     def loaded(self, ready: Ready) -> None:
         """The engine is ready: from now on prompts can be encoded."""
         self._model = ready, PromptEncoder(msgspec.json.decode(ready.prompt_format, type=PromptFormat))
+        self.prompt_etag = digest(ready.prompt_format.decode())
 
     @property
     def serving(self) -> bool:
@@ -109,5 +113,3 @@ class Worker:
         if self._model is None:
             raise unavailable("the model is not loaded yet")
         return self._model
-
-

@@ -64,7 +64,8 @@ class OutputReserve:
 
     def wrote(self, request: Request, tokens: int) -> None:
         """It has put out some of them."""
-        tokens = min(tokens, request.reserved)
+        if tokens > request.reserved:
+            tokens = request.reserved
         request.reserved -= tokens
         self.tokens -= tokens
 

@@ -1,0 +1,46 @@
+"""The worker's paths."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fairlead_worker.api import chat, completions, state, tokenized
+from fairlead_worker.api.http import Exchange, Gate
+from fairlead_worker.api.worker import Worker
+
+Handler = Callable[[Worker, Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """A handler as the ASGI application of its path."""
+
+    def __init__(self, worker: Worker, handler: Handler) -> None:
+        self._worker = worker
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(self._worker, scope["fairlead.exchange"])
+
+
+def build(worker: Worker) -> ASGIApp:
+    """The application."""
+
+    def route(method: str, path: str, handler: Handler) -> BaseRoute:
+        return Route(path, Endpoint(worker, handler), methods=[method])
+
+    routes = [
+        route("POST", "/v1/completions", completions.completions),
+        route("POST", "/v1/chat/completions", chat.chat_completions),
+        route("GET", "/v1/models", state.models),
+        route("GET", "/v1/models/{name:path}", state.model),
+        route("POST", "/tokenize", tokenized.tokenize),
+        route("POST", "/detokenize", tokenized.detokenize),
+        route("GET", "/health", state.health),
+        route("GET", "/ready", state.ready),
+        route("GET", "/load", state.load),
+        route("GET", "/internal/prompt-format", state.prompt_format),
+        route("GET", "/metrics", state.metrics),
+        route("GET", "/version", state.version),
+    ]
+    return Gate(Router(routes, redirect_slashes=False), worker)

@@ -1,0 +1,86 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+from array import array
+from typing import Any
+
+from fairlead_index.prompt import PromptEncoder
+from fairlead_worker.api.choice import Choice, Piece
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.generation import prepare
+from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.logprobs import chat_logprobs
+from fairlead_worker.api.sampling import wanted
+from fairlead_worker.api.schema import ChatRequest, parse
+from fairlead_worker.api.streaming import Reply, answer
+from fairlead_worker.api.tokenized import split
+from fairlead_worker.api.worker import Worker
+
+
+class ChatShape:
+    """The JSON of chat completions."""
+
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def __init__(self, id: str, encoder: PromptEncoder) -> None:
+        self.id = f"chatcmpl-{id}"
+        self._encoder = encoder
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return _delta(index, {"role": "assistant", "content": ""})
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        return _delta(index, {"content": piece.text}, chat_logprobs(self._encoder, piece))
+
+    def ending(self, index: int, choice: Choice) -> dict[str, Any]:
+        return _delta(index, {}) | _finish(choice)
+
+    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
+
+
+async def chat_completions(worker: Worker, exchange: Exchange) -> None:
+    """Answer one request."""
+    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
+    request = parse(body, ChatRequest)
+    model = worker.check_model(request.model)
+    how = wanted(request)
+    prompt = given if given is not None else await _prompt(worker, request, len(body))
+    prepared = prepare(worker, [prompt], how)
+    options = request.stream_options
+    reply = Reply(
+        model=model,
+        created=int(time.time()),
+        shape=ChatShape(exchange.request_id, worker.encoder),
+        stream=bool(request.stream),
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and options.continuous_usage_stats,
+    )
+    await answer(exchange, worker, prepared, reply)
+
+
+async def _prompt(worker: Worker, request: ChatRequest, size: int) -> "array[int]":
+    if request.messages is None:
+        raise invalid("messages: is missing; give a list of messages", param="messages")
+    continues = bool(request.continue_final_message)
+    generation_prompt = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    return await worker.encode(
+        lambda: worker.encoder.encode_chat(
+            request.messages,
+            tools=request.tools or None,
+            add_generation_prompt=generation_prompt,
+            continue_final_message=continues,
+            template_kwargs=request.chat_template_kwargs,
+        ),
+        size,
+    )
+
+
+def _delta(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def _finish(choice: Choice) -> dict[str, Any]:
+    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}

@@ -1,0 +1,96 @@
+"""`POST /v1/completions`."""
+
+import time
+from array import array
+from typing import Any
+
+from fairlead_worker.api.choice import Choice, Piece
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.generation import prepare
+from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.logprobs import CompletionLogprobs
+from fairlead_worker.api.sampling import wanted
+from fairlead_worker.api.schema import CompletionRequest, parse
+from fairlead_worker.api.streaming import Reply, answer
+from fairlead_worker.api.tokenized import split
+from fairlead_worker.api.worker import Worker
+
+MAX_SEQUENCES = 1024
+"""Prompts times n of one request."""
+
+
+class CompletionShape:
+    """The JSON of text completions."""
+
+    chunk_object = whole_object = "text_completion"
+
+    def __init__(self, id: str, worker: Worker, echoes: list[str], n: int) -> None:
+        self.id = f"cmpl-{id}"
+        self._echoes = echoes
+        self._n = n
+        self._logprobs = [CompletionLogprobs(worker.encoder) for _ in range(len(echoes) * n)]
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        echo = self._echoes[index // self._n]
+        return _choice(index, echo) if echo else None
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        return _choice(index, piece.text, self._logprobs[index].take(piece))
+
+    def ending(self, index: int, choice: Choice) -> dict[str, Any]:
+        return _choice(index, "") | _finish(choice)
+
+    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
+        return _choice(index, self._echoes[index // self._n] + piece.text, self._logprobs[index].take(piece)) | _finish(choice)
+
+
+async def completions(worker: Worker, exchange: Exchange) -> None:
+    """Answer one request."""
+    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
+    request = parse(body, CompletionRequest)
+    model = worker.check_model(request.model)
+    how = wanted(request)
+    prompts = [given] if given is not None else await _prompts(worker, request, how.n)
+    prepared = prepare(worker, prompts, how)
+    echoes = [worker.encoder.decode(prompt) if request.echo else "" for prompt in prompts]
+    options = request.stream_options
+    reply = Reply(
+        model=model,
+        created=int(time.time()),
+        shape=CompletionShape(exchange.request_id, worker, echoes, how.n),
+        stream=bool(request.stream),
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and options.continuous_usage_stats,
+    )
+    await answer(exchange, worker, prepared, reply)
+
+
+async def _prompts(worker: Worker, request: CompletionRequest, n: int) -> "list[array[int]]":
+    """One text, several texts, one list of token ids, or several."""
+    prompt = request.prompt
+    if prompt is None or prompt == []:
+        raise invalid("prompt: is missing; give a string, token ids, or a list of either", param="prompt")
+    texts: list[Any]
+    if isinstance(prompt, str) or all(isinstance(token, int) for token in prompt):
+        texts = [prompt]
+    elif all(isinstance(text, str) for text in prompt) or all(isinstance(text, list) for text in prompt):
+        texts = list(prompt)
+    else:
+        raise invalid("prompt: the list mixes strings and token ids", param="prompt")
+    if len(texts) * n > MAX_SEQUENCES:
+        raise invalid(f"prompt: {len(texts)} prompts times n {n} are more than {MAX_SEQUENCES} sequences", param="prompt")
+    return [await _encode(worker, text) for text in texts]
+
+
+async def _encode(worker: Worker, text: "str | list[int]") -> "array[int]":
+    if isinstance(text, list):
+        return array("I", text)
+    return await worker.encode(lambda: worker.encoder.encode_text(text), len(text))
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, "stop_reason": None}
+
+
+def _finish(choice: Choice) -> dict[str, Any]:
+    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}

@@ -1,0 +1,91 @@
+"""The engine as a child process: started, watched, stopped. Whatever ends it, the client learns it, and nothing is left running."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+import msgspec
+
+from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.engine_process import Start
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 0.5
+"""How long the engine's own reason may take to arrive after its process has ended."""
+
+
+class EngineChild:
+    """One engine process. Its standard input is the rope it hangs on: when this process ends, however it ends, so does the engine."""
+
+    def __init__(self, config: WorkerConfig, address: str, client: EngineClient) -> None:
+        self._config = config
+        self._address = address
+        self._client = client
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def run(self) -> None:
+        """Start the process and wait for its end, which is reported to the client."""
+        start = Start(address=self._address, config=self._config.model_dump())
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "fairlead_worker.engine_process",
+            stdin=asyncio.subprocess.PIPE,
+            # Its own session: signals for the API process's group (Ctrl-C, `kill -- -group`) must not cut streams that drain.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+        status = await self._process.wait()
+        if self._stopping:
+            return
+        try:
+            # `Failed` may still be in the socket, and names the cause better than an exit status does.
+            await asyncio.wait_for(self._client.gone.wait(), LAST_WORDS_SECONDS)
+        except TimeoutError:
+            self._client.died(_ending(status))
+
+    async def watch(self) -> None:
+        """Kill an engine that has been silent for too long: a hung stream is worse than a dead one."""
+        while True:
+            await asyncio.sleep(1.0)
+            silence = self._client.silent_for()
+            if silence > self._config.engine_timeout:
+                self._client.died(f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {self._config.engine_timeout:g})")
+                self.kill()
+                return
+
+    async def stop(self, grace: float) -> None:
+        """End the process: politely, and after `grace` seconds for certain."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._stopping = True
+        if self._client.serving:
+            self._client.stop()
+        else:  # it loads, and listens to nobody
+            self.kill()
+        try:
+            await asyncio.wait_for(self._process.wait(), grace)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"the engine process ended with status {status}"
+    name = signal.Signals(-status).name
+    hint = "; out of memory?" if -status == signal.SIGKILL else ""
+    return f"the engine process was ended by {name}{hint}"

@@ -1,0 +1,179 @@
+"""A worker's life: bind, load, serve, drain, end. Whatever happens, it ends with the engine ended too."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import uvicorn
+
+from fairlead_worker.api.app import build
+from fairlead_worker.api.engine_child import EngineChild
+from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.metrics import Metrics
+from fairlead_worker.api.publisher import Publisher
+from fairlead_worker.api.worker import Worker
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.transport import ZmqChannel
+
+logger = logging.getLogger(__name__)
+
+FAILED_SECONDS = 2.0
+"""How long a worker whose engine has ended goes on answering 503: streams get their error event, probes and routers see why."""
+QUICK_SECONDS = 1.0
+"""What SIGINT leaves to running streams: a person waits at a terminal."""
+CLOSING_SECONDS = 2.0
+"""For the last bytes of streams that were cut."""
+ENGINE_STOP_SECONDS = 10.0
+"""For the engine to finish its current step; then it is killed."""
+KEEP_ALIVE_SECONDS = 75
+"""Longer than a client's pool keeps an idle connection (the router's 60 s): a server that closes first races with a request."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling: a drain comes before its shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(config: WorkerConfig, listener: socket.socket) -> str:
+    """Live. The reason of a failure; empty after an ordered end."""
+    channel = ZmqChannel()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            life = Life(config, listener, channel)
+            background = [tasks.create_task(work, name=name) for name, work in life.background()]
+            try:
+                return await life.run()
+            finally:
+                life.child.kill()
+                for task in background:
+                    task.cancel()
+    finally:
+        channel.close()
+
+
+class Life:
+    """The parts of a running worker."""
+
+    def __init__(self, config: WorkerConfig, listener: socket.socket, channel: ZmqChannel) -> None:
+        port = listener.getsockname()[1]
+        self.config = config
+        self.client = EngineClient(channel)
+        self.worker = Worker(config, self.client, Metrics(self.client, config.names[0]), config.address(port))
+        self.child = EngineChild(config, channel.address, self.client)
+        self.publisher: Publisher | None = None
+        self._channel = channel
+        self._listener = listener
+        self._port = port
+        self._asked = asyncio.Event()
+        self._signal: signal.Signals | None = None
+        self._cut = False
+        """Streams were ended by the drain's deadline: no failure of the engine."""
+        self._server = Server(
+            uvicorn.Config(
+                build(self.worker),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(CLOSING_SECONDS),
+            )
+        )
+
+    def background(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """What runs beside the HTTP server."""
+        yield "engine messages", self.client.run()
+        yield "engine process", self.child.run()
+        yield "engine watch", self.child.watch()
+        yield "start", self._start()
+
+    async def run(self) -> str:
+        """Serve until a signal or the engine's end. The reason of a failure; empty after an ordered end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        server = asyncio.create_task(self._server.serve(sockets=[self._listener]), name="http")
+        logger.info("listening on http://%s:%d as %s, advertised as %s", self.config.host, self._port, self.config.pod, self.worker.address)
+        gone = asyncio.create_task(self.client.gone.wait())
+        asked = asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait((gone, asked, server), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                await self._drain()
+            else:
+                await asyncio.wait((asked,), timeout=FAILED_SECONDS)
+            failure = self.client.state.reason if self.client.gone.is_set() and not self._cut else ""
+            if server.done() and not asked.done():
+                failure = failure or "the HTTP server ended"
+            await self._leave_index()
+            await self.child.stop(ENGINE_STOP_SECONDS)
+            self._server.should_exit = True
+            await server
+            return failure
+        finally:
+            for task in (gone, asked, server):
+                task.cancel()
+
+    async def _start(self) -> None:
+        """Once the engine is ready: encode prompts, join the index, serve."""
+        await self.client.ready.wait()
+        ready = self.client.state.ready
+        assert ready is not None
+        if self.config.redis_url:
+            self.publisher = Publisher(self.config, self.worker.address, ready.page_size)
+            self.client.on_events = self.publisher.on_events
+            self.client.on_load = self.publisher.on_load
+        try:
+            await asyncio.to_thread(self.worker.loaded, ready)
+        except Exception as error:
+            self.client.died(f"the prompt format cannot be used: {error}")
+            return
+        if self.publisher is not None and not self.worker.draining:
+            self.publisher.start()
+        logger.info(
+            "ready: %s, %d pages of %d tokens, context %d, attention %s",
+            ", ".join(self.config.names),
+            ready.pages,
+            ready.page_size,
+            ready.max_model_len,
+            ready.backend,
+        )
+
+    async def _drain(self) -> None:
+        """Leave the index, let running requests finish within the deadline, end the rest with an error event."""
+        self.worker.draining = True
+        seconds = self.config.drain_timeout if self._signal == signal.SIGTERM else min(QUICK_SECONDS, self.config.drain_timeout)
+        logger.info("%s: draining %d requests, at most %g s", self._signal and self._signal.name, self.worker.in_flight, seconds)
+        leaving = asyncio.create_task(self._leave_index())
+        try:
+            await asyncio.wait_for(self.worker.idle.wait(), seconds)
+        except TimeoutError:
+            self._cut = not self.client.gone.is_set()
+            self.client.died(f"this worker is shutting down, and the request did not end within {seconds:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.worker.idle.wait(), CLOSING_SECONDS)
+        await leaving
+
+    async def _leave_index(self) -> None:
+        publisher, self.publisher = self.publisher, None
+        if publisher is not None:
+            await publisher.leave()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._signal is not None:
+            # The second one: whoever sent it does not want to wait. The engine ends with the pipe that it hangs on.
+            shutil.rmtree(self._channel.address, ignore_errors=True)
+            os._exit(128 + number)
+        self._signal = number
+        self._asked.set()

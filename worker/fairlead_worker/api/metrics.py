@@ -1,0 +1,86 @@
+"""Prometheus metrics, with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here), so that dashboards carry over.
+
+What the engine counts comes from its latest report when a scrape asks; what only the API sees is observed as it happens.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairlead_worker.api.engine_client import EngineClient
+
+LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
+"""Seconds; vLLM's ranges."""
+
+
+class Metrics:
+    """All metrics of one worker, in a registry of its own."""
+
+    content_type = "text/plain; version=1.0.0; charset=utf-8"
+
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(engine, model_name))
+        labels = ("model_name",)
+        finished = Counter(
+            "fairlead_request_success", "Finished sequences by reason.", (*labels, "finished_reason"), registry=self.registry
+        )
+        self._finished = {reason: finished.labels(model_name, reason) for reason in ("stop", "length", "abort", "error")}
+        histogram = {
+            name: Histogram(f"fairlead_{name}", text, labels, buckets=buckets, registry=self.registry).labels(model_name)
+            for name, text, buckets in (
+                ("time_to_first_token_seconds", "From the request's arrival to its first token.", LATENCY),
+                ("inter_token_latency_seconds", "Between outputs of one sequence.", GAPS),
+                ("e2e_request_latency_seconds", "From a request's arrival to its end.", LATENCY),
+            )
+        }
+        self.first_token = histogram["time_to_first_token_seconds"]
+        self.token_gap = histogram["inter_token_latency_seconds"]
+        self.whole_request = histogram["e2e_request_latency_seconds"]
+        in_flight = Gauge("fairlead_http_requests_in_flight", "Inference requests being answered.", labels, registry=self.registry)
+        self.in_flight = in_flight.labels(model_name)
+
+    def finished(self, reason: str) -> None:
+        self._finished[reason].inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
+        self._engine = engine
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._engine.state.load
+        used = load.pages_total - load.pages_free
+        for name, text, value in (
+            ("num_requests_running", "Requests in the current step.", load.running),
+            ("num_requests_waiting", "Requests that have not started.", load.waiting),
+            ("kv_cache_usage_perc", "KV pages that requests hold, 1 being all.", used / load.pages_total if load.pages_total else 0.0),
+            ("kv_cached_pages", "KV pages that the prefix cache holds.", load.pages_cached),
+            ("kv_pages", "KV pages in all.", load.pages_total),
+            ("backlog_tokens", "Prompt tokens submitted and not computed yet.", load.backlog_tokens),
+            ("prefill_tokens_per_second", "Measured prefill rate.", load.prefill_rate),
+            ("decode_step_seconds", "Recent time of a decode step.", load.step_seconds),
+            ("engine_ready", "1 when the engine serves.", float(self._engine.serving)),
+        ):
+            gauge = GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
+            gauge.add_metric((self._model_name,), value)
+            yield gauge
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", load.prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", load.cached_tokens),
+            ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", load.output_tokens),
+            ("num_preemptions", "Requests that lost their pages to others and were computed again.", load.retractions),
+            ("evicted_pages", "Pages that the prefix cache gave up.", load.evicted_pages),
+            ("engine_steps", "Steps of the engine.", load.steps),
+        ):
+            counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
+            counter.add_metric((self._model_name,), value)
+            yield counter

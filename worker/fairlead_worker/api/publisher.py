@@ -1,0 +1,49 @@
+"""From the engine's reports to the index: which blocks this worker holds, and how busy it is. Redis away never matters here."""
+
+from array import array
+from collections.abc import Sequence
+
+from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.writer import IndexWriter
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.messages import CacheEvent, Load
+
+
+class Publisher:
+    """Feeds one IndexWriter. Made when the engine is ready, and not before: what joins is chosen."""
+
+    def __init__(self, config: WorkerConfig, address: str, page_size: int) -> None:
+        card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
+        self.writer = IndexWriter(config.redis_url, config.index_namespace, card, lease_seconds=config.lease_seconds)
+        self._page_size = page_size
+
+    def start(self) -> None:
+        self.writer.start()
+
+    def on_events(self, events: Sequence[CacheEvent]) -> None:
+        for event in events:
+            hashes = array("Q", event.hashes)
+            if event.kind == "stored":
+                self.writer.stored(hashes)
+            else:
+                self.writer.removed(hashes)
+
+    def on_load(self, load: Load) -> None:
+        self.writer.report(worker_load(load, self._page_size))
+
+    async def leave(self) -> None:
+        await self.writer.leave()
+
+
+def worker_load(load: Load, page_size: int) -> WorkerLoad:
+    """The engine's load in the index's terms."""
+    return WorkerLoad(
+        running=load.running,
+        waiting=load.waiting,
+        backlog_tokens=load.backlog_tokens,
+        prefill_rate=load.prefill_rate,
+        step_seconds=load.step_seconds,
+        pages_free=load.pages_free,
+        pages_total=load.pages_total,
+        page_size=page_size,
+    )

@@ -1,0 +1,76 @@
+"""What this worker says of itself: health, readiness, load, models, prompt format, metrics, version."""
+
+import importlib.metadata
+from typing import Any
+
+import msgspec
+
+from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.publisher import worker_load
+from fairlead_worker.api.worker import Worker
+
+
+async def health(worker: Worker, exchange: Exchange) -> None:
+    """200 while the engine lives: it loads, or it was heard of late."""
+    state = worker.engine.state
+    if worker.healthy:
+        await exchange.json({"status": "ok", "engine": state.phase})
+        return
+    reason = state.reason or f"the engine has been silent for {worker.engine.silent_for():.0f} s"
+    await exchange.whole(503, msgspec.json.encode({"status": "failed", "reason": reason}))
+
+
+async def ready(worker: Worker, exchange: Exchange) -> None:
+    """200 when the model is loaded and the worker is not draining. The index has no say."""
+    state = worker.engine.state
+    phase = "draining" if worker.draining else state.phase
+    document = {"ready": worker.serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
+    await exchange.whole(200 if worker.serving and worker.healthy else 503, msgspec.json.encode(document))
+
+
+async def load(worker: Worker, exchange: Exchange) -> None:
+    """The worker's load, for routers that have no index."""
+    numbers = msgspec.to_builtins(worker_load(worker.engine.state.load, worker.config.page_size))
+    who = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
+    await exchange.json(who | numbers)
+
+
+async def models(worker: Worker, exchange: Exchange) -> None:
+    """`GET /v1/models`."""
+    await exchange.json({"object": "list", "data": [_model(worker, name) for name in worker.config.names]})
+
+
+async def model(worker: Worker, exchange: Exchange) -> None:
+    """`GET /v1/models/{name}`."""
+    await exchange.json(_model(worker, worker.check_model(exchange.path.removeprefix("/v1/models/"))))
+
+
+async def prompt_format(worker: Worker, exchange: Exchange) -> None:
+    """How prompts become tokens and block hashes here; a router asks once for each ETag."""
+    data = worker.ready.prompt_format
+    etag = f'"{worker.prompt_etag}"'
+    if exchange.headers.get(b"if-none-match", b"").decode("latin-1") == etag:
+        await exchange.whole(304, b"", {"etag": etag})
+    else:
+        await exchange.whole(200, data, {"etag": etag})
+
+
+async def metrics(worker: Worker, exchange: Exchange) -> None:
+    worker.metrics.in_flight.set(worker.in_flight)
+    await exchange.whole(200, worker.metrics.text(), type=worker.metrics.content_type)
+
+
+async def version(worker: Worker, exchange: Exchange) -> None:
+    await exchange.json({"version": importlib.metadata.version("fairlead")})
+
+
+def _model(worker: Worker, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": worker.started,
+        "owned_by": "fairlead",
+        "root": worker.config.model,
+        "parent": None,
+        "max_model_len": worker.max_model_len,
+    }

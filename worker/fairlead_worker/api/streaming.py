@@ -1,0 +1,143 @@
+"""Answers: one JSON document, or server-sent events. Nothing is sent before the first token is there."""
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from fairlead_worker.api.choice import Choice, Piece
+from fairlead_worker.api.generation import Prepared, Run
+from fairlead_worker.api.http import ClientGone, Exchange, as_api_error
+from fairlead_worker.api.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+CACHED_HEADER = "x-fairlead-cached-tokens"
+
+
+class Shape(Protocol):
+    """One endpoint's JSON."""
+
+    id: str
+    chunk_object: str
+    whole_object: str
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """What choice `index` of a stream begins with, before any token."""
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]: ...
+
+    def ending(self, index: int, choice: Choice) -> dict[str, Any]: ...
+
+    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How the client wants its answer."""
+
+    model: str
+    created: int
+    shape: Shape
+    stream: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    def document(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.shape.id, "object": object, "created": self.created, "model": self.model, "choices": choices}
+
+
+async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, reply: Reply) -> None:
+    """Generate and send. A client that goes takes its sequences with it."""
+    run = Run(worker, prepared)
+
+    async def work() -> None:
+        async with worker.engine.generate(prepared.submissions) as generation:
+            pieces = run.pieces(generation)
+            if reply.stream:
+                await _Stream(exchange, prepared, reply).send(pieces)
+            else:
+                await _whole(exchange, prepared, reply, pieces)
+
+    try:
+        await exchange.while_connected(work())
+    except ClientGone:
+        run.gone()
+        raise
+
+
+async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
+    gathered = [Piece() for _ in prepared.choices]
+    async for batch in pieces:
+        for index, piece in batch:
+            gathered[index].add(piece)
+    choices = [reply.shape.whole(index, choice, gathered[index]) for index, choice in enumerate(prepared.choices)]
+    usage = prepared.usage()
+    document = reply.document(reply.shape.whole_object, choices) | {"usage": usage}
+    await exchange.json(document, {CACHED_HEADER: str(usage["prompt_tokens_details"]["cached_tokens"])})
+
+
+@dataclass(slots=True)
+class _Stream:
+    exchange: Exchange
+    prepared: Prepared
+    reply: Reply
+    _out: bytearray = field(default_factory=bytearray)
+
+    async def send(self, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
+        try:
+            async for batch in pieces:
+                if not self.exchange.started:
+                    await self._open()
+                for index, piece in batch:
+                    self._piece(index, piece)
+                if self._out:
+                    await self._flush()
+        except Exception as error:
+            if not self.exchange.started:
+                raise
+            shown = as_api_error(error)
+            logger.warning("request %s ended in mid-stream: %s", self.exchange.request_id, error)
+            await self.exchange.write(b"data: " + shown.body() + b"\n\n", more=False)
+            return
+        if self.reply.include_usage:
+            self._event(self.reply.document(self.reply.shape.chunk_object, []) | {"usage": self.prepared.usage()})
+        self._out += b"data: [DONE]\n\n"
+        await self.exchange.write(bytes(self._out), more=False)
+
+    async def _open(self) -> None:
+        cached = self.prepared.usage()["prompt_tokens_details"]["cached_tokens"]
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", CACHED_HEADER: str(cached)}
+        await self.exchange.start(200, headers)
+        for index in range(len(self.prepared.choices)):
+            opening = self.reply.shape.opening(index)
+            if opening is not None:
+                self._chunk(opening)
+
+    def _piece(self, index: int, piece: Piece) -> None:
+        choice = self.prepared.choices[index]
+        if piece.text or piece.logprobs:
+            self._chunk(self.reply.shape.delta(index, piece))
+        # Pieces of a batch were all taken in already: the finish belongs to the last of them.
+        if piece.last:
+            self._chunk(self.reply.shape.ending(index, choice))
+
+    def _chunk(self, choice: dict[str, Any]) -> None:
+        document = self.reply.document(self.reply.shape.chunk_object, [choice])
+        if self.reply.continuous_usage:
+            document["usage"] = self.prepared.usage()
+        elif self.reply.include_usage:
+            document["usage"] = None
+        self._event(document)
+
+    def _event(self, document: dict[str, Any]) -> None:
+        self._out += b"data: "
+        self._out += msgspec.json.encode(document)
+        self._out += b"\n\n"
+
+    async def _flush(self) -> None:
+        data = bytes(self._out)
+        self._out.clear()
+        await self.exchange.write(data)

@@ -1,0 +1,45 @@
+"""Token ids over HTTP: the router's tokenized bodies, `/tokenize` and `/detokenize`."""
+
+from array import array
+
+from fairlead_index.hashing import tokens_from_bytes
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest, parse
+from fairlead_worker.api.worker import Worker
+
+HEADER = b"x-fairlead-prompt-tokens"
+
+
+def split(exchange: Exchange, body: bytes) -> "tuple[array[int] | None, bytes]":
+    """(prompt tokens, JSON) of a tokenized body: n uint32 in front of the JSON, n in the header. (None, body) of a plain one."""
+    header = exchange.headers.get(HEADER)
+    if header is None:
+        return None, body
+    if not header.isdigit() or 4 * int(header) > len(body):
+        raise invalid(f"X-Fairlead-Prompt-Tokens: {header.decode('latin-1')!r} does not fit a body of {len(body)} bytes", param="prompt")
+    end = 4 * int(header)
+    return tokens_from_bytes(memoryview(body)[:end]), body[end:]
+
+
+async def tokenize(worker: Worker, exchange: Exchange) -> None:
+    """`POST /tokenize`, as vLLM: a prompt or messages to token ids."""
+    body = await exchange.body(worker.config.max_body_bytes)
+    request = parse(body, TokenizeRequest)
+    worker.check_model(request.model)
+    encoder, prompt, messages = worker.encoder, request.prompt, request.messages
+    if (prompt is None) == (messages is None):
+        raise invalid("prompt: give either prompt or messages", param="prompt")
+    if prompt is not None:
+        tokens = await worker.encode(lambda: encoder.encode_text(prompt), len(body))
+    else:
+        tokens = await worker.encode(lambda: encoder.encode_chat(messages, add_generation_prompt=request.add_generation_prompt), len(body))
+    texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
+    await exchange.json({"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts})
+
+
+async def detokenize(worker: Worker, exchange: Exchange) -> None:
+    """`POST /detokenize`, as vLLM: token ids to text."""
+    request = parse(await exchange.body(worker.config.max_body_bytes), DetokenizeRequest)
+    worker.check_model(request.model)
+    await exchange.json({"prompt": worker.encoder.decode(request.tokens, skip_special_tokens=False)})

@@ -1,0 +1,166 @@
+"""The engine process: loads the model, says how that goes, runs the loop. Started by `api/engine_child.py`, and ends with it.
+
+`python -m fairlead_worker.engine_process` reads one line of JSON from its standard input (`Start`) and keeps reading: the end of that
+input is the end of the parent, and so of this process. Exit status: 0 after `Stop`, 1 after `Failed`.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.messages import Failed, Loading, Ready
+from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
+
+if TYPE_CHECKING:
+    from fairlead_worker.engine.scheduler import Scheduler
+    from fairlead_worker.execution.runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What the parent tells the process."""
+
+    address: str
+    config: dict[str, object]
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
+    # The API process decides when the engine ends; a terminal's Ctrl-C or a container's SIGTERM to all is not for us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    threading.Thread(target=_end_with_parent, name="parent watch", daemon=True).start()
+    end = ZmqEngineEnd(start.address)
+    try:
+        return run(WorkerConfig.model_validate(start.config), end)
+    finally:
+        end.close()
+
+
+def run(config: WorkerConfig, end: EngineEnd) -> int:
+    """Build the engine, then serve until `Stop` (0) or until it fails (1)."""
+    try:
+        scheduler, runner, ready = build(config, end)
+    except Exception as error:
+        if type(error).__name__ != "ModelLoadError":
+            logger.exception("the engine could not start")
+        end.send(Failed(reason=_reason(error)))
+        return 1
+    from fairlead_worker.engine.loop import run_plain
+
+    end.send(ready)
+    return run_plain(scheduler, runner, end, end)
+
+
+def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner, Ready]":
+    """Config to model, pages and scheduler, with progress on the way. Imports torch, which takes seconds: the first of the steps."""
+    end.send(Loading(phase="imports", percent=0))
+    import torch
+
+    from fairlead_index.hashing import extend
+    from fairlead_worker.cache.pages import PagePool
+    from fairlead_worker.cache.prefix import PrefixCache
+    from fairlead_worker.engine.config import SchedulerConfig
+    from fairlead_worker.engine.scheduler import Scheduler
+    from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.model.loader import load_model
+
+    torch.set_num_threads(config.threads or default_threads())
+    loaded = load_model(
+        config.model,
+        dtype=config.dtype,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        max_model_len=config.max_model_len,
+        progress=lambda phase, percent: end.send(Loading(phase=phase, percent=percent)),
+    )
+    end.send(Loading(phase="cache", percent=0))
+    runner = make_runner(
+        loaded,
+        page_size=config.page_size,
+        backend=config.attention_backend,
+        kv_pages=config.kv_pages,
+        kv_cache_bytes=config.kv_cache_bytes,
+    )
+    pages = runner.backend.pages
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_model_len=loaded.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            chunked_prefill_size=config.chunked_prefill_size,
+            max_prefill_tokens=config.max_prefill_tokens,
+            policy=config.policy,
+            eos_token_ids=loaded.eos_token_ids,
+        ),
+        PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend),
+    )
+    # What the cache cannot hold can never be served either.
+    longest = min(loaded.max_model_len, pages * config.page_size)
+    ready = Ready(
+        max_model_len=longest,
+        page_size=config.page_size,
+        pages=pages,
+        model_digest=loaded.digest,
+        eos_token_ids=loaded.eos_token_ids,
+        backend=type(runner.backend).__name__,
+        prompt_format=_prompt_format(config, loaded.path, loaded.digest, longest),
+    )
+    return scheduler, runner, ready
+
+
+def default_threads() -> int:
+    """The cores this process may use, less one for the API process: affinity, and a cgroup v2 quota where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return max(1, cores - 1)
+
+
+def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> bytes:
+    from transformers import AutoTokenizer
+
+    from fairlead_index.prompt import PromptFormat
+    from fairlead_worker.model.errors import ModelLoadError
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not tokenizer.is_fast:
+            raise ValueError("it has no fast form (tokenizer.json)")
+    except Exception as error:
+        raise ModelLoadError(config.model, f"its tokenizer cannot be loaded: {error}") from error
+    return msgspec.json.encode(
+        PromptFormat.from_tokenizer(
+            tokenizer,
+            model_digest=model_digest,
+            model_names=config.names,
+            block_tokens=config.block_tokens,
+            max_model_len=max_model_len,
+        )
+    )
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if type(error).__name__ == "ModelLoadError" else f"the engine could not start: {type(error).__name__}: {text}"
+
+
+def _end_with_parent() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

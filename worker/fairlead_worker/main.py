@@ -1,0 +1,58 @@
+"""`fairlead-worker`: one model replica. Reads the configuration, binds the port, and lives until a signal or the engine's end."""
+
+import asyncio
+import logging
+import socket
+import sys
+from pathlib import Path
+
+import uvloop
+
+from fairlead_worker.config import WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+TERMINATION_BYTES = 4096
+"""Kubernetes keeps no more of a termination message."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    config = WorkerConfig.from_command_line(arguments)
+    logger.info("configuration: %s", config.described())
+    try:
+        listener = _listen(config)
+    except OSError as error:
+        return _fail(config, f"cannot listen on {config.host}:{config.port}: {error.strerror}")
+    from fairlead_worker.api.lifecycle import serve
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        failure = runner.run(serve(config, listener))
+    return _fail(config, failure) if failure else 0
+
+
+def _listen(config: WorkerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((config.host, config.port))
+    return listener
+
+
+def _fail(config: WorkerConfig, reason: str) -> int:
+    """The reason where Kubernetes finds it, and as the last line for people."""
+    path = Path(config.termination_log) if config.termination_log else None
+    # Below /dev the file is there when a kubelet mounted it, and must not be made when not.
+    if path is not None and (path.exists() or not path.is_relative_to("/dev")):
+        try:
+            path.write_bytes(reason.encode()[:TERMINATION_BYTES])
+        except OSError as error:
+            logger.warning("--termination-log %s cannot be written: %s", path, error)
+    print(f"fairlead-worker: {reason}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
