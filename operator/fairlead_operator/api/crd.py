@@ -12,7 +12,7 @@ NAME_LENGTH = 52  # leaves room in a 63-character label for "-workers" and the s
 _NAME_RULES = [
     rule(
         f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', beginning with a letter: Services are named after it",
+        f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', a letter first: Services are named after it",
     ),
 ]
 
@@ -38,7 +38,8 @@ def _root() -> Schema:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            # The bound is Kubernetes' own; without it the cost of the rule on the name cannot be estimated.
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": structural(ServiceSpec),
             "status": structural(ServiceStatus, defaults=False),
         },

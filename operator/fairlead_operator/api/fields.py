@@ -14,11 +14,12 @@ class Part(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-def rule(expression: str, message: str, *, message_expression: str = "", path: str = "") -> dict[str, str]:
-    """One CEL rule of the CRD. The message names the field and the fix; `message_expression` adds the values where CEL can."""
+def rule(expression: str, message: str, *, path: str = "") -> dict[str, str]:
+    """One CEL rule of the CRD. The message names the field and the fix; the server adds the values.
+
+    No messageExpression: `string(self.min)` alone is estimated at 100 times the cost that a CRD may have (Kubernetes 1.36).
+    """
     made = {"rule": expression, "message": message}
-    if message_expression:
-        made["messageExpression"] = message_expression
     if path:
         made["fieldPath"] = path
     return made

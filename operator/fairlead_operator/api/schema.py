@@ -26,7 +26,9 @@ def _walk(node: Mapping[str, Any], definitions: Mapping[str, Schema], defaults: 
     if "properties" in node:
         made["properties"] = {name: _walk(child, definitions, defaults) for name, child in node["properties"].items()}
         if not optional and not made.get("required"):
-            made["default"] = {}  # the part may be left out; the defaults inside it appear all the same
+            # The part may be left out, and its defaults appear all the same. Written out in full: the server checks the rules on the
+            # default itself before it fills in what is inside.
+            made["default"] = {name: child["default"] for name, child in made["properties"].items() if "default" in child}
     if "items" in node:
         made["items"] = _walk(node["items"], definitions, defaults)
     if isinstance(node.get("additionalProperties"), Mapping):

@@ -82,8 +82,6 @@ class KvCache(Part):
             rule(
                 "self.blockTokens % self.pageTokens == 0",
                 "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens",
-                message_expression="'spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens: ' "
-                "+ string(self.blockTokens) + ' is not a multiple of ' + string(self.pageTokens)",
                 path=".blockTokens",
             ),
             rule(
@@ -140,7 +138,6 @@ class Scaling(Part):
             rule(
                 "self.min <= self.max",
                 "spec.scaling.min must be at most spec.scaling.max",
-                message_expression="'spec.scaling.min must be at most spec.scaling.max: ' + string(self.min) + ' > ' + string(self.max)",
                 path=".min",
             )
         )
@@ -234,8 +231,6 @@ class ServiceSpec(Part):
                 "!has(self.resources.gpus) || self.resources.gpus == self.engine.tensorParallel "
                 "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1)",
                 "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica",
-                message_expression="'spec.engine.tensorParallel must equal spec.resources.gpus: ' + string(self.engine.tensorParallel) "
-                "+ ' is not ' + string(self.resources.gpus) + '; a worker uses all of its GPUs for one replica'",
                 path=".engine.tensorParallel",
             ),
             rule(

@@ -1,0 +1,101 @@
+"""The CRD on a real API server: what is accepted, what it becomes, and in which words the rest is refused."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.operator import apiserver
+from tests.operator.manifests import manifest
+
+BASE = "/apis/fairlead.dev/v1alpha1/namespaces/{}/inferenceservices"
+
+
+def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServer, namespace: str) -> None:
+    made = server.create(BASE.format(namespace), manifest("qwen", namespace))
+    spec = made["spec"]
+    assert spec["replicas"] == 1 and spec["routing"] == {"policy": "PrefixAware", "replicas": 2}
+    assert spec["engine"]["kvCache"] == {"pageTokens": 16, "blockTokens": 64}
+    assert spec["rollout"] == {"drainTimeout": "120s", "progressDeadline": "1h"} and spec["disruption"] == {"maxUnavailable": 1}
+    assert spec["resources"] == {} and "scaling" not in spec and "podTemplate" not in spec
+
+
+REFUSED = [
+    ({"model": {"uri": "s4://x/y"}}, "spec.model.uri must be hf://ORG/NAME"),
+    ({"model": {"uri": "file:///m", "revision": "abc"}}, "spec.model.revision is for hf:// models"),
+    ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
+    ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is the hub's token"),
+    ({"model": {"uri": "pvc://c/m", "cache": {"claim": "t"}}}, "spec.model.cache keeps downloads"),
+    ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
+    ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}}, "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all"),
+    ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 0}}, "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all"),
+    ({"engine": {"kvCache": {"pageTokens": 16, "blockTokens": 40}}}, "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens"),
+    ({"engine": {"kvCache": {"size": "1Gi", "pages": 4}}}, "keep one of the two"),
+    ({"engine": {"maxModelLen": 8}}, "spec.engine.maxModelLen must be 0"),
+    ({"engine": {"dtype": "int3"}}, 'spec.engine.dtype: Unsupported value: "int3"'),
+    ({"rollout": {"drainTimeout": "3h"}}, "spec.rollout.drainTimeout must be at most 2h"),
+    ({"rollout": {"drainTimeout": "soon"}}, "spec.rollout.drainTimeout"),
+    ({"rollout": {"progressDeadline": "1s"}}, "spec.rollout.progressDeadline must lie between"),
+    ({"replicas": -1}, "spec.replicas"),
+    ({"resources": {"memory": "lots"}}, "spec.resources.memory"),
+    ({"routing": {"policy": "Best"}}, "spec.routing.policy"),
+    ({"engine": {"nonsense": 1}}, 'unknown field "spec.engine.nonsense"'),
+    ({"podTemplate": {"specs": {}}}, 'unknown field "spec.podTemplate.specs"'),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
+def test_refused_with_a_message_that_names_the_field(server: apiserver.ApiServer, namespace: str, spec: dict, words: str) -> None:
+    with pytest.raises(apiserver.Refused, match=".*") as refused:
+        server.create(BASE.format(namespace), manifest("qwen", namespace, **json.loads(json.dumps(spec))))
+    assert words in str(refused.value)
+
+
+ACCEPTED = [
+    {"engine": {"tensorParallel": 2}},
+    {"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}},
+    {"resources": {"gpus": 0, "cpu": "500m", "memory": "2Gi"}},
+    {"scaling": {"max": 4}, "replicas": 9},
+    {"model": {"uri": "pvc://models/qwen/8b"}},
+    {"model": {"uri": "file:///models/tiny"}},
+    {"model": {"revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5", "secretRef": {"name": "hub"}, "cache": {"claim": "models"}}},
+    {"rollout": {"drainTimeout": "0s"}},
+    {"podTemplate": {"metadata": {"labels": {"team": "a"}}, "spec": {"tolerations": [{"operator": "Exists"}], "anything": {"goes": 1}}}},
+]
+
+
+@pytest.mark.parametrize("spec", ACCEPTED, ids=json.dumps)
+def test_accepted(server: apiserver.ApiServer, namespace: str, spec: dict) -> None:
+    made = server.create(BASE.format(namespace), manifest("qwen", namespace, **json.loads(json.dumps(spec))))
+    for key, value in spec.items():
+        assert value.items() <= made["spec"][key].items() if key not in ("replicas", "podTemplate", "scaling", "model") else True
+    assert "podTemplate" not in spec or made["spec"]["podTemplate"]["spec"] == spec["podTemplate"]["spec"]
+
+
+@pytest.mark.parametrize("name", ["9lives", "a" * 53])
+def test_names_that_no_service_could_have(server: apiserver.ApiServer, namespace: str, name: str) -> None:
+    with pytest.raises(apiserver.Refused, match="metadata.name must be at most 52"):
+        server.create(BASE.format(namespace), manifest(name, namespace))
+
+
+def test_kubectl_apply_refuses_unknown_fields_and_prints_columns(server: apiserver.ApiServer, namespace: str) -> None:
+    if apiserver.program("kubectl") is None:
+        pytest.skip("kubectl not found: run `python -m e2e.cluster.binaries` once")
+    wrong = yaml.safe_dump(manifest("qwen", namespace, replica=3))
+    refused = server.kubectl("apply", "-f", "-", stdin=wrong)
+    assert refused.returncode != 0 and 'unknown field "spec.replica"' in refused.stderr
+    applied = server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest("qwen", namespace)))
+    assert applied.returncode == 0, applied.stderr
+    table = server.kubectl("get", "infer", "-n", namespace)
+    assert table.stdout.split("\n")[0].split() == ["NAME", "MODEL", "READY", "REASON", "URL", "AGE"], table
+    described = server.kubectl("explain", "infer.spec.engine.kvCache")
+    assert "blockTokens" in described.stdout and "unit of the prefix index" in described.stdout
+
+
+def test_scale_reads_and_writes_replicas(server: apiserver.ApiServer, namespace: str) -> None:
+    path = BASE.format(namespace)
+    server.create(path, manifest("qwen", namespace))
+    code, scale = server.request("GET", f"{path}/qwen/scale")
+    assert code == 200 and scale["spec"]["replicas"] == 1
+    code, _ = server.request("PATCH", f"{path}/qwen/scale", {"spec": {"replicas": 3}}, "application/merge-patch+json")
+    assert code == 200 and server.get(f"{path}/qwen")["spec"]["replicas"] == 3
