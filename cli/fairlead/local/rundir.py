@@ -1,6 +1,6 @@
 """Where a local run keeps its files, and how `fairlead status` finds it.
 
-`<tmp>/fairlead-<uid>/<service>-<pid>/`, mode 0700: `run.json`, `logs/`, `endpoints/`, `redis/`.
+`<tmp>/fairlead-<uid>/<service>-<pid>/`, mode 0700: `run.json`, `logs/`, `endpoints/`, `redis/`, `tmp/` of the pods.
 A run that ended well removes its directory.
 """
 
@@ -36,7 +36,7 @@ def runs_root() -> Path:
 
 def make_run_directory(name: str) -> Path:
     directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=runs_root()))
-    for part in ("logs", "endpoints", "redis"):
+    for part in ("logs", "endpoints", "redis", "tmp"):
         (directory / part).mkdir(mode=0o700)
     return directory
 
