@@ -52,6 +52,8 @@ class ChatRenderer:
         normal = {key: value for key, value in message.items() if value is not None}
         if "content" in normal:
             normal["content"] = self._content(normal["content"], f"{where}.content")
+        elif message["role"] != "assistant":  # an assistant may have called tools, and said nothing
+            raise PromptError(f"{where}.content", "is missing")
         if "tool_calls" in normal:
             normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls")
         return normal

@@ -119,7 +119,7 @@ class IndexWriter:
         try:
             async with asyncio.timeout(timeout):
                 if self._task is not None:
-                    await self._task  # ends behind the call in flight, which may be the join that we must undo
+                    await asyncio.wait({self._task})  # ends behind the call in flight, which may be the join that we must undo
                 if self._epoch:
                     await self._scripts.call("leave", self._card.pod, self._epoch)
         except REDIS_ERRORS as error:

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from tests.redis_server import VERSIONS, RedisServer, binary
 
-Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
-
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:

@@ -7,9 +7,9 @@ local function match(p, hashes, live, max_levels)
   local count = #hashes / 8
   local buckets = buckets_of(p)
   if count == 0 or buckets == 0 then return {}, 0 end
-  local bits, memo = nil, {}
+  local bits, sets, levels_seen = nil, { [''] = {} }, {}
 
-  local function wide_holders(hash)
+  local function wide_holders(map)
     if not bits then
       bits = {}
       for slot in pairs(live) do
@@ -17,29 +17,39 @@ local function match(p, hashes, live, max_levels)
         bits[#bits + 1] = { slot, floor(n / 8) + 1, 2 ^ (7 - n % 8) }
       end
     end
-    local map, found = call('GET', p .. 'w' .. hash) or '', {}
+    local found = {}
     for _, b in ipairs(bits) do
       if bit.band(byte(map, b[2]) or 0, b[3]) ~= 0 then found[#found + 1] = b[1] end
     end
     return found
   end
 
+  local function narrow_holders(packed)
+    local found = {}
+    for i = 1, #packed, 2 do
+      local slot = sub(packed, i, i + 1)
+      if live[slot] then found[#found + 1] = slot end
+    end
+    return found
+  end
+
+  local bucket = p .. 'b'
   local function holders(level)
-    local found = memo[level]
+    local found = levels_seen[level]
     if found then return found end
     local at = (level - 1) * 8 + 1
     local hash = sub(hashes, at, at + 7)
-    local packed = call('HGET', bucket_key(p, buckets, hash, 1), hash) or ''
-    if packed == WIDE then
-      found = wide_holders(hash)
-    else
-      found = {}
-      for i = 1, #packed, 2 do
-        local slot = sub(packed, i, i + 1)
-        if live[slot] then found[#found + 1] = slot end
-      end
+    local a, b = byte(hash, 1, 2)
+    local n = (a * 256 + b) % buckets
+    local packed = call('HGET', bucket .. char(floor(n / 256), n % 256), hash) or ''
+    local wide = packed == WIDE
+    if wide then packed = WIDE .. (call('GET', p .. 'w' .. hash) or '') end
+    found = sets[packed]  -- neighbours mostly have equal sets: read each once
+    if not found then
+      found = wide and wide_holders(sub(packed, 2)) or narrow_holders(packed)
+      sets[packed] = found
     end
-    memo[level] = found
+    levels_seen[level] = found
     return found
   end
 

@@ -18,48 +18,60 @@ if #hashes >= 8 then
   local block = deepest < #hashes / 8 and deepest or deepest - 1
   key = sub(hashes, block * 8 + 1, block * 8 + 8)
 end
-local function rank(address) return redis.sha1hex(key .. address) end
+local ranks = {}
+local function rank(address)
+  local known = ranks[address]
+  if not known then
+    known = redis.sha1hex(key .. address)
+    ranks[address] = known
+  end
+  return known
+end
 
 local owed = {}
 local flat = call('HGETALL', p .. 'owed')
 for i = 1, #flat, 2 do owed[flat[i]] = tonumber(flat[i + 1]) end
 
-local all, room = {}, false
+local function sooner(a, b)
+  if a.fits ~= b.fits then return a.fits end  -- one that has no room is the last resort
+  if a.seconds ~= b.seconds then return a.seconds < b.seconds end
+  return rank(a.address) < rank(b.address)
+end
+
+local all, first, second = {}, nil, nil  -- the `wanted` soonest, in order; the two homes
+local cold = deepest == 0 and #hashes >= 8
 for slot, record in pairs(live) do
-  local w = read_live(record)
-  if not excluded[w.address] then
-    local cached = math.max(0, math.min((depth[slot] or 0) * w.bt, prompt - 1))  -- the last token is always computed: it gives the logits
-    w.slot, w.cached = slot, cached
-    w.cost = math.max(prompt - cached, w.bt)  -- even a prompt that is all cached takes its turn in a batch
-    local rate = w.rate > 0 and w.rate or PRIOR_RATE
-    local backlog = math.max(0, w.backlog - w.rate * (now - w.at) / 1000)  -- worked off since it was reported; what came since is owed
-    w.seconds = (backlog + (owed[slot] or 0) + w.cost) / rate + w.step
-    w.fits = w.total == 0 or w.page == 0 or w.free * w.page >= prompt - cached
-    w.rank = rank(w.address)
-    room = room or w.fits
-    all[#all + 1] = w
+  local _, at, _, _, backlog, rate, step, free, total, page, bt, _, address, pod = struct.unpack(LIVE, record)
+  if not excluded[address] then
+    local cached = math.max(0, math.min((depth[slot] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
+    local cost = math.max(prompt - cached, bt)                                 -- even a prompt that is all cached takes its turn in a batch
+    backlog = math.max(0, backlog - rate * (now - at) / 1000)                  -- worked off since the report; what came since is owed
+    local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost,
+                seconds = (backlog + (owed[slot] or 0) + cost) / (rate > 0 and rate or PRIOR_RATE) + step,
+                fits = total == 0 or page == 0 or free * page >= prompt - cached }
+    if cold then
+      if not first or rank(address) < rank(first.address) then first, second = w, first
+      elseif not second or rank(address) < rank(second.address) then second = w end
+    end
+    if #all < wanted or sooner(w, all[#all]) then
+      local place = #all + 1
+      while place > 1 and sooner(w, all[place - 1]) do place = place - 1 end
+      table.insert(all, place, w)
+      all[wanted + 1] = nil
+    end
   end
 end
 if #all == 0 then return { '' } end
 
-local function sooner(a, b)
-  if room and a.fits ~= b.fits then return a.fits end
-  if a.seconds ~= b.seconds then return a.seconds < b.seconds end
-  return a.rank < b.rank
-end
-table.sort(all, sooner)
-
 -- A cold prefix has two homes, so that its next prompts find it; a burst overflows to the others before it queues there.
-if deepest == 0 and #hashes >= 8 and #all > 2 then
-  local first, second
-  for i = 1, #all do
-    local w = all[i]
-    if not first or w.rank < all[first].rank then first, second = i, first
-    elseif not second or w.rank < all[second].rank then second = i end
-  end
-  local home = math.min(first, second)  -- the sooner of the two
-  if all[home].seconds <= SLACK * all[1].seconds and (all[home].fits or not room) then
-    table.insert(all, 1, table.remove(all, home))
+if second then
+  local home = sooner(first, second) and first or second
+  if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.fits or not all[1].fits) then
+    for i = 2, #all do
+      if all[i] == home then table.remove(all, i) break end
+    end
+    table.insert(all, 1, home)
+    all[wanted + 1] = nil
   end
 end
 
@@ -68,8 +80,7 @@ local promise = id .. struct.pack('<d', best.cost)
 call('ZADD', p .. 'r' .. best.slot, now, promise)
 call('HINCRBYFLOAT', p .. 'owed', best.slot, best.cost)
 local reply = { best.slot .. promise }
-for i = 1, math.min(#all, wanted) do
-  local w = all[i]
+for _, w in ipairs(all) do
   reply[#reply + 1] = w.address
   reply[#reply + 1] = w.pod
   reply[#reply + 1] = w.cached

@@ -1,0 +1,327 @@
+"""Writer and reader over a real Redis: what a person deploying this relies on."""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tests.index.conftest import eventually
+from tests.redis_server import RedisServer, free_port
+
+from fairlead_index.connection import Scripts
+from fairlead_index.hashing import block_hashes
+from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.reader import IndexReader, IndexUnavailable
+from fairlead_index.writer import IndexWriter
+
+BLOCK = 4
+CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)  # 64 blocks
+
+MakeWriter = Callable[..., IndexWriter]
+
+
+def writer_for(server: RedisServer, namespace: str, pod: str, lease: float = 10.0) -> IndexWriter:
+    writer = IndexWriter(server.url, namespace, WorkerCard(pod, f"{pod}:8000", BLOCK, "r1"), lease, call_seconds=1.0)
+    writer.start()
+    return writer
+
+
+@pytest.fixture
+async def writers(server: RedisServer, namespace: str) -> AsyncIterator[Callable[..., IndexWriter]]:
+    made: list[IndexWriter] = []
+
+    def make(pod: str, lease: float = 10.0) -> IndexWriter:
+        made.append(writer_for(server, namespace, pod, lease))
+        return made[-1]
+
+    yield make
+    await asyncio.gather(*(writer.leave() for writer in made))
+
+
+@pytest.fixture
+async def reader(server: RedisServer, namespace: str) -> AsyncIterator[IndexReader]:
+    reader = IndexReader(server.url, namespace, deadline=5.0)
+    yield reader
+    await reader.close()
+
+
+async def shows(reader: IndexReader, expected: dict[str, int]) -> None:
+    """Waits until a match of CHAIN gives these blocks."""
+
+    async def equal() -> bool:
+        try:
+            return await reader.match(CHAIN) == {f"{pod}:8000": blocks * BLOCK for pod, blocks in expected.items()}
+        except IndexUnavailable:
+            return False
+
+    await eventually(equal)
+
+
+async def test_what_is_stored_is_matched_and_what_is_removed_is_not(writers: MakeWriter, reader: IndexReader) -> None:
+    a, b = writers("a"), writers("b")
+    a.stored(CHAIN)
+    b.stored(CHAIN[:10])
+    await shows(reader, {"a": 64, "b": 10})
+    a.removed(CHAIN[20:][::-1])
+    await shows(reader, {"a": 20, "b": 10})
+    assert a.joined and a.stats.held == 20 and a.stats.joins == 1
+
+
+async def test_leaving_is_at_once_and_for_good(writers: MakeWriter, reader: IndexReader) -> None:
+    a = writers("a")
+    a.stored(CHAIN)
+    await shows(reader, {"a": 64})
+    await a.leave()
+    a.stored(CHAIN)
+    a.report(WorkerLoad())
+    assert await reader.match(CHAIN) == {} and await reader.workers() == []
+    assert not a.joined
+    assert (await reader.route(CHAIN, 256)).candidates == []
+
+
+async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
+    old = writers("a")
+    old.stored(CHAIN)
+    await shows(reader, {"a": 64})
+    await old._scripts.close()
+    assert old._task is not None
+    old._task.cancel()  # dies without a word
+    again = writers("a")
+    again.stored(CHAIN[:3])
+    await shows(reader, {"a": 3})
+
+
+async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter, reader: IndexReader) -> None:
+    a = writers("a", lease=0.5)
+    a.stored(CHAIN)
+    await shows(reader, {"a": 64})
+    assert a._task is not None
+    a._task.cancel()
+    await shows(reader, {})
+    assert (await reader.route(CHAIN, 256)).candidates == [] and await reader.workers() == []
+
+
+async def test_a_wiped_redis_is_told_everything_again(server: RedisServer, writers: MakeWriter, reader: IndexReader) -> None:
+    a = writers("a", lease=1.0)
+    a.stored(CHAIN)
+    await shows(reader, {"a": 64})
+    server.client().flushall()
+    await shows(reader, {"a": 64})
+    assert a.stats.joins == 2 and a.stats.stale == 1
+    server.client().script_flush()
+    a.removed(CHAIN[32:][::-1])
+    await shows(reader, {"a": 32})
+
+
+async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
+    """A failover to a replica that missed a batch: the fence stands behind the writer."""
+    a = writers("a", lease=1.0)
+    a.stored(CHAIN[:32])
+    await shows(reader, {"a": 32})
+    client, fence = server.client(), f"fl1:{{{namespace}}}:fence"
+    earlier = client.hgetall(fence)
+    a.stored(CHAIN[32:])
+    await shows(reader, {"a": 64})
+    client.hset(fence, mapping=earlier)
+    await eventually(lambda: _is(a.stats.joins == 2))
+    await shows(reader, {"a": 64})
+    assert a.stats.gaps == 1
+
+
+async def _is(value: bool) -> bool:
+    return value
+
+
+async def test_redis_killed_and_restarted_empty_converges(own_server: RedisServer, namespace: str) -> None:
+    pods = {name: writer_for(own_server, namespace, name, lease=2.0) for name in "abc"}
+    reader = IndexReader(own_server.url, namespace, deadline=2.0)
+    try:
+        for at, pod in enumerate(pods.values()):
+            pod.stored(CHAIN[: 20 + at])
+        await shows(reader, {"a": 20, "b": 21, "c": 22})
+        own_server.kill()
+        with pytest.raises(IndexUnavailable):
+            await reader.match(CHAIN)
+        pods["a"].removed(CHAIN[10:20][::-1])  # while it is away
+        pods["b"].stored(CHAIN[21:])
+        own_server.start()
+        await shows(reader, {"a": 10, "b": 64, "c": 22})
+    finally:
+        await asyncio.gather(*(pod.leave() for pod in pods.values()))
+        await reader.close()
+
+
+async def test_a_frozen_redis_costs_the_deadline_once(own_server: RedisServer, namespace: str) -> None:
+    pod = writer_for(own_server, namespace, "a", lease=5.0)
+    reader = IndexReader(own_server.url, namespace, deadline=0.2)
+    pod.stored(CHAIN)
+    await shows(reader, {"a": 64})
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(IndexUnavailable):
+            await reader.route(CHAIN, 256)
+        assert time.monotonic() - began < 0.6
+        began = time.monotonic()
+        for _ in range(100):
+            with pytest.raises(IndexUnavailable):
+                await reader.route(CHAIN, 256)
+        assert time.monotonic() - began < 0.1
+        pod.removed(CHAIN[8:][::-1])
+        began = time.monotonic()
+        await asyncio.wait_for(pod.leave(timeout=0.3), 5)
+        assert time.monotonic() - began < 1.0
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+        await reader.close()
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:{port}/0", "unix:///nowhere/redis.sock", "redis://no-such-host.invalid:6379"])
+async def test_a_wrong_url_is_unavailable_quickly(url: str, namespace: str) -> None:
+    reader = IndexReader(url.format(port=free_port()), namespace)
+    began = time.monotonic()
+    with pytest.raises(IndexUnavailable):
+        await reader.workers()
+    assert time.monotonic() - began < 1.0
+    began = time.monotonic()
+    for _ in range(1000):
+        with pytest.raises(IndexUnavailable):
+            await reader.route(CHAIN, 256)
+    assert time.monotonic() - began < 1.0
+    await reader.close()
+
+
+async def test_a_url_that_can_never_work_is_refused_at_once(namespace: str) -> None:
+    with pytest.raises(ValueError, match="redis url"):
+        IndexReader("http://redis:6379", namespace)
+    with pytest.raises(ValueError, match="namespace"):
+        IndexReader("redis://127.0.0.1", "a{b}")
+
+
+async def test_a_writer_without_redis_keeps_only_the_held_set(namespace: str) -> None:
+    writer = IndexWriter(f"redis://127.0.0.1:{free_port()}", namespace, WorkerCard("a", "a:1", BLOCK))
+    writer.start()
+    for _ in range(300):
+        writer.stored(CHAIN)
+        writer.removed(CHAIN[::-1])
+    writer.report(WorkerLoad(running=1))
+    await eventually(lambda: _is(writer.stats.errors > 0))
+    assert (writer.stats.held, writer.stats.pending, writer.joined) == (0, 0, False)
+    await writer.leave(timeout=0.5)
+
+
+async def test_loads_reach_the_readers(writers: MakeWriter, reader: IndexReader) -> None:
+    load = WorkerLoad(3, 2, 1000, 5000.5, 0.02, 10, 100, 16)
+    a = writers("a", lease=2.0)
+    a.report(load)
+
+    async def seen() -> bool:
+        return [worker.load for worker in await reader.workers()] == [load]
+
+    await eventually(seen)
+    worker = (await reader.workers())[0]
+    assert (worker.pod, worker.address, worker.block_tokens, worker.revision) == ("a", "a:8000", BLOCK, "r1")
+    assert 0 < worker.lease_seconds <= 2.0
+
+
+async def test_the_way_of_calling_fits_the_server(server: RedisServer, namespace: str) -> None:
+    scripts = Scripts(server.url, namespace, timeout=5, connections=1)
+    await scripts.call("workers")
+    major = int(str(server.client().info("server")["redis_version"]).split(".")[0])
+    assert scripts._functions == (major >= 7)
+    if major >= 7:
+        server.client().execute_command("FUNCTION", "FLUSH")
+        assert await scripts.call("workers") == []
+    await scripts.close()
+
+
+async def joined(*pods: IndexWriter) -> None:
+    await eventually(lambda: _is(all(pod.joined and pod.stats.pending == 0 for pod in pods)))
+
+
+async def test_a_burst_of_one_cold_prefix_spreads(writers: MakeWriter, reader: IndexReader) -> None:
+    await joined(*(writers(f"p{n}") for n in range(8)))
+    routes = await asyncio.gather(*(reader.route(CHAIN, 256) for _ in range(256)))
+    chosen = Counter(route.candidates[0].address for route in routes)
+    assert len(chosen) == 8 and max(chosen.values()) <= 1.5 * 256 / 8, chosen
+    assert sum(worker.reserved_tokens for worker in await reader.workers()) == 256 * 256
+    await asyncio.gather(*(reader.release(route.reservation) for route in routes))
+    await reader.release(routes[0].reservation)  # twice does no harm
+    assert [worker.reserved_tokens for worker in await reader.workers()] == [0] * 8
+
+
+async def test_a_cold_prefix_has_its_homes_whoever_asks(
+    server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader
+) -> None:
+    await joined(*(writers(f"p{n}") for n in range(8)))
+    other = IndexReader(server.url, namespace, deadline=5.0)
+    homes: dict[int, set[str]] = {}
+    for _ in range(3):
+        for seed in range(20):
+            hashes = block_hashes(seed, range(64), BLOCK)
+            route = await (other if seed % 2 else reader).route(hashes, 64)
+            homes.setdefault(seed, set()).add(route.candidates[0].address)
+            await reader.release(route.reservation)
+    await other.close()
+    assert all(len(found) == 1 for found in homes.values())
+    assert len({min(found) for found in homes.values()}) >= 5  # different prefixes live in different places
+
+
+async def test_route_prefers_the_cache_until_waiting_costs_more(writers: MakeWriter, reader: IndexReader) -> None:
+    a, b = writers("a", lease=2.0), writers("b", lease=2.0)
+    a.stored(CHAIN)
+    for pod in (a, b):
+        pod.report(WorkerLoad(prefill_rate=1000.0))
+    await shows(reader, {"a": 64})
+
+    async def rated() -> bool:
+        return [worker.load.prefill_rate for worker in await reader.workers()] == [1000.0, 1000.0]
+
+    await eventually(rated)
+    route = await reader.route(CHAIN, 257)
+    assert [(c.pod, c.cached_tokens) for c in route.candidates] == [("a", 256), ("b", 0)]
+    assert route.candidates[0].expected_seconds == pytest.approx(0.004, abs=1e-4)
+    assert route.candidates[1].expected_seconds == pytest.approx(0.257, abs=1e-4)
+    await reader.release(route.reservation)
+    assert (await reader.route(CHAIN, 257, exclude=["a:8000"])).candidates[0].pod == "b"
+    a.report(WorkerLoad(backlog_tokens=100_000, prefill_rate=1000.0))
+
+    async def turned() -> bool:
+        route = await reader.route(CHAIN, 257)
+        await reader.release(route.reservation)
+        return route.candidates[0].pod == "b"
+
+    await eventually(turned)
+
+
+async def test_a_pod_without_room_is_passed_over_while_another_has_room(writers: MakeWriter, reader: IndexReader) -> None:
+    full, busy = writers("full", lease=2.0), writers("busy", lease=2.0)
+    full.report(WorkerLoad(pages_free=1, pages_total=100, page_size=16))
+    busy.report(WorkerLoad(pages_free=90, pages_total=100, page_size=16, backlog_tokens=50_000))
+
+    async def first() -> bool:
+        return [c.pod for c in (await reader.route(CHAIN, 256)).candidates] == ["busy", "full"]
+
+    await eventually(first)
+
+
+async def test_prompts_shorter_than_a_block_are_spread_too(writers: MakeWriter, reader: IndexReader) -> None:
+    await joined(*(writers(f"p{n}") for n in range(4)))
+    routes = [await reader.route([], 3) for _ in range(40)]
+    assert set(Counter(route.candidates[0].pod for route in routes).values()) == {10}
+
+
+async def test_reservations_run_out_with_the_heartbeats(writers: MakeWriter, reader: IndexReader) -> None:
+    """A router that died holds nobody's time: once the worker has reported after the request must have arrived, the promise is settled."""
+    a = writers("a", lease=1.0)
+    await joined(a)
+    await reader.route(CHAIN, 256)
+
+    async def settled() -> bool:
+        a.report(WorkerLoad())
+        return (await reader.workers())[0].reserved_tokens == 0
+
+    await eventually(settled)
