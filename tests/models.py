@@ -4,9 +4,11 @@ Untied embeddings and initializer_range=0.2: with tied ones or the usual 0.02 a 
 engine that attends to the wrong keys would go unnoticed.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -67,3 +69,12 @@ def save_model(family: str, folder: Path, **overrides: Any) -> PreTrainedModel:
     model = build_model(family, **overrides)
     model.save_pretrained(folder)
     return model
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For a conftest.py: matrices this small are slower on two threads than on one, and six times slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

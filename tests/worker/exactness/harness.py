@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import xxhash
 from tests.models import VOCABULARY
 from transformers import PreTrainedModel
 
+from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
@@ -51,10 +51,6 @@ def generate(model: PreTrainedModel, prompts: Sequence[list[int]]) -> list[list[
     ]
 
 
-def extend_hash(parent: int, tokens: "array[int]") -> int:
-    return xxhash.xxh3_64_intdigest(tokens.tobytes(), parent)
-
-
 @dataclass
 class Engine:
     """A model behind the real scheduler, stepped by hand."""
@@ -66,7 +62,7 @@ class Engine:
     settings: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        cache = PrefixCache(PagePool(self.pages, self.page_size), self.page_size, extend_hash)
+        cache = PrefixCache(PagePool(self.pages, self.page_size), self.page_size, extend)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
         self.runner: ModelRunner = make_runner(self.loaded, page_size=self.page_size, kv_pages=self.pages)

@@ -1,11 +1,9 @@
 """Greedy output equals transformers' `generate`, token for token, in float32, whatever the chunks, batch, cache and retractions."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from tests.models import FAMILIES, save_model
 
 from fairlead_worker.model.loader import LoadedModel, load_model
@@ -23,15 +21,6 @@ class Case:
     loaded: LoadedModel
     prompts: list[list[int]]
     expected: list[list[int]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads() -> Iterator[None]:
-    """Matrices this small are slower on two threads than on one, and far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -75,7 +64,7 @@ def test_alone_on_a_warm_cache(case: Case) -> None:
     assert [engine.serve([prompt])[0] for prompt in case.prompts] == case.expected
 
 
-@pytest.mark.parametrize("chunk", [16, 0], ids=["16", "off"])
+@pytest.mark.parametrize("chunk", [64, 0], ids=["64", "off"])
 def test_after_retraction(case: Case, chunk: int) -> None:
     """Too few pages, and a scheduler told to expect no output: requests lose their pages half-way and are computed again."""
     optimist = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}

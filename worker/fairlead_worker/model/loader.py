@@ -82,11 +82,12 @@ def _max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
     own = getattr(text, "max_position_embeddings", None)
     if own is None:
         raise ModelLoadError(uri, "its config has no max_position_embeddings (nor n_positions): the context length is unknown")
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        # transformers picks these frequencies by the longest sequence of the batch, so that beyond the original length
-        # a request's tokens would depend on who shares its step.
-        own = min(own, rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", own))
+    parameters = getattr(text, "rope_parameters", None) or {}
+    for rope in (parameters, *(nested for nested in parameters.values() if isinstance(nested, dict))):
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            # transformers picks these frequencies by the longest sequence of the batch, so that beyond the original length
+            # a request's tokens would depend on who shares its step.
+            own = min(own, rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", own))
     if wanted > own:
         raise ModelLoadError(uri, f"--max-model-len {wanted} is more than the model's {own}")
     return wanted or int(own)
