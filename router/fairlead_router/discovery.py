@@ -53,20 +53,24 @@ class FileSource:
 
 
 class DnsSource:
-    """A headless Service: every A and AAAA record of its name."""
+    """A headless Service: every A record of its name; AAAA where there are none (in a dual-stack cluster each pod has both)."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
 
     async def addresses(self) -> set[str]:
         loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            # Also a name without records: a headless Service with no ready pod. What was known stays, and being looked at decides.
-            raise Unresolved(f"{self._host}: {error}") from error
-        hosts = {str(where[0]) for *_, where in found}
-        return {f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts}
+        problem: OSError | None = None
+        for family in (socket.AF_INET, socket.AF_INET6):
+            try:
+                found = await loop.getaddrinfo(self._host, self._port, family=family, type=socket.SOCK_STREAM)
+            except OSError as error:
+                problem = problem or error
+                continue
+            hosts = {str(where[0]) for *_, where in found}
+            return {f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts}
+        # Also a name without records: a headless Service with no ready pod. What was known stays, and being looked at decides.
+        raise Unresolved(f"{self._host}: {problem}")
 
 
 def source_of(url: str) -> Source:

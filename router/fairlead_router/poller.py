@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 
 import msgspec
 
@@ -26,6 +27,16 @@ class _Load(WorkerLoad, frozen=True):
     pod: str = ""
     draining: bool = False
     ready: bool = True
+
+
+class _NotReady(msgspec.Struct):
+    phase: str = ""
+    percent: int | float = 0
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.reason or (f"{self.phase} {self.percent:g} %" if self.phase else "not ready")
 
 
 class Poller:
@@ -54,12 +65,13 @@ class Poller:
             worker.look_now.clear()
             was_usable, known = worker.usable, worker.format_tag
             try:
-                ready = await self._look(worker)
+                reason = await self._look(worker)
+                ready = not reason
                 missed, worker.silent = 0, False
                 if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
                     worker.format_tag = await self._formats.learn(worker.pool, worker.format_tag)
                     format_age = loop.time()
-                self._settle(worker, ready)
+                self._settle(worker, reason)
             except TimeoutError:
                 missed += 1
                 if missed == SILENT_LOOKS:
@@ -69,9 +81,7 @@ class Poller:
                     self._abandon(worker)
             except (UpstreamError, msgspec.MsgspecError) as error:
                 missed = 0
-                if worker.ready:
-                    logger.info("worker %s is gone: %s", worker.address, error)
-                self._settle(worker, False)
+                self._settle(worker, str(error))
                 if not worker.discovered and isinstance(error, ConnectFailed):
                     self._table.drop(worker)  # only the index knew it
             if worker.usable != was_usable or worker.format_tag != known:
@@ -82,27 +92,30 @@ class Poller:
             except TimeoutError:
                 pass
 
-    async def _look(self, worker: Worker) -> bool:
-        """One look. Raises TimeoutError, UpstreamError, MsgspecError (not a worker's answer)."""
-        head, _ = await worker.pool.fetch("/ready", LOOK_SECONDS)
+    async def _look(self, worker: Worker) -> str:
+        """Why it is not ready, empty if it is. Raises TimeoutError, UpstreamError, MsgspecError (not a worker's answer)."""
+        head, body = await worker.pool.fetch("/ready", LOOK_SECONDS)
         if head.status != 200:
-            return False
+            return msgspec.json.decode(body, type=_NotReady).text
         head, body = await worker.pool.fetch("/load", LOOK_SECONDS)
         if head.status != 200:
-            return False
+            return f"/load answers {head.status}"
         load = self._decoder.decode(body)
         worker.load, worker.draining = load, load.draining
         worker.pod = load.pod or worker.pod
-        return load.ready and not load.draining
+        return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"
 
-    def _settle(self, worker: Worker, ready: bool) -> None:
-        if ready:
-            worker.life += worker.seen_down or worker.life == 0
+    def _settle(self, worker: Worker, reason: str) -> None:
+        if reason:
+            worker.seen_down = True
+        else:
+            if worker.seen_down:
+                worker.life = time.monotonic_ns()
             worker.seen_down = False
             worker.breaker.probed()
-        else:
-            worker.seen_down = True
-        worker.ready = ready
+        if bool(reason) != bool(worker.reason):
+            logger.info("worker %s is %s", worker.address, f"not ready: {reason}" if reason else f"ready (pod {worker.pod})")
+        worker.ready, worker.reason = not reason, reason
 
     def _abandon(self, worker: Worker) -> None:
         """It does not answer at all (stopped, or its node is cut off): what it has not begun can still be done elsewhere."""

@@ -1,5 +1,6 @@
 """The way of one request: choose a worker, send, pass the answer's bytes on; another worker if nothing came back."""
 
+import asyncio
 import logging
 from time import monotonic
 

@@ -38,12 +38,10 @@ class Router:
         self._poller = Poller(self.table, self.formats, config.poll_interval)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
-        self.policy: Policy
-        self.proxy: Proxy
+        self.policy = self._make_policy()
+        self.proxy = Proxy(config, self.table, self.policy, self.metrics)
 
     async def start(self) -> None:
-        self.policy = self._make_policy()
-        self.proxy = Proxy(self.config, self.table, self.policy, self.metrics)
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
 
     async def close(self) -> None:
@@ -103,6 +101,7 @@ class Router:
                 "ready": worker.ready and not worker.silent,
                 "draining": worker.draining,
                 "usable": worker.usable,
+                "reason": "silent" if worker.silent else worker.reason,
                 "in_flight": worker.in_flight,
                 "source": "discovery" if worker.discovered else "index",
                 "load": msgspec.to_builtins(worker.load),

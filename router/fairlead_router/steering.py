@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from time import monotonic
 
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.reader import IndexReader
@@ -12,9 +11,6 @@ from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS = 0.5
-"""While the index is away, how often one request tries it again; the others do not wait for its deadline."""
-
 
 class PrefixAware:
     """Match, score and reserve in one round trip to the index."""
@@ -22,7 +18,6 @@ class PrefixAware:
     def __init__(self, table: WorkerTable, reader: IndexReader | None, metrics: Metrics) -> None:
         self._table, self._reader, self._metrics = table, reader, metrics
         self._away = False
-        self._retry_at = 0.0
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
@@ -39,11 +34,6 @@ class PrefixAware:
         return Choice(by_affinity(wanted, workers)) if workers else None
 
     async def _ask_index(self, reader: IndexReader, wanted: Wanted, tried: Tried) -> Choice | None:
-        now = monotonic()
-        if self._away and now < self._retry_at:
-            self._metrics.index_unavailable.inc()
-            return None
-        self._retry_at = now + RETRY_SECONDS
         excluded = self._table.unusable_addresses() | {address for address, _ in tried}
         try:
             route = await reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded)

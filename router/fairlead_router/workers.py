@@ -27,9 +27,11 @@ class Worker:
         self.draining = False
         self.silent = False
         self.life = 0
-        """Grows each time a look finds it ready after a look that did not: another process, or one that has recovered."""
+        """A new number each time a look finds it ready after one that did not: another process, or one that has recovered."""
         self.seen_down = True
         """The last look did not find it ready."""
+        self.reason = "not looked at yet"
+        """Why the last look did not find it ready; empty when it did."""
         self.load = WorkerLoad()
         self.format_tag = ""
         self.in_flight = 0

@@ -1,6 +1,7 @@
 """Fixtures of the router's tests."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -9,10 +10,9 @@ import uvloop
 from tests.router.harness import Fleet
 
 
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop of production: its transports differ in places from asyncio's."""
-    return uvloop.EventLoopPolicy()
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A router on a real socket, stand-in workers, and a real redis-server where a test asks for one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.server import RouterServer
 
 
-async def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
+    """Poll until it holds."""
     deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
+    while not (await holds if isinstance(holds := condition(), Awaitable) else holds):
         assert asyncio.get_running_loop().time() < deadline, f"not within {seconds} s: {what}"
         await asyncio.sleep(0.01)
 

@@ -5,12 +5,12 @@ from array import array
 from collections import Counter
 
 import pytest
+from tests.router.harness import Fleet
+
 from fairlead_index.load import WorkerLoad
 from fairlead_router.breaker import Breaker
 from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted, by_affinity, rendezvous
 from fairlead_router.workers import WorkerTable
-
-from tests.router.harness import Fleet
 
 
 class Clock:

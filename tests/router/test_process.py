@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-
-from tests.router.harness import Fleet
+from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 
 
@@ -43,9 +42,10 @@ async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
 
 
 async def _until_ready(client: httpx.AsyncClient, status: int) -> None:
-    async with asyncio.timeout(20):
-        while (await client.get("/ready")).status_code != status:
-            await asyncio.sleep(0.02)
+    async def holds() -> bool:
+        return (await client.get("/ready")).status_code == status
+
+    await eventually(holds, f"/ready answers {status}", 20)
 
 
 async def test_sigterm_finishes_streams_takes_newcomers_for_a_grace_and_exits_0(fleet: Fleet) -> None:
@@ -70,9 +70,7 @@ async def test_sigterm_finishes_streams_takes_newcomers_for_a_grace_and_exits_0(
             process.send_signal(signal.SIGTERM)
             await _until_ready(client, 503)
             late = asyncio.create_task(client.post("/v1/completions", json=request))  # endpoints lag behind readiness
-            async with asyncio.timeout(10):
-                while len(worker.received) < 2:
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: len(worker.received) == 2, "the late request reached the worker")
             gate.set()
             assert b"".join([piece async for piece in body]).endswith(b"data: [DONE]\n\n")
         assert (await late).status_code == 200 and (await late).headers["connection"] == "close"

@@ -1,0 +1,97 @@
+"""Finding workers, and learning how their model reads prompts."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from tests.router.harness import Fleet, eventually
+from tests.router.prompt_format import make_format
+
+from fairlead_router.config import read_config
+from fairlead_router.discovery import DnsSource, FileSource, StaticSource, Unresolved, source_of
+
+
+async def test_sources_by_their_scheme(tmp_path: Path) -> None:
+    listed = tmp_path / "workers"
+    listed.write_text("# ours\n127.0.0.1:1\n\n[::1]:2  # v6\n")
+    assert await source_of(f"file://{listed}").addresses() == {"127.0.0.1:1", "[::1]:2"}
+    assert await source_of("static://a:1, b:2").addresses() == {"a:1", "b:2"}
+    assert isinstance(source_of("dns://name.ns.svc:8000"), DnsSource)
+    assert "127.0.0.1:8000" in await DnsSource("localhost", 8000).addresses()
+
+
+@pytest.mark.parametrize("wrong", ["dns://noport", "static://nonsense", "static://a:99999"])
+def test_a_source_that_cannot_be_is_named(wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong.split("//")[1]):
+        source_of(wrong)
+
+
+async def test_what_cannot_be_read_is_unresolved_and_not_empty(tmp_path: Path) -> None:
+    listed = tmp_path / "workers"
+    with pytest.raises(Unresolved):
+        await FileSource(listed).addresses()
+    listed.write_text("not an address\n")
+    with pytest.raises(Unresolved, match="not an address"):
+        await FileSource(listed).addresses()
+    with pytest.raises(Unresolved):
+        await DnsSource("no-such-host.invalid", 1).addresses()
+    assert await StaticSource("").addresses() == set()
+
+
+async def test_known_workers_stay_while_discovery_has_no_answer(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker, workers=fleet.list_in_file(worker))
+    fleet.file.unlink()
+    assert [(await router.complete(f"p{number}")).status_code for number in range(5)] == [200] * 5
+
+
+async def test_workers_by_name(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    port = worker.address.split(":")[1]
+    router = await fleet.router(workers=f"dns://localhost:{port}", ready=1)
+    assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
+
+
+async def test_a_format_is_fetched_from_each_and_loaded_once(fleet: Fleet) -> None:
+    workers = [await fleet.worker() for _ in range(3)]
+    router = await fleet.router(*workers)
+    await eventually(lambda: all(worker.format_fetches == 1 for worker in workers), "each was asked once")
+    assert len(router.server.router.formats._known) == 1
+
+
+async def test_while_two_models_are_served_each_worker_gets_what_it_can_read(fleet: Fleet) -> None:
+    """As during a rollout that changes the model: tokens of one format must not reach a worker of the other."""
+    old = await fleet.worker()
+    new = await fleet.worker(format=make_format("newer", "r2"))
+    router = await fleet.router(old, new, policy="RoundRobin")
+    router.server.router.prompts._tokenize = True
+    for number in range(4):
+        answer = await router.client.post("/v1/completions", json={"prompt": f"p{number}"})
+        assert answer.status_code == 200
+    kinds = [{request.tokens is None for request in worker.received} for worker in (old, new)]
+    assert sorted(kinds, key=str) == [{False}, {True}]
+    models = (await router.client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in models] == ["newer", "stand-in"]
+
+
+async def test_a_worker_that_comes_back_with_another_model_is_asked_for_its_format_again(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    worker.ready = False
+    await router.usable(0)
+    worker.format = make_format("newer", "r2")
+    worker.ready = True
+    await router.usable(1)
+    models = (await router.client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in models] == ["newer"]
+
+
+def test_flags_win_over_the_environment_and_the_last_one_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_PORT", "1")
+    monkeypatch.setenv("FAIRLEAD_POLICY", "Session")
+    monkeypatch.setenv("FAIRLEAD_REDIS_URL", "redis://user:secret@host:6379/0")
+    config = read_config(["--workers", "static://a:1", "--port", "2", "--port", "3"])
+    assert config.port == 3 and config.policy == "Session"
+    assert "secret" not in str(config.shown()) and "secret" not in repr(config)
+    with pytest.raises(ValidationError):
+        read_config(["--workers", "ftp://a"])

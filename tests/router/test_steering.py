@@ -1,0 +1,171 @@
+"""PrefixAware with a real Redis and workers that write to it."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from tests.redis_server import RedisServer
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import StandIn
+
+from fairlead_index.hashing import block_hashes
+from fairlead_index.reader import IndexReader
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"tests/{uuid.uuid4().hex[:8]}"
+
+
+async def steered(fleet: Fleet, redis: RedisServer, namespace: str, count: int) -> tuple[RunningRouter, list[StandIn]]:
+    workers = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(count)]
+    router = await fleet.router(
+        *workers, workers=fleet.list_in_file(*workers), policy="PrefixAware", redis_url=redis.url, index_namespace=namespace
+    )
+    await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
+    return router, workers
+
+
+async def indexed(redis: RedisServer, namespace: str, worker: StandIn) -> None:
+    """Until the index knows that the worker holds its last prompt."""
+    reader = IndexReader(redis.url, namespace, deadline=1)
+    hashes = block_hashes(worker.format.root(), worker.received[-1].tokens, 16)
+
+    async def holds() -> bool:
+        return (await reader.match(hashes)).get(worker.address, 0) == 16 * len(hashes)
+
+    try:
+        await eventually(holds, "the index knows the blocks")
+    finally:
+        await reader.close()
+
+
+def holder(workers: list[StandIn], pod: str) -> StandIn:
+    return next(worker for worker in workers if worker.pod == pod)
+
+
+async def test_a_conversation_returns_to_the_worker_that_holds_it(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 3)
+    for talk in ("alpha ", "beta ", "gamma "):
+        prompt, home, before = talk * 60, "", 0
+        for _ in range(4):
+            answer = await router.complete(prompt)
+            if home:
+                assert answer.headers["x-fairlead-pod"] == home
+                assert answer.headers["x-fairlead-predicted-tokens"] == answer.headers["x-fairlead-cached-tokens"] == str(before)
+            home = answer.headers["x-fairlead-pod"]
+            before = len(prompt) // 16 * 16
+            await indexed(redis, namespace, holder(workers, home))
+            prompt += "and what it said, and the next turn of it "
+    assert await router.metric("fairlead_router_prediction_error_tokens_sum") == 0
+    assert await router.metric("fairlead_router_predicted_cached_tokens_total") > 3000
+
+
+async def test_a_dead_holder_is_not_asked_again_although_its_lease_still_runs(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 2)
+    prompt = "prefix " * 50
+    first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
+    await indexed(redis, namespace, first)
+    first._index = None  # it dies without a word to the index
+    await first.kill()
+    answers = await asyncio.gather(*(router.complete(prompt + str(number)) for number in range(20)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.headers["x-fairlead-pod"] for answer in answers} == {worker.pod for worker in workers if worker is not first}
+
+
+async def test_a_holder_that_is_not_ready_is_not_chosen(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 2)
+    prompt = "prefix " * 50
+    first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
+    await indexed(redis, namespace, first)
+    first.ready = False
+    await router.usable(1)
+    assert (await router.complete(prompt)).headers["x-fairlead-pod"] != first.pod
+
+
+async def test_a_worker_that_only_the_index_knows_may_be_used(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, (known,) = await steered(fleet, redis, namespace, 1)
+    newer = await fleet.worker(redis=(redis.url, namespace))
+    await eventually(lambda: newer.joined, "it joined the index")
+    known.ready = False
+    await router.usable(0)
+    answer = await router.complete("hello " * 10)
+    assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == newer.pod
+
+
+async def test_a_worker_restarts_on_another_address_under_load_and_no_client_notices(
+    fleet: Fleet, redis: RedisServer, namespace: str
+) -> None:
+    router, workers = await steered(fleet, redis, namespace, 2)
+    failures, done, stop = [], 0, False
+
+    async def client(name: int) -> None:
+        nonlocal done
+        turn = 0
+        while not stop:
+            answer = await router.complete(f"client {name} " * (10 + turn % 20))
+            turn += 1
+            done += 1
+            if answer.status_code != 200:
+                failures.append(answer.text)
+
+    clients = [asyncio.create_task(client(number)) for number in range(8)]
+    await eventually(lambda: done > 50, "load runs")
+    await workers[0].kill()
+    await eventually(lambda: done > 150, "load goes on")
+    again = await fleet.worker(redis=(redis.url, namespace))
+    fleet.list_in_file(workers[1], again)
+    await eventually(lambda: len(again.received) > 20, "the new one gets its share")
+    stop = True
+    await asyncio.gather(*clients)
+    assert not failures
+
+
+async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_it(
+    fleet: Fleet, redis: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    router, _ = await steered(fleet, redis, namespace, 2)
+    caplog.set_level("INFO", "fairlead_router.steering")
+
+    async def burst() -> list[int]:
+        return [answer.status_code for answer in await asyncio.gather(*(router.complete(f"{number} " * 60) for number in range(30)))]
+
+    assert await burst() == [200] * 30
+    redis.kill()
+    assert await burst() + await burst() == [200] * 60
+    assert await router.metric("fairlead_router_index_up") == 0
+    assert await router.metric("fairlead_router_index_unavailable_total") > 30
+    answer = await router.complete("x" * 50)
+    assert answer.status_code == 200 and "x-fairlead-predicted-tokens" not in answer.headers
+    assert (await router.client.get("/fairlead/workers")).json()["index"] == "unavailable"
+    assert (await router.client.get("/ready")).status_code == 200
+    redis.start()
+
+    async def steers() -> bool:
+        return "x-fairlead-predicted-tokens" in (await router.complete("y" * 50)).headers
+
+    await eventually(steers, "steering is back", 15)
+    assert [record.levelname for record in caplog.records if record.name == "fairlead_router.steering"][:2] == ["WARNING", "INFO"]
+
+
+async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 2)
+    await router.complete("a " * 100)
+    await workers[0].kill()
+    await asyncio.gather(*(router.complete(f"{number} " * 100) for number in range(10)))
+    reader = IndexReader(redis.url, namespace, deadline=1)
+
+    async def nothing_reserved() -> bool:
+        return not any(state.reserved_tokens for state in await reader.workers())
+
+    try:
+        await eventually(nothing_reserved, "reservations are given back", 5)
+    finally:
+        await reader.close()
