@@ -14,7 +14,6 @@ class OperatorConfig(BaseSettings):
         cli_prog_name="fairlead-operator",
         cli_kebab_case=True,
         cli_implicit_flags=True,
-        cli_parse_args=True,
         frozen=True,
         extra="ignore",
     )

@@ -18,7 +18,7 @@ log = logging.getLogger("fairlead_operator")
 
 def main() -> None:
     try:
-        config = OperatorConfig()
+        config = OperatorConfig(_cli_parse_args=True)
     except (ValidationError, SettingsError) as error:
         raise SystemExit(f"fairlead-operator: {error}") from None
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)

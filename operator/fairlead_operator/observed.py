@@ -44,20 +44,25 @@ class Replicas:
     stalled: str = ""  # past its progress deadline
 
     @classmethod
-    def of(cls, deployment: Body | None, wanted: int) -> "Replicas":
+    def of(cls, deployment: Body | None, wanted: int, *, settled: bool = False) -> "Replicas":
+        """`settled`: this spec was seen complete before, so a controller that is behind by a generation has not yet said otherwise.
+
+        A mere annotation raises a Deployment's generation; without this each one would make a serving service unready for a moment.
+        """
         if deployment is None:
             return cls(wanted)
         status = deployment.get("status") or {}
         conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
         failure, progress = conditions.get("ReplicaFailure"), conditions.get("Progressing")
         generation = int((deployment.get("metadata") or {}).get("generation") or 0)
+        seen = settled or 0 < generation <= int(status.get("observedGeneration") or 0)
         return cls(
             wanted,
             total=int(status.get("replicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
             updated=int(status.get("updatedReplicas") or 0),
             available=int(status.get("availableReplicas") or 0),
-            current=0 < generation <= int(status.get("observedGeneration") or 0) and deployment["spec"].get("replicas") == wanted,
+            current=seen and deployment["spec"].get("replicas") == wanted,
             failure=(failure["reason"], failure.get("message", "")) if failure and failure["status"] == "True" else None,
             stalled=progress.get("message", "") if progress and progress.get("reason") == "ProgressDeadlineExceeded" else "",
         )

@@ -40,7 +40,9 @@ async def operate(config: OperatorConfig, stop: asyncio.Event, prober: Prober | 
         log.info("health on port %d", port)
         watching = asyncio.create_task(_watch(config, store, fleet, stop, ready), name="watches")
         relisting = asyncio.create_task(resync.run(), name="resync")
+        ending = asyncio.create_task(_end_loops(stop, fleet), name="end of loops")
         done, pending = await asyncio.wait({watching, relisting}, return_when=asyncio.FIRST_COMPLETED)
+        pending.add(ending)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
@@ -48,6 +50,12 @@ async def operate(config: OperatorConfig, stop: asyncio.Event, prober: Prober | 
             task.result()
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
+
+
+async def _end_loops(stop: asyncio.Event, fleet: Fleet) -> None:
+    """At once when a stop is asked for: kopf waits five seconds for tasks that it does not know."""
+    await stop.wait()
+    await fleet.close()
 
 
 async def _watch(config: OperatorConfig, store: Store, fleet: Fleet, stop: asyncio.Event, ready: asyncio.Event) -> None:

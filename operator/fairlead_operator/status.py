@@ -24,8 +24,10 @@ class Verdict:
 
 
 def verdict(service: InferenceService, observed: Observed, now: datetime) -> Verdict:
-    workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas)
-    routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas)
+    before = find(service.status.conditions, "Ready")
+    settled = before is not None and before.status == "True" and before.observed_generation == service.generation
+    workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
+    routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     revision = worker.revision(service)
     obstacle = _obstacle(service, observed, workers, routers, revision)
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)

@@ -15,6 +15,7 @@ class Fleet:
     def __init__(self) -> None:
         self._loops: dict[Owner, tuple[Loop, asyncio.Task[None]]] = {}
         self._tools: Tools | None = None
+        self._closed = False
 
     def open(self, tools: Tools) -> None:
         """The tools are there; loops start from now on."""
@@ -33,6 +34,8 @@ class Fleet:
         """A service exists: make sure that its loop runs. Called inside a handler, so that the loop inherits its context (Events)."""
         if self._tools is None:
             raise RuntimeError("the fleet is not open yet")
+        if self._closed:
+            return
         if owner in self._loops:
             self._loops[owner][0].wake()
             return
@@ -53,6 +56,7 @@ class Fleet:
             self.start(owner)  # made again under its name while the old one's loop was ending
 
     async def close(self) -> None:
+        self._closed = True
         tasks = [task for _, task in self._loops.values()]
         for task in tasks:
             task.cancel()

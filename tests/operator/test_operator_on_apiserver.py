@@ -1,0 +1,242 @@
+"""The operator against a real API server. No node runs: the tests write the statuses that controllers and kubelets would."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.operator import apiserver
+from tests.operator.manifests import container, manifest
+from tests.operator.running_operator import Router, operator
+
+T = TypeVar("T")
+MERGE = "application/merge-patch+json"
+
+
+class Cluster:
+    """One namespace of the API server, in the words of these tests."""
+
+    def __init__(self, server: apiserver.ApiServer, namespace: str) -> None:
+        self.server, self.namespace = server, namespace
+
+    def path(self, plural: str, name: str = "", subresource: str = "") -> str:
+        prefix = {
+            "deployments": "/apis/apps/v1",
+            "poddisruptionbudgets": "/apis/policy/v1",
+            "inferenceservices": "/apis/fairlead.dev/v1alpha1",
+        }.get(plural, "/api/v1")
+        return "/".join(part for part in (f"{prefix}/namespaces/{self.namespace}/{plural}", name, subresource) if part)
+
+    def create(self, **spec: Any) -> Any:
+        return self.server.create(self.path("inferenceservices"), manifest("qwen", self.namespace, **spec))
+
+    def get(self, plural: str, name: str) -> Any:
+        return self.server.get(self.path(plural, name))
+
+    def patch(self, plural: str, name: str, patch: Any, subresource: str = "") -> Any:
+        code, answer = self.server.request("PATCH", self.path(plural, name, subresource), patch, MERGE)
+        assert code == 200, answer
+        return answer
+
+    def ready(self) -> Any:
+        """The Ready condition, or {}."""
+        status = self.get("inferenceservices", "qwen").get("status") or {}
+        return next((one for one in status.get("conditions", []) if one["type"] == "Ready"), {})
+
+    def play_controllers(self, *, workers_ready: bool = True) -> None:
+        """What the Deployment controller would say, with all pods ready (or no worker)."""
+        for name in ("qwen-worker", "qwen-router"):
+            deployment = eventually(lambda name=name: self.get("deployments", name))
+            count = deployment["spec"]["replicas"]
+            ready = count if workers_ready or name == "qwen-router" else 0
+            status = {"observedGeneration": deployment["metadata"]["generation"], "replicas": count, "updatedReplicas": count}
+            self.patch("deployments", name, {"status": {**status, "readyReplicas": ready, "availableReplicas": ready}}, "status")
+
+    def play_kubelet(self, name: str, status: dict[str, Any]) -> None:
+        """One worker pod with this status."""
+        if self.get("pods", name) is None:
+            labels = eventually(lambda: self.get("deployments", "qwen-worker"))["spec"]["template"]["metadata"]["labels"]
+            spec = {"containers": [{"name": "worker", "image": "worker:1"}], "automountServiceAccountToken": False}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+            self.server.create(self.path("pods"), pod)
+        self.patch("pods", name, {"status": status}, "status")
+
+
+def eventually(look: Callable[[], T], within: float = 15.0) -> T:
+    """The first true answer of `look`; fails with the last one."""
+    deadline = time.monotonic() + within
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"still {found!r} after {within} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    made = Router()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster(server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    with operator(server.kubeconfig, namespace, router.url):
+        yield Cluster(server, namespace)
+
+
+CHILDREN = [
+    ("serviceaccounts", "qwen"),
+    ("services", "qwen"),
+    ("services", "qwen-workers"),
+    ("deployments", "qwen-worker"),
+    ("deployments", "qwen-router"),
+    ("poddisruptionbudgets", "qwen-worker"),
+    ("poddisruptionbudgets", "qwen-router"),
+]
+
+
+def test_children_are_owned_and_applied_with_our_fields_only(cluster: Cluster) -> None:
+    uid = cluster.create()["metadata"]["uid"]
+    for plural, name in CHILDREN:
+        child = eventually(lambda plural=plural, name=name: cluster.get(plural, name))
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert owner["uid"] == uid and owner["controller"]
+        assert {entry["manager"] for entry in child["metadata"]["managedFields"]} == {"fairlead-operator"}
+        assert all(entry["operation"] == "Apply" for entry in child["metadata"]["managedFields"])
+    service = cluster.get("inferenceservices", "qwen")
+    assert "finalizers" not in service["metadata"] and "annotations" not in service["metadata"]
+
+
+def test_ready_only_after_a_completion_on_this_generation(cluster: Cluster, router: Router) -> None:
+    router.failing = True
+    cluster.create()
+    eventually(lambda: cluster.ready().get("status") == "False")
+    assert not router.asked, "asked before any pod was ready"
+    cluster.play_controllers()
+    eventually(lambda: cluster.ready().get("reason") == "RequestFailed")
+    assert "answered 503" in cluster.ready()["message"]
+    router.failing = False
+    eventually(lambda: cluster.ready().get("status") == "True")
+    assert router.asked[-1]["max_tokens"] == 1 and router.asked[-1]["model"] == "qwen"
+    status = cluster.get("inferenceservices", "qwen")["status"]
+    assert status["ready"] == "1/1" and status["url"] == f"http://qwen.{cluster.namespace}.svc/v1" and status["observedGeneration"] == 1
+    asked = len(router.asked)
+    cluster.play_controllers(workers_ready=False)
+    eventually(lambda: cluster.ready().get("status") == "False")
+    cluster.play_controllers()
+    eventually(lambda: cluster.ready().get("status") == "True")
+    assert len(router.asked) == asked + 1, "asked anew after it had been unready, and once"
+
+
+def test_an_edited_deployment_is_put_back_and_others_fields_stay(cluster: Cluster) -> None:
+    cluster.create()
+    eventually(lambda: cluster.get("deployments", "qwen-worker"))
+    edit = {
+        "metadata": {"labels": {"app.kubernetes.io/instance": "qwen", "team": "a"}, "annotations": {"note": "mine"}},
+        "spec": {"replicas": 7, "template": {"spec": {"terminationGracePeriodSeconds": 1, "priorityClassName": "", "containers": None}}},
+    }
+    del edit["spec"]["template"]["spec"]["containers"]
+    cluster.patch("deployments", "qwen-worker", edit)
+
+    def put_back() -> bool:
+        spec = cluster.get("deployments", "qwen-worker")["spec"]
+        return spec["replicas"] == 1 and spec["template"]["spec"]["terminationGracePeriodSeconds"] == 135
+
+    eventually(put_back, within=5)
+    metadata = cluster.get("deployments", "qwen-worker")["metadata"]
+    assert metadata["labels"]["team"] == "a" and metadata["annotations"]["note"] == "mine"
+
+
+def test_a_deleted_child_comes_back(cluster: Cluster) -> None:
+    cluster.create()
+    old = eventually(lambda: cluster.get("services", "qwen"))["metadata"]["uid"]
+    cluster.server.request("DELETE", cluster.path("services", "qwen"))
+    eventually(lambda: (cluster.get("services", "qwen") or {"metadata": {"uid": old}})["metadata"]["uid"] != old, within=5)
+
+
+def test_scale_reaches_the_deployment_within_the_bounds(cluster: Cluster) -> None:
+    cluster.create(scaling={"min": 1, "max": 4})
+    eventually(lambda: cluster.get("deployments", "qwen-worker"))
+    for asked, made in ((3, 3), (9, 4), (0, 1)):
+        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": asked}}, "scale")
+        eventually(lambda made=made: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == made)
+    cluster.play_controllers()
+    code, scale = cluster.server.request("GET", cluster.path("inferenceservices", "qwen", "scale"))
+    assert code == 200 and "app.kubernetes.io/component=worker" in scale["status"]["selector"]
+    eventually(lambda: cluster.ready().get("status") == "True")
+
+
+def test_a_model_that_cannot_load_says_why_and_does_not_flap(cluster: Cluster) -> None:
+    cluster.create()
+    cluster.play_controllers(workers_ready=False)
+    ended = {"exitCode": 1, "reason": "Error", "message": "Traceback:\n  ...\nModelNotFound: Qwen/Qwen3-8B: 404 from the hub\n"}
+    ended |= {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z"}
+    states = [
+        container({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"terminated": ended}, restartCount=1),
+        container({"running": {"startedAt": "2026-01-01T00:00:02Z"}}, {"terminated": ended}, restartCount=2, started=False),
+        container({"terminated": ended}, {"terminated": ended}, restartCount=2),
+    ]
+    seen = set()
+    for state in [*states, *states]:
+        # Kubernetes requires these two of a status that a kubelet writes
+        cluster.play_kubelet("qwen-worker-x", {"phase": "Running", "containerStatuses": [{**state, "imageID": ""}]})
+        eventually(lambda: cluster.ready().get("reason") == "CrashLoopBackOff")
+        ready = cluster.ready()
+        assert "ModelNotFound: Qwen/Qwen3-8B: 404 from the hub" in ready["message"]
+        seen.add((ready["status"], ready["reason"], ready["message"], ready["lastTransitionTime"]))
+    assert len(seen) == 1, seen
+    events = cluster.server.get(cluster.path("events"))["items"]
+    assert [event["reason"] for event in events].count("CrashLoopBackOff") <= 1
+
+
+def test_a_pod_template_that_kubernetes_refuses_is_named(cluster: Cluster) -> None:
+    cluster.create(podTemplate={"spec": {"containers": [{"name": "worker", "imagePullPolice": "Never"}]}})
+    eventually(lambda: cluster.ready().get("reason") == "PodTemplateInvalid")
+    assert "imagePullPolice" in cluster.ready()["message"]
+    good = {"spec": {"containers": [{"name": "worker", "imagePullPolice": None, "imagePullPolicy": "Never"}]}}
+    cluster.patch("inferenceservices", "qwen", {"spec": {"podTemplate": good}})
+    deployment = eventually(lambda: cluster.get("deployments", "qwen-worker"))
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "Never"
+
+
+def test_someone_elses_service_is_not_taken(cluster: Cluster) -> None:
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "qwen"}, "spec": {"ports": [{"port": 1234}]}}
+    cluster.server.create(cluster.path("services"), theirs)
+    cluster.create()
+    eventually(lambda: cluster.ready().get("reason") == "ApplyFailed")
+    assert "Service/qwen" in cluster.ready()["message"] and "does not belong" in cluster.ready()["message"]
+    assert cluster.get("services", "qwen")["spec"]["ports"][0]["port"] == 1234
+    assert cluster.get("deployments", "qwen-router") is not None
+
+
+def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
+    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    cluster = Cluster(server, namespace)
+
+    def versions() -> dict[str, str]:
+        found = {f"{plural}/{name}": cluster.get(plural, name)["metadata"]["resourceVersion"] for plural, name in CHILDREN}
+        return found | {"service": cluster.get("inferenceservices", "qwen")["metadata"]["resourceVersion"]}
+
+    with operator(server.kubeconfig, namespace, router.url):
+        cluster.create(resources={"cpu": "1000m", "memory": "1024Mi"})
+        cluster.play_controllers()
+        eventually(lambda: cluster.ready().get("status") == "True")
+        before = versions()
+        cluster.patch("deployments", "qwen-worker", {"metadata": {"annotations": {"other": "writer"}}})
+        cluster.play_controllers()
+        time.sleep(0.5)  # the absence of a write can only be waited for
+        after = versions()
+        assert {name for name in before if before[name] != after[name]} == {"deployments/qwen-worker"}
+    asked = len(router.asked)
+    with operator(server.kubeconfig, namespace, router.url):
+        cluster.patch("inferenceservices", "qwen", {"spec": {"scaling": {"max": 3}}})
+        eventually(lambda: (cluster.ready().get("observedGeneration"), cluster.ready()["status"]) == (2, "True"))
+        again = versions()
+        assert {name for name in after if again[name] != after[name]} == {"service"}
+    assert len(router.asked) == asked + 1
