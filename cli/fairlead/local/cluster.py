@@ -55,7 +55,7 @@ class LocalCluster:
     async def __aenter__(self) -> "LocalCluster":
         self._guard.__enter__()
         try:
-            self._redis = await LocalRedis.start(self.directory / "redis", env=self._plain_env(), guard=self._guard)
+            self._redis = await LocalRedis.start(self.directory, env=self._plain_env(), guard=self._guard)
         except BaseException:
             self._guard.__exit__(None, None, None)
             raise
