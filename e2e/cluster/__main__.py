@@ -1,0 +1,60 @@
+"""`python -m e2e.cluster up | down | status | env | exec -- COMMAND | kubectl ... | helm ...`"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+from . import binaries, images, packages
+from .local import ComponentFailed, LocalKubernetes
+from .machine import MachineFailed
+
+_FAILURES = (binaries.BuildFailed, ComponentFailed, MachineFailed, images.ImageFailed, packages.MachineUnfit)
+
+
+def main() -> int:
+    """Exit code of the action, or of the command that ran inside."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description="A real Kubernetes on this machine, for tests and for trying.")
+    parser.add_argument("--name", default="default", help="several clusters can be up at once under different names")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for action, text in {
+        "up": "build what is missing, start the cluster; does nothing when it is up",
+        "down": "end it and remove all its state but the cache",
+        "status": "whether it is up, and how to use it",
+    }.items():
+        actions.add_parser(action, help=text)
+    actions.choices["down"].add_argument("--purge", action="store_true", help="remove its imported images as well")
+    for action in ("kubectl", "helm", "exec"):
+        inside = actions.add_parser(action, help=f"run {'a command' if action == 'exec' else action} in the cluster's network", add_help=False)
+        inside.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    kubernetes = LocalKubernetes(options.name)
+    try:
+        if options.action == "up":
+            kubernetes.up()
+        elif options.action == "down":
+            kubernetes.down(options.purge)
+        elif options.action != "status":
+            arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
+            command = arguments if options.action == "exec" else [options.action, *arguments]
+            return subprocess.run([*kubernetes.machine.inside(), *command], env=kubernetes.environment).returncode
+    except _FAILURES as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    if options.action != "down":
+        print(_status(kubernetes))
+    return 0 if options.action != "status" or kubernetes.running else 1
+
+
+def _status(kubernetes: LocalKubernetes) -> str:
+    if not kubernetes.running:
+        return f"cluster {kubernetes.name} is down; start it with `python -m e2e.cluster up`"
+    return (
+        f"cluster {kubernetes.name} is up\n  logs        {kubernetes.machine.logs}\n  KUBECONFIG  {kubernetes.kubeconfig}"
+        "  (reachable from inside its network only)\n  use         python -m e2e.cluster kubectl get pods -A"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

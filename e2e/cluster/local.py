@@ -1,0 +1,197 @@
+"""A real Kubernetes on this machine: starts the components inside their own namespaces, waits until they work, and takes everything away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from . import binaries, certificates, components, images, packages
+from .machine import Machine
+from .paths import cache_root, locked, run_root
+
+_OVERLAID = ("/var/lib", "/var/log", "/run")  # hidden inside the cluster's mount namespace (machine.py)
+
+
+class ComponentFailed(RuntimeError):
+    """A component ended or did not become ready; the message names it and carries its last lines."""
+
+
+class LocalKubernetes:
+    """One cluster by its name. `up` and `down` may be called in any order and any number of times, from any process."""
+
+    def __init__(self, name: str = "default") -> None:
+        if not name.isalnum() or len(name) > 16:
+            raise ValueError(f"cluster name {name!r}: use 1 to 16 letters and digits")
+        self.name = name
+        self.run = run_root() / name
+        self.store = cache_root() / "containerd" / name
+        self.machine = Machine(self.run, cgroup=f"fairlead-{name}")
+        self.kubeconfig = self.run / "certificates" / "admin.kubeconfig"
+
+    @property
+    def running(self) -> bool:
+        return self.machine.pid is not None and (self.run / "up").exists()
+
+    def up(self) -> None:
+        """Node Ready, cluster DNS answering, or an exception that says which component failed and how."""
+        packages.ensure()
+        self._check_paths()
+        layout = self._layout()
+        with locked(self._lock):
+            if self.running and not self._ended(list(components.commands(layout))) and self._kubectl("get", "--raw=/readyz") == "ok":
+                return
+            self.machine.stop()
+            start = time.monotonic()
+            try:
+                self._start(layout)
+            except BaseException:
+                self._keep_logs()
+                self.machine.stop()
+                raise
+            (self.run / "up").touch()
+            shutil.rmtree(self._kept_logs, ignore_errors=True)
+            _say(f"up in {time.monotonic() - start:.1f} s")
+
+    def down(self, purge: bool = False) -> None:
+        """Nothing of the cluster is left: no process, mount, namespace, control group or file; imported images stay in the cache.
+
+        `purge` removes those too.
+        """
+        with locked(self._lock):
+            self.machine.stop()
+            if purge:
+                shutil.rmtree(self.store, ignore_errors=True)
+
+    def load_image(self, reference: str) -> None:
+        """Makes an image built by `images.build` known to the node; moves only layers that it does not have."""
+        have = self._ctr("images", "ls", "-q").split()
+        if reference in have:
+            return
+        start = time.monotonic()
+        present = set(self._ctr("content", "ls", "-q").split())
+        command = ["ctr", f"--address={self.run / 'containerd.sock'}", "--namespace=k8s.io", "images", "import", "-"]
+        with (self.machine.logs / "import.log").open("w+") as log:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self.environment)
+            assert process.stdin is not None
+            try:
+                written = images.write_archive(reference, present, process.stdin)
+                process.stdin.close()
+            except BrokenPipeError:
+                written = 0
+            if process.wait() != 0:
+                raise images.ImageFailed(f"containerd refused {reference}:\n{self.machine.tail('import')}")
+        older = [name for name in have if name.startswith(reference.rpartition(":")[0] + ":")]
+        if older:
+            self._ctr("images", "rm", *older)
+        images.share_layers(reference, self.store / "io.containerd.content.v1.content")
+        _say(f"{reference} imported in {time.monotonic() - start:.1f} s ({written / 1e6:.0f} MB of layers)")
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """For clients: kubectl and helm on PATH, KUBECONFIG, and caches inside the run directory."""
+        programs = [str(path.parent) for path in binaries.build(("kubernetes", "helm")).values()]
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([*dict.fromkeys(programs), packages.SEARCH_PATH]),
+            "KUBECONFIG": str(self.kubeconfig),
+            "KUBECACHEDIR": str(self.run / "clients" / "kube"),
+            **{f"HELM_{kind}_HOME": str(self.run / "clients" / f"helm-{kind.lower()}") for kind in ("CACHE", "CONFIG", "DATA")},
+        }
+
+    def _layout(self) -> components.Layout:
+        programs = binaries.build()
+        cni = packages.cni_folder()
+        assert cni is not None, "packages.ensure installs it"
+        return components.Layout(self.run, self.store, programs, cni, self.machine.cgroup, images.pause(programs["pause"]))
+
+    def _start(self, layout: components.Layout) -> None:
+        self.run.mkdir(parents=True)
+        self.store.mkdir(parents=True, exist_ok=True)
+        certificates.write_all(layout.certificates, components.SERVER_NAMES, components.API_SERVER)
+        components.write_configuration(layout)
+        self.machine.start(layout.binaries["pause"], components.NODE_ADDRESS, components.SERVICE_RANGE)
+        commands = components.commands(layout)
+
+        def spawn(*names: str) -> None:
+            for name in names:
+                self.machine.spawn(name, commands[name], {"PATH": packages.SEARCH_PATH, "HOME": str(self.run)})
+
+        spawn("containerd", "etcd", "kube-apiserver")
+        self._wait("containerd", lambda: self._ctr("version") != "")
+        if leftovers := self._ctr("containers", "ls", "-q").split():
+            # Of a cluster that was here before: the store is kept for its images. containerd reads its list at start only.
+            self._ctr("containers", "rm", *leftovers)
+            self.machine.kill("containerd")
+            spawn("containerd")
+            self._wait("containerd", lambda: self._ctr("version") != "")
+        self.load_image(layout.pause_image)
+        self._wait("kube-apiserver", lambda: self._kubectl("get", "--raw=/readyz") == "ok", "etcd")
+        self._wait("kube-apiserver", lambda: self._kubectl("apply", "-f", str(self.run / "bootstrap.yaml")) != "")
+        spawn("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns")
+        ready = "-o=jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        self._wait("kubelet", lambda: self._kubectl("get", "node", components.NODE, ready) == "True", "kube-controller-manager")
+        self._wait("kube-controller-manager", lambda: self._kubectl("get", "serviceaccount", "default", "-o=name") != "")
+        self._wait("coredns", lambda: "OK" in self._inside("curl", "-s", "http://127.0.0.1:8181/ready"))
+        self._wait("kube-proxy", lambda: self._inside("curl", "-s", "http://127.0.0.1:10249/healthz") != "")
+
+    def _wait(self, component: str, condition: Callable[[], bool], *others: str, seconds: float = 90) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if ended := self._ended([component, *others]):
+                code = self.machine.exit_code(ended[0])
+                raise ComponentFailed(self._report(ended[0], f"ended with code {code} before it was ready"))
+            if time.monotonic() > deadline:
+                raise ComponentFailed(self._report(component, f"was not ready within {seconds:.0f} s"))
+            time.sleep(0.1)
+
+    def _ended(self, names: list[str]) -> list[str]:
+        return [name for name in names if self.machine.exit_code(name) is not None]
+
+    def _report(self, component: str, what: str) -> str:
+        return f"{component} {what}. Its last lines (all logs: {self._kept_logs}):\n{self.machine.tail(component)}\n" + (
+            "Start again with `python -m e2e.cluster up`; if this repeats, the lines above name the flag or the kernel feature that is missing."
+        )
+
+    @property
+    def _lock(self) -> Path:
+        return cache_root() / "locks" / self.name
+
+    @property
+    def _kept_logs(self) -> Path:
+        return cache_root() / "failed-start" / self.name
+
+    def _keep_logs(self) -> None:
+        """The run directory goes away with a failed start; its logs are worth keeping."""
+        self._kept_logs.mkdir(parents=True, exist_ok=True)
+        for log in self.machine.logs.glob("*.log"):
+            (self._kept_logs / log.name).write_bytes(log.read_bytes())
+
+    def _kubectl(self, *arguments: str) -> str:
+        return self._inside("kubectl", *arguments)
+
+    def _inside(self, *command: str) -> str:
+        """Output of a command in the cluster's network; empty when it failed."""
+        found = subprocess.run([*self.machine.inside(), *command], env=self.environment, capture_output=True, text=True)
+        return found.stdout.strip() if found.returncode == 0 else ""
+
+    def _ctr(self, *arguments: str) -> str:
+        command = ["ctr", f"--address={self.run / 'containerd.sock'}", "--connect-timeout=2s", "--namespace=k8s.io", *arguments]
+        found = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        return found.stdout.strip() if found.returncode == 0 else ""
+
+    def _check_paths(self) -> None:
+        if any(cache_root().resolve().is_relative_to(folder) for folder in _OVERLAID):
+            raise packages.MachineUnfit(f"FAIRLEAD_CACHE={cache_root()} must not lie under {', '.join(_OVERLAID)}: choose another folder.")
+        longest = len(str(self.run / "containerd.sock.ttrpc"))
+        if longest > 107:
+            raise packages.MachineUnfit(f"FAIRLEAD_CACHE={cache_root()} is too long a path for unix sockets: {longest} bytes of 107.")
+
+
+def _say(text: str) -> None:
+    print(f"[cluster] {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,41 @@
+"""Where things lie: a cache that outlives runs and checkouts, and one directory for each running cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parent.parent
+
+
+def cache_root() -> Path:
+    """Downloads, builds and imported images, kept by content; safe to delete while no cluster is up."""
+    return Path(os.environ.get("FAIRLEAD_CACHE") or Path.home() / ".cache" / "fairlead")
+
+
+def run_root() -> Path:
+    """State of running clusters, one short-named directory each; `down` removes it."""
+    return cache_root() / "run"
+
+
+def content_key(*parts: str | bytes | Path) -> str:
+    """A short name for exactly these contents; a Path stands for the bytes of its file."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on `path`, so that two runs never build or start the same thing at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        flock(handle, LOCK_EX)
+        yield
