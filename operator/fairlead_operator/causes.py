@@ -88,7 +88,7 @@ def _of_container(pod: str, container: Mapping[str, Any]) -> Cause | None:
     ended = terminated or (None if container.get("started") else last.get("terminated"))
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
         return _crashed(pod, container, ended, reason)
-    if state.get("running"):
+    if state.get("running") is not None:
         if container.get("started"):
             return Cause("NotReady", f"pod {pod} runs and does not take requests: it is draining or has lost its engine", fault=False)
         return Cause("Loading", f"pod {pod} is loading the model", fault=False)

@@ -1,7 +1,6 @@
 """`fairlead-operator`."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -32,10 +31,14 @@ def main() -> None:
 
 async def _until_stopped(config: OperatorConfig) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(NotImplementedError):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await operate(config, stop)
+    loop = asyncio.get_running_loop()
+
+    def take_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+    take_signals()
+    await operate(config, stop, started=take_signals)
     log.info("stopped")
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import kopf
 
@@ -20,8 +22,13 @@ log = logging.getLogger(__name__)
 LANES = 16  # services that are written at the same time: the API server's own fairness does the rest
 
 
-async def operate(config: OperatorConfig, stop: asyncio.Event, prober: Prober | None = None) -> None:
-    """Run until `stop` is set. Raises what ended it when that was not a stop: the process then exits and is started anew."""
+async def operate(
+    config: OperatorConfig, stop: asyncio.Event, prober: Prober | None = None, started: Callable[[], None] = lambda: None
+) -> None:
+    """Run until `stop` is set. Raises what ended it when that was not a stop: the process then exits and is started anew.
+
+    `started` is called once kopf has set itself up; it is the place to take the signals back, which kopf handles for itself.
+    """
     fleet = Fleet()
     store = Store(fleet.wake)
     ready = asyncio.Event()
@@ -38,7 +45,7 @@ async def operate(config: OperatorConfig, stop: asyncio.Event, prober: Prober | 
 
         port = await stack.enter_async_context(health.served(config.health_port, problem, ready.is_set))
         log.info("health on port %d", port)
-        watching = asyncio.create_task(_watch(config, store, fleet, stop, ready), name="watches")
+        watching = asyncio.create_task(_watch(config, store, fleet, stop, ready, started), name="watches")
         relisting = asyncio.create_task(resync.run(), name="resync")
         ending = asyncio.create_task(_end_loops(stop, fleet), name="end of loops")
         done, pending = await asyncio.wait({watching, relisting}, return_when=asyncio.FIRST_COMPLETED)
@@ -58,9 +65,16 @@ async def _end_loops(stop: asyncio.Event, fleet: Fleet) -> None:
     await fleet.close()
 
 
-async def _watch(config: OperatorConfig, store: Store, fleet: Fleet, stop: asyncio.Event, ready: asyncio.Event) -> None:
+async def _watch(
+    config: OperatorConfig, store: Store, fleet: Fleet, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]
+) -> None:
+    async def on_startup(**_: Any) -> None:
+        started()
+
+    registry = handlers.registry(store, fleet)
+    kopf.on.startup(registry=registry)(on_startup)
     await kopf.operator(
-        registry=handlers.registry(store, fleet),
+        registry=registry,
         settings=handlers.settings(),
         standalone=True,
         clusterwide=not config.namespace,

@@ -1,4 +1,4 @@
-"""A real kube-apiserver on a real etcd, without any node: schema, CEL, server-side apply, `/scale` and watches as they are in production."""
+"""A real kube-apiserver on a real etcd, without nodes: schema, CEL, server-side apply, `/scale` and watches as in production."""
 
 import json
 import os
@@ -33,8 +33,12 @@ def program(name: str) -> Path | None:
 def missing() -> str:
     """What is needed and not there; empty when the server can be started."""
     names = [name for name in ("etcd", "kube-apiserver") if program(name) is None]
-    return "" if not names else (
-        f"{' and '.join(names)} not found: run `python -m e2e.cluster.binaries` once (Go 1.26; minutes) and `apt-get install etcd-server`"
+    return (
+        ""
+        if not names
+        else (
+            f"{' and '.join(names)} not found: run `python -m e2e.cluster.binaries` once (Go 1.26, minutes), `apt-get install etcd-server`"
+        )
     )
 
 

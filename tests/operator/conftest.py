@@ -5,9 +5,9 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from tests.operator import apiserver
 
 from fairlead_operator.api.crd import custom_resource_definition
-from tests.operator import apiserver
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,9 @@ def service(name: str = "qwen", /, *, generation: int = 1, status: Any = None, *
     return InferenceService.parse(body | ({"status": status} if status else {}))
 
 
-def deployment(component: str, wanted: int, *, ready: int | None = None, updated: int | None = None, conditions: Any = ()) -> dict[str, Any]:
+def deployment(
+    component: str, wanted: int, *, ready: int | None = None, updated: int | None = None, conditions: Any = ()
+) -> dict[str, Any]:
     """A Deployment whose controller is up to date."""
     return {
         "metadata": {"generation": 1, "labels": {"app.kubernetes.io/component": component}},

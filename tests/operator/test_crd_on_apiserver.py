@@ -4,7 +4,6 @@ import json
 
 import pytest
 import yaml
-
 from tests.operator import apiserver
 from tests.operator.manifests import manifest
 
@@ -27,9 +26,18 @@ REFUSED = [
     ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is the hub's token"),
     ({"model": {"uri": "pvc://c/m", "cache": {"claim": "t"}}}, "spec.model.cache keeps downloads"),
     ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
-    ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}}, "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all"),
-    ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 0}}, "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all"),
-    ({"engine": {"kvCache": {"pageTokens": 16, "blockTokens": 40}}}, "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens"),
+    (
+        {"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}},
+        "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all",
+    ),
+    (
+        {"engine": {"tensorParallel": 2}, "resources": {"gpus": 0}},
+        "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all",
+    ),
+    (
+        {"engine": {"kvCache": {"pageTokens": 16, "blockTokens": 40}}},
+        "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens",
+    ),
     ({"engine": {"kvCache": {"size": "1Gi", "pages": 4}}}, "keep one of the two"),
     ({"engine": {"maxModelLen": 8}}, "spec.engine.maxModelLen must be 0"),
     ({"engine": {"dtype": "int3"}}, 'spec.engine.dtype: Unsupported value: "int3"'),
@@ -46,7 +54,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
 def test_refused_with_a_message_that_names_the_field(server: apiserver.ApiServer, namespace: str, spec: dict, words: str) -> None:
-    with pytest.raises(apiserver.Refused, match=".*") as refused:
+    with pytest.raises(apiserver.Refused) as refused:
         server.create(BASE.format(namespace), manifest("qwen", namespace, **json.loads(json.dumps(spec))))
     assert words in str(refused.value)
 
@@ -74,7 +82,7 @@ def test_accepted(server: apiserver.ApiServer, namespace: str, spec: dict) -> No
 
 @pytest.mark.parametrize("name", ["9lives", "a" * 53])
 def test_names_that_no_service_could_have(server: apiserver.ApiServer, namespace: str, name: str) -> None:
-    with pytest.raises(apiserver.Refused, match="metadata.name must be at most 52"):
+    with pytest.raises(apiserver.Refused, match=r"metadata\.name must be at most 52"):
         server.create(BASE.format(namespace), manifest(name, namespace))
 
 

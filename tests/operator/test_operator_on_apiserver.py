@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-
 from tests.operator import apiserver
 from tests.operator.manifests import container, manifest
 from tests.operator.running_operator import Router, operator

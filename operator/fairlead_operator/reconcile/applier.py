@@ -49,6 +49,8 @@ class Applier:
             if live is None:
                 await self._still_there()
         if live is not None and not self._ours(live):
+            if _of_a_namesake(live):
+                return f"{key[0]} {key[1]} is left over from a deleted service of this name; the cluster's garbage collector removes it"
             return f"{key[0]} {key[1]} exists and does not belong to this service: delete it, or give the service another name"
         try:
             answer = await self._cluster.apply(desired)
@@ -81,6 +83,11 @@ class Applier:
     def _ours(self, live: Mapping[str, Any]) -> bool:
         references = live["metadata"].get("ownerReferences") or []
         return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
+
+
+def _of_a_namesake(live: Mapping[str, Any]) -> bool:
+    references = live["metadata"].get("ownerReferences") or []
+    return any(reference.get("controller") and reference.get("kind") == SERVICES.kind for reference in references)
 
 
 def _place(body: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,0 +1,117 @@
+"""The chart: every value is described, what it renders is taken by a real API server, and its rules are all the operator needs."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator import apiserver
+from tests.operator.running_operator import Router, operator
+from tests.operator.test_operator_on_apiserver import CHILDREN, Cluster, eventually
+
+CHART = Path(__file__).parents[2] / "charts" / "fairlead"
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = apiserver.program("helm")
+    if program is None:
+        pytest.skip("helm not found: run `python -m e2e.cluster.binaries` once (Go 1.26; minutes)")
+    return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
+
+
+def template(*arguments: str) -> list[dict[str, Any]]:
+    done = helm("template", "fl", str(CHART), "--namespace", "fairlead-system", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def test_every_value_is_described_and_no_other_is_taken() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    compare(yaml.safe_load((CHART / "values.yaml").read_text()), schema, schema["$defs"], "")
+
+
+def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[str, Any], path: str) -> None:
+    if "$ref" in schema:
+        schema = {**definitions[schema["$ref"].rsplit("/", 1)[1]], **schema}
+    assert path == "" or schema.get("description"), f"{path} is not described"
+    if not isinstance(values, dict) or "properties" not in schema:
+        return
+    assert schema["additionalProperties"] is False, path
+    assert set(values) == set(schema["properties"]) - {"global"}, f"{path}: values.yaml and values.schema.json differ"
+    for key, value in values.items():
+        compare(value, schema["properties"][key], definitions, f"{path}.{key}")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["nonsense=1", "operator.nonsense=1", "defaults.gpus=-1", "redis.externalUrl=http://x", "redis.maxMemory=lots"]
+)
+def test_wrong_values_are_refused(wrong: str) -> None:
+    assert helm("template", "fl", str(CHART), "--set", wrong).returncode != 0
+
+
+def test_values_reach_the_operator() -> None:
+    made = template(
+        *("--set", "images.worker.repository=w", "--set", "images.worker.tag=1", "--set", f"images.control.digest=sha256:{'a' * 64}"),
+        *("--set", "defaults.gpus=0", "--set", "redis.externalUrl=redis://r:6379", "--set", "images.pullPolicy=Never"),
+    )
+    (deployment,) = [one for one in made if one["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--worker-image=w:1" in container["args"] and "--default-gpus=0" in container["args"]
+    assert "--redis-url=redis://r:6379" in container["args"] and "--image-pull-policy=Never" in container["args"]
+    assert container["image"].endswith(f"@sha256:{'a' * 64}")
+
+
+def test_rules_name_what_they_allow() -> None:
+    for role in (one for one in template() if one["kind"] in ("Role", "ClusterRole")):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            assert "secrets" not in rule["resources"]
+
+
+def test_the_crd_can_be_kept_or_left_out() -> None:
+    (crd,) = [one for one in template() if one["kind"] == "CustomResourceDefinition"]
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert not [one for one in template("--set", "crds.install=false") if one["kind"] == "CustomResourceDefinition"]
+
+
+@pytest.mark.parametrize("scope", ["", "watched"])
+def test_the_api_server_takes_it_in_a_restricted_namespace(server: apiserver.ApiServer, scope: str) -> None:
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    for name in ("fairlead-system", "watched"):
+        if server.get(f"/api/v1/namespaces/{name}") is None:
+            namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+            server.create("/api/v1/namespaces", namespace)
+    rendered = yaml.safe_dump_all(template("--set", f"watch.namespace={scope}"))
+    done = server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=rendered)
+    assert done.returncode == 0, done.stderr
+    assert "would violate" not in done.stderr, done.stderr
+
+
+def test_the_operator_needs_no_more_than_the_chart_allows(
+    server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = template("--set", f"watch.namespace={namespace}", "--namespace", namespace)
+    access = [one for one in made if one["kind"] in ("ServiceAccount", "Role", "RoleBinding")]
+    done = server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(access))
+    assert done.returncode == 0, done.stderr
+    (account,) = [one["metadata"]["name"] for one in access if one["kind"] == "ServiceAccount"]
+    token = server.create(f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", {"spec": {}}, strict=False)["status"]["token"]
+    config = json.loads(server.kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = token
+    kubeconfig = server.kubeconfig.parent / f"{namespace}.kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    router = Router()
+    try:
+        with operator(kubeconfig, namespace, router.url):
+            cluster = Cluster(server, namespace)
+            cluster.create()
+            for plural, name in CHILDREN:
+                eventually(lambda plural=plural, name=name: cluster.get(plural, name))
+            cluster.play_controllers()
+            eventually(lambda: cluster.ready().get("status") == "True")
+            eventually(lambda: [one for one in server.get(cluster.path("events"))["items"] if one["reason"] == "Serving"])
+    finally:
+        router.close()

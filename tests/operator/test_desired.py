@@ -1,0 +1,197 @@
+"""Desired state as a pure function: whatever the manifest says, the promises of docs/contracts.md hold."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator.manifests import SETTINGS, manifest, service
+
+from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.children import worker
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def objects(one: InferenceService) -> dict[tuple[str, str], Any]:
+    return {(made["kind"], made["metadata"]["name"]): made for made in desired(one, Observed(), SETTINGS, NOW).objects}
+
+
+def worker_pod(one: InferenceService) -> Any:
+    return objects(one)["Deployment", f"{one.name}-worker"]["spec"]["template"]
+
+
+def worker_args(one: InferenceService) -> list[str]:
+    return worker_pod(one)["spec"]["containers"][0]["args"]
+
+
+parallel = st.integers(1, 8)
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "replicas": st.integers(0, 1000),
+        "scaling": st.tuples(st.integers(0, 500), st.integers(1, 1000)).map(lambda pair: {"min": min(pair), "max": max(pair)}),
+        "engine": st.fixed_dictionaries(
+            {},
+            optional={
+                "maxModelLen": st.sampled_from([0, 4096, 32768]),
+                "dtype": st.sampled_from(["auto", "bfloat16"]),
+                "tensorParallel": parallel,
+                "args": st.lists(st.sampled_from(["--threads=3", "--policy=fcfs"]), max_size=3),
+            },
+        ),
+        "resources": st.fixed_dictionaries({}, optional={"cpu": st.sampled_from(["4", "500m"]), "memory": st.just("8Gi")}),
+        "routing": st.fixed_dictionaries(
+            {}, optional={"replicas": st.integers(1, 8), "policy": st.sampled_from(["Random", "PrefixAware"])}
+        ),
+        "rollout": st.fixed_dictionaries({}, optional={"drainTimeout": st.sampled_from(["0s", "90s", "1h30m"])}),
+        "podTemplate": st.just(
+            {"spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "worker", "env": [{"name": "X", "value": "1"}]}]}}
+        ),
+    },
+)
+
+
+@given(specs)
+@settings(deadline=None)
+def test_promises_of_every_manifest(spec: dict[str, Any]) -> None:
+    one = service(**json.loads(json.dumps(spec)))
+    made = objects(one)
+    assert json.dumps(list(made.values())) == json.dumps(list(objects(one).values())), "same inputs, same objects"
+    for child in made.values():
+        assert child["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+        assert child["metadata"]["labels"]["app.kubernetes.io/instance"] == "qwen"
+    for component in ("worker", "router"):
+        deployment = made["Deployment", f"qwen-{component}"]
+        pod = deployment["spec"]["template"]
+        assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        drain = one.spec.rollout.drain_seconds
+        assert pod["spec"]["terminationGracePeriodSeconds"] == drain + 15
+        (container,) = pod["spec"]["containers"]
+        assert f"--drain-timeout={drain}" in container["args"] and "--index-namespace=default/qwen" in container["args"]
+        restricted(pod["spec"])
+    replicas = made["Deployment", "qwen-worker"]["spec"]["replicas"]
+    low, high = (one.spec.scaling.min, one.spec.scaling.max) if one.spec.scaling else (0, 1000)
+    assert low <= replicas <= high and (replicas == one.spec.replicas or one.spec.replicas not in range(low, high + 1))
+    tensor_parallel = one.spec.engine.tensor_parallel
+    assert made["Deployment", "qwen-worker"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == str(
+        tensor_parallel
+    )
+
+
+def restricted(pod: Any) -> None:
+    """The fields that the restricted Pod Security profile asks for."""
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]} and security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+
+
+@given(specs, specs)
+@settings(deadline=None)
+def test_the_revision_is_of_the_pods_and_not_of_their_number(left: dict[str, Any], right: dict[str, Any]) -> None:
+    one, other = service(**json.loads(json.dumps(left))), service(**json.loads(json.dumps(right)))
+    same = worker_pod(one)["spec"] == worker_pod(other)["spec"]
+    assert not (worker.revision(one) == worker.revision(other) and not same), "pods that differ have revisions that differ"
+    scaled = service(**json.loads(json.dumps({**left, "replicas": 7, "routing": {"replicas": 5}})))
+    assert worker.revision(scaled) == worker.revision(one)
+
+
+def test_an_operator_with_other_defaults_keeps_the_revision() -> None:
+    # Pinned: when this changes, an upgrade of the operator gives every running service a new revision.
+    assert worker.revision(service()) == "1458a9f397"
+
+
+@pytest.mark.parametrize(
+    ("model", "argument", "mounted"),
+    [
+        ({"uri": "hf://a/b"}, "--model=hf://a/b", "/var/cache/fairlead"),
+        ({"uri": "hf://a/b", "revision": "abc"}, "--model=hf://a/b@abc", "/var/cache/fairlead"),
+        ({"uri": "hf://a/b@main"}, "--model=hf://a/b@main", "/var/cache/fairlead"),
+        ({"uri": "pvc://models/qwen/8b"}, "--model=file:///mnt/model/qwen/8b", "/mnt/model"),
+        ({"uri": "pvc://models"}, "--model=file:///mnt/model", "/mnt/model"),
+        ({"uri": "file:///models/tiny"}, "--model=file:///models/tiny", None),
+    ],
+)
+def test_model_sources(model: dict[str, Any], argument: str, mounted: str | None) -> None:
+    one = service(model=model)
+    container = worker_pod(one)["spec"]["containers"][0]
+    assert argument in container["args"]
+    assert (mounted in [mount["mountPath"] for mount in container["volumeMounts"]]) if mounted else len(container["volumeMounts"]) == 2
+
+
+def test_the_token_comes_from_the_secret_and_is_never_read() -> None:
+    container = worker_pod(service(model={"secretRef": {"name": "hub", "key": "t"}}))["spec"]["containers"][0]
+    assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "t"}}} in container["env"]
+
+
+def test_every_field_of_engine_takes_effect() -> None:
+    """An accepted field that does nothing would be a lie: each one, changed, changes the worker's pod."""
+    changes: list[dict[str, Any]] = [
+        {"maxModelLen": 99},
+        {"maxNumSeqs": 9},
+        {"chunkedPrefillSize": -1},
+        {"maxPrefillTokens": 99},
+        {"attentionBackend": "reference"},
+        {"dtype": "float32"},
+        {"policy": "fcfs"},
+        {"tensorParallel": 2},
+        {"threads": 3},
+        {"args": ["--x"]},
+        *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7})),
+    ]
+    plain = worker_args(service())
+    seen = {tuple(worker_args(service(engine=change))) for change in changes}
+    assert len(seen) == len(changes) and tuple(plain) not in seen
+    assert "--kv-cache-bytes=1073741824" in worker_args(service(engine={"kvCache": {"size": "1Gi"}}))
+    assert worker_args(service(engine={"args": ["--threads=3"]}))[-1] == "--threads=3", "the last one given wins"
+
+
+def test_gpus_absent_take_the_default_and_zero_means_cpu() -> None:
+    assert "limits" not in worker_pod(service(resources={"gpus": 0}))["spec"]["containers"][0]["resources"]
+    strategies = [
+        objects(service(resources={"gpus": count}))["Deployment", "qwen-worker"]["spec"]["strategy"]["rollingUpdate"] for count in (0, 1)
+    ]
+    assert strategies == [{"maxSurge": 1, "maxUnavailable": 0}, {"maxSurge": 0, "maxUnavailable": 1}]
+
+
+def test_the_pod_template_is_merged_last_and_cannot_break_the_selector() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", "app.kubernetes.io/instance": "stolen"}},
+        "spec": {
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {"name": "worker", "env": [{"name": "HOME", "value": "/home"}, {"name": "B", "value": "2"}]},
+                {"name": "side", "image": "s"},
+            ],
+            "volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory"}}],
+        },
+    }
+    pod = worker_pod(service(podTemplate=template))
+    assert pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "qwen" and pod["metadata"]["labels"]["team"] == "a"
+    container, side = pod["spec"]["containers"]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert env["HOME"] == "/home" and env["B"] == "2" and "POD_IP" in env and side["name"] == "side" and container["args"]
+    assert {"name": "tmp", "emptyDir": {"medium": "Memory"}} in pod["spec"]["volumes"] and len(pod["spec"]["volumes"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"model": {"uri": "s4://x/y"}}, "spec.model.uri"),
+        ({"scaling": {"min": 3, "max": 1}}, "3 > 1"),
+        ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 1}}, "2 is not 1"),
+        ({"engine": {"kvCache": {"blockTokens": 40}}}, "40 is not a multiple of 16"),
+        ({"engine": {"nonsense": 1}}, "spec.engine.nonsense: unknown field"),
+    ],
+)
+def test_without_an_api_server_bad_manifests_are_refused_too(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidManifest) as refused:
+        InferenceService.parse(manifest(**spec))
+    assert words in str(refused.value)

@@ -1,0 +1,75 @@
+"""`fairlead-operator` as a process: flags, health, a clean end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.operator import apiserver
+from tests.operator.test_operator_on_apiserver import Cluster, eventually
+
+COMMAND = [sys.executable, "-m", "fairlead_operator.main"]
+ROOT = Path(__file__).parents[2]
+SOURCES = os.pathsep.join(str(ROOT / room) for room in ("operator", "index"))
+FLAGS = [
+    "--worker-image=w:1",
+    "--router-image=r:1",
+    "--redis-url=redis://:secret@r:6379",
+    "--default-gpus=0",
+    "--cluster-domain=cluster.local",
+]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": SOURCES, **more}
+
+
+@pytest.fixture
+def process(server: apiserver.ApiServer, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    log = tmp_path / "log"
+    arguments = [*COMMAND, *FLAGS, "--namespace=", f"--kubeconfig={server.kubeconfig}", "--health-port=0", "--image-pull-policy=Never"]
+    with log.open("wb") as out:
+        running = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment(FAIRLEAD_DEFAULT_GPUS="4"))
+    yield running, log
+    running.kill()
+    running.wait()
+
+
+def test_it_runs_says_so_and_ends_cleanly(
+    server: apiserver.ApiServer, namespace: str, process: tuple[subprocess.Popen[bytes], Path]
+) -> None:
+    running, log = process
+    port = eventually(lambda: re.search(r"health on port (\d+)", log.read_text()), within=30).group(1)
+
+    def status(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return int(error.code)
+
+    eventually(lambda: status("/readyz") == 200)
+    assert status("/healthz") == 200
+    cluster = Cluster(server, namespace)
+    cluster.create()
+    container = eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "w:1" and container["imagePullPolicy"] == "Never"
+    assert "limits" not in container["resources"], "flags win over the environment"
+    cluster.server.request("DELETE", cluster.path("inferenceservices", "qwen"))
+    assert eventually(lambda: cluster.get("inferenceservices", "qwen") is None), "no finalizer holds it"
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=15) == 0, log.read_text()
+    assert "secret" not in log.read_text() and '"default_gpus":0' in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"), [([], "worker_image"), ([*FLAGS, "--image-pull-policy=Sometimes"], "pull"), ([*FLAGS, "--nonsense=1"], "nonsense")]
+)
+def test_bad_flags_end_it_with_a_reason(flags: list[str], words: str) -> None:
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,168 @@
+"""What is said about a service: the real cause, no flapping, Ready only with proof, and transition times that are kept."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+
+from fairlead_operator import causes
+from fairlead_operator.children import worker
+from fairlead_operator.conditions import find
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import Observed, ProbeResult
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}
+FAILED = {"exitCode": 1, "reason": "Error", "message": "loading\nValueError: no such model\n"}
+
+
+def proof(succeeded: bool = True, *, generation: int = 1, attempts: int = 0) -> ProbeResult:
+    return ProbeResult(generation, succeeded, "" if succeeded else "refused", attempts, NOW.timestamp())
+
+
+def look(observed: Observed, **of: Any) -> Desired:
+    return desired(service(**of), observed, SETTINGS, NOW)
+
+
+def ready(plan: Desired) -> tuple[str, str]:
+    condition = find(plan.status.conditions, "Ready")
+    assert condition is not None
+    return condition.status, condition.reason
+
+
+def test_ready_needs_a_completion_of_this_generation() -> None:
+    plan = look(Observed(SERVING))
+    assert ready(plan) == ("False", "Probing") and plan.probe_due
+    assert ready(look(Observed(SERVING, probe=proof(generation=0)))) == ("False", "Probing")
+    assert ready(look(Observed(SERVING, probe=proof()))) == ("True", "Serving")
+    failed = look(Observed(SERVING, probe=proof(False, attempts=2)))
+    assert ready(failed) == ("False", "RequestFailed") and not failed.probe_due and failed.wake_at == NOW.timestamp() + 4
+
+
+def test_once_proven_it_stays_and_a_new_generation_keeps_it_until_the_next_answer() -> None:
+    status = look(Observed(SERVING, probe=proof())).status.model_dump(by_alias=True)
+    after_restart = look(Observed(SERVING), status=status)
+    assert ready(after_restart) == ("True", "Serving") and not after_restart.probe_due
+    scaled = look(Observed(SERVING), status=status, generation=2)
+    kept = find(scaled.status.conditions, "Ready")
+    assert ready(scaled) == ("True", "Serving") and kept is not None and kept.observed_generation == 1 and scaled.probe_due
+
+
+@given(
+    workers=st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    routers=st.none() | st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    probe=st.none() | st.builds(proof, st.booleans(), generation=st.integers(0, 2), attempts=st.integers(1, 9)),
+    before=st.sampled_from(["", "True", "False"]),
+    replicas=st.integers(0, 3),
+)
+@settings(deadline=None)
+def test_ready_is_never_said_without_ready_pods(workers: Any, routers: Any, probe: Any, before: str, replicas: int) -> None:
+    seen: dict[str, Any] = {}
+    if workers:
+        seen["worker"] = deployment("worker", workers[0], ready=workers[1], updated=workers[2])
+    if routers:
+        seen["router"] = deployment("router", routers[0], ready=routers[1])
+    condition = {"type": "Ready", "status": before, "observedGeneration": 2, "lastTransitionTime": "2025-01-01T00:00:00Z"}
+    status = {"conditions": [condition]} if before else None
+    plan = look(Observed(seen, probe=probe), generation=2, status=status, replicas=replicas)
+    truth, _ = ready(plan)
+    if truth == "True":
+        assert replicas > 0 and workers == (replicas, replicas, replicas) and routers is not None and routers[1] > 0
+        assert before == "True" or (probe is not None and probe.succeeded and probe.generation == 2)
+    for condition in plan.status.conditions:
+        assert condition.last_transition_time
+    again = desired(
+        service(generation=2, replicas=replicas, status=plan.status.model_dump(by_alias=True)), Observed(seen, probe=probe), SETTINGS, NOW
+    )
+    assert again.status == plan.status, "nothing new seen, nothing new said: no write"
+
+
+STATES = [
+    container({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}, {"terminated": FAILED}, restartCount=1),
+    container({"running": {}}, {"terminated": FAILED}, restartCount=2, started=False),
+    container({"terminated": FAILED}, {"terminated": FAILED}, restartCount=2),
+    container({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}}, {"terminated": FAILED}, restartCount=2),
+]
+
+
+def test_a_crash_loop_is_one_cause_at_whatever_moment_one_looks() -> None:
+    seen = {causes.of_pod(pod(phase="Running", containerStatuses=[state])) for state in STATES}
+    (cause,) = seen
+    assert cause is not None and cause.fault and cause.reason == "CrashLoopBackOff" and "ValueError: no such model" in cause.message
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}
+                ]
+            },
+            "FailedScheduling",
+            "set spec.resources.gpus: 0",
+        ),
+        (
+            {"containerStatuses": [container({"waiting": {"reason": "ErrImagePull", "message": "not found"}})]},
+            "ImagePullBackOff",
+            "worker:1: not found",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    container(
+                        {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "worker:1": ErrImagePull: not found'}}
+                    )
+                ]
+            },
+            "ImagePullBackOff",
+            "worker:1: not found",
+        ),
+        (
+            {"containerStatuses": [container({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}})]},
+            "CreateContainerConfigError",
+            'secret "hub" not found',
+        ),
+        (
+            {"containerStatuses": [container({"terminated": {**FAILED, "reason": "OOMKilled", "message": ""}})]},
+            "OOMKilled",
+            "spec.resources.memory",
+        ),
+        ({"containerStatuses": [container({"terminated": FAILED})]}, "Crashed", "exited with code 1: ValueError: no such model"),
+        ({"containerStatuses": [container({"running": {}}, started=False)]}, "Loading", "loading the model"),
+        ({"containerStatuses": [container({"running": {}}, {"terminated": FAILED}, started=True)]}, "NotReady", "draining"),
+    ],
+)
+def test_the_cause_is_lifted(status: dict[str, Any], reason: str, words: str) -> None:
+    cause = causes.of_pod(pod(phase="Pending", **status))
+    assert cause is not None and cause.reason == reason and words in cause.message
+
+
+def test_quota_and_stalled_rollouts_are_named() -> None:
+    quota = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
+    plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, conditions=[quota])}))
+    assert ready(plan) == ("False", "FailedCreate")
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
+    plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, conditions=[late])}))
+    progressing = find(plan.status.conditions, "Progressing")
+    assert progressing is not None and (progressing.status, progressing.reason) == ("False", "ProgressDeadlineExceeded")
+
+
+def test_pods_of_the_wanted_revision_speak_first_and_those_that_go_are_silent() -> None:
+    wanted = worker.revision(service())
+    old = pod("a-old", revision="old", phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "old"}})])
+    new = pod("z-new", revision=wanted, phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "new"}})])
+    cause = causes.of_pods([old, new], "worker", wanted)
+    assert cause is not None and "z-new" in cause.message
+    new["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cause = causes.of_pods([old, new], "worker", wanted)
+    assert cause is not None and "a-old" in cause.message
+
+
+def test_scaled_to_zero_says_so() -> None:
+    plan = look(Observed({**SERVING, "worker": deployment("worker", 0)}), replicas=0)
+    assert ready(plan) == ("False", "ScaledToZero") and plan.status.ready == "0/0" and not plan.probe_due

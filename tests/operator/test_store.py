@@ -1,0 +1,62 @@
+"""The store: whatever order events come in, the newest version of each object is held, and removals are never undone by stragglers."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead_operator.reconcile.difference import Applied, needs_apply
+from fairlead_operator.reconcile.kinds import PODS
+from fairlead_operator.reconcile.store import Store
+
+
+def pod(name: str, version: int, uid: str = "u") -> dict[str, Any]:
+    labels = {"app.kubernetes.io/instance": "qwen"}
+    metadata = {"name": name, "namespace": "n", "uid": uid, "resourceVersion": str(version), "labels": labels, "managedFields": ["big"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"big": 1}, "status": {"version": version}}
+
+
+@given(st.lists(st.integers(1, 50), min_size=1))
+def test_the_newest_version_is_held_in_any_order(versions: list[int]) -> None:
+    woken: list[Any] = []
+    store = Store(woken.append)
+    for version in versions:
+        store.put(pod("a", version))
+    held = store.children(("n", "qwen"))["Pod", "a"]
+    assert held["status"]["version"] == max(versions) and "spec" not in held and "managedFields" not in held["metadata"]
+    assert set(woken) == {("n", "qwen")}
+
+
+def test_a_full_list_finds_removals_that_the_watch_missed_and_spares_what_is_newer() -> None:
+    store = Store(lambda _: None)
+    store.put(pod("gone", 5, "g"))
+    store.put(pod("fresh", 20, "f"))
+    store.put(pod("stays", 6, "s"))
+    assert store.replace(PODS, [pod("stays", 6, "s")], version=10) == 1
+    assert {name for _, name in store.children(("n", "qwen"))} == {"fresh", "stays"}
+
+
+def test_a_late_removal_of_a_predecessor_spares_its_successor() -> None:
+    store = Store(lambda _: None)
+    store.put(pod("a", 9, "new"))
+    store.remove(pod("a", 5, "old"))
+    assert store.children(("n", "qwen"))
+
+
+DESIRED = {"metadata": {"name": "x", "labels": {"a": "1"}}, "spec": {"replicas": 1, "containers": [{"name": "w", "cpu": "1000m"}]}}
+
+
+def live(**spec: Any) -> dict[str, Any]:
+    made = {"replicas": 1, "containers": [{"name": "w", "cpu": "1", "image": "defaulted"}], "paused": False}
+    return {"metadata": {"uid": "u", "name": "x", "labels": {"a": "1", "theirs": "2"}}, "spec": {**made, **spec}, "status": {"n": 1}}
+
+
+def test_only_a_difference_in_our_own_fields_is_applied() -> None:
+    applied = Applied.of(DESIRED, live())
+    assert not needs_apply(DESIRED, live(), applied), "rewritten values (1000m → 1) are not a difference"
+    assert not needs_apply(DESIRED, live(paused=True), applied), "nor are the fields of others"
+    assert not needs_apply(DESIRED, live(containers=[{"name": "side"}, {"name": "w", "cpu": "1"}]), applied)
+    assert needs_apply(DESIRED, live(replicas=2), applied)
+    assert needs_apply(DESIRED, live(containers=[{"name": "w"}]), applied)
+    assert needs_apply({**DESIRED, "spec": {"replicas": 1}}, live(), applied), "a field that is no longer wanted must be given up"
+    assert needs_apply(DESIRED, None, applied) and needs_apply(DESIRED, live(), None)
