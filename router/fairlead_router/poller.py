@@ -87,6 +87,8 @@ class Poller:
             if worker.usable != was_usable or worker.format_tag != known:
                 self._formats.elect(other.format_tag for other in self._table if other.usable)
                 self._table.notify()
+            if missed:
+                continue  # its deadline was pause enough: a stopped worker must not hold requests for long
             try:
                 await asyncio.wait_for(worker.look_now.wait(), self._interval * random.uniform(0.9, 1.1))
             except TimeoutError:

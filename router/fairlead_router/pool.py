@@ -3,7 +3,7 @@
 import asyncio
 from time import monotonic
 
-from fairlead_router.upstream import ConnectFailed, Connection, Head, LostBeforeHead
+from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostBeforeHead
 
 CONNECT_SECONDS = 2.0
 IDLE_LIMIT = 128
@@ -36,6 +36,8 @@ class Pool:
         if kept is not None:
             try:
                 return kept, await self._exchange(kept, request, timeout)
+            except GoneSilent:
+                raise
             except LostBeforeHead:
                 if monotonic() - kept.sent_at > STALE_SECONDS:
                     raise
@@ -65,7 +67,7 @@ class Pool:
     def abandon(self) -> None:
         """End the exchanges whose answer has not begun, so that they can be tried elsewhere."""
         for connection in list(self._waiting):
-            connection.fail(LostBeforeHead(f"{self.address} has gone silent"))
+            connection.fail(GoneSilent(f"{self.address} has gone silent"))
 
     def close(self) -> None:
         """Close what is idle; exchanges under way go on."""

@@ -10,7 +10,7 @@ from fairlead_router.inbound import Call
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import Choice, Policy, Wanted
 from fairlead_router.prompts import Prompt
-from fairlead_router.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, TooSilent
+from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
 from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Proxy:
                 continue
             except LostBeforeHead as error:
                 self._failed(choice, "lost", error)
-                lost += 1
+                lost += not isinstance(error, GoneSilent)
                 if lost >= MOST_LOST:
                     raise ApiError(
                         502, f"{lost} workers ended the connection without an answer.", kind="server_error", code="bad_gateway"

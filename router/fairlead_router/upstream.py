@@ -25,6 +25,10 @@ class LostBeforeHead(UpstreamError):
     """The request was sent and no byte came back: another worker may be asked."""
 
 
+class GoneSilent(LostBeforeHead):
+    """The worker answers nobody any more, so this request is not the cause."""
+
+
 class TooSilent(UpstreamError):
     """No byte of an answer within the request's deadline: asking another worker would only double the wait."""
 
