@@ -38,6 +38,8 @@ def _listen(config: WorkerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((config.host, config.port))
+    # At once: probes that come while the rest is still imported wait for an answer, rather than being refused.
+    listener.listen(2048)
     return listener
 
 

@@ -176,6 +176,7 @@ class EngineClient:
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
+                    self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
                     self.ready.set()
             case Failed(reason=reason):
                 self.died(reason)

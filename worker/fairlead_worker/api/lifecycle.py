@@ -56,8 +56,12 @@ async def serve(config: WorkerConfig, listener: socket.socket) -> str:
                 life.child.kill()
                 for task in background:
                     task.cancel()
+    except* Exception as errors:
+        logger.exception("a part of the worker failed")
+        reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
     finally:
         channel.close()
+    return f"internal error: {reason}"
 
 
 class Life:
@@ -130,14 +134,14 @@ class Life:
         await self.client.ready.wait()
         ready = self.client.state.ready
         assert ready is not None
-        if self.config.redis_url:
-            self.publisher = Publisher(self.config, self.worker.address, ready.page_size)
-            self.client.on_events = self.publisher.on_events
-            self.client.on_load = self.publisher.on_load
         try:
+            if self.config.redis_url:
+                self.publisher = Publisher(self.config, self.worker.address, ready.page_size)
+                self.client.on_events = self.publisher.on_events
+                self.client.on_load = self.publisher.on_load
             await asyncio.to_thread(self.worker.loaded, ready)
         except Exception as error:
-            self.client.died(f"the prompt format cannot be used: {error}")
+            self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
             return
         if self.publisher is not None and not self.worker.draining:
             self.publisher.start()

@@ -89,6 +89,8 @@ def parse(data: bytes, type: type[Body]) -> Body:
         raw = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object")
     if unknown := raw.keys() - set(type.__struct_fields__):
@@ -99,8 +101,6 @@ def parse(data: bytes, type: type[Body]) -> Body:
         message, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or _missing(message)
         raise invalid(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param) from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply", code="invalid_json") from None
 
 
 def _missing(message: str) -> str | None:

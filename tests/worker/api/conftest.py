@@ -1,0 +1,50 @@
+"""Real worker processes on a tiny random model. One is shared by the module; tests that end their worker start their own."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fairlead.random_model.build import make_model
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from tests.redis_server import RedisServer
+from tests.worker.api.process import WorkerProcess
+
+NAMESPACE = "test/tiny"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tiny", "qwen3", vocab=1024, layers=1)
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """The worker that no test may end."""
+    flags = ("--redis-url", redis.url, "--index-namespace", NAMESPACE, "--pod-name", "pod-0")
+    worker = WorkerProcess(model, tmp_path_factory.mktemp("shared"), *flags)
+    yield worker.wait_ready()
+    assert worker.stop() == 0
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Starts workers that the test may end; whatever is left of them afterwards is killed."""
+    started: list[WorkerProcess] = []
+
+    def begin(*flags: str) -> WorkerProcess:
+        started.append(WorkerProcess(model, tmp_path / f"worker-{len(started)}", *flags))
+        return started[-1]
+
+    yield begin
+    for worker in started:
+        worker.kill()

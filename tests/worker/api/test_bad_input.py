@@ -1,0 +1,142 @@
+"""Wrong requests: a clean answer that names the field, and a worker that goes on."""
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tests.worker.api.process import WorkerProcess
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "code"),
+    [
+        ("completions", {}, 400, "prompt", None),
+        ("completions", {"prompt": []}, 400, "prompt", None),
+        ("completions", {"prompt": ""}, 400, "prompt", None),
+        ("completions", {"prompt": 5}, 400, "prompt", None),
+        ("completions", {"prompt": ["a", 1]}, 400, "prompt", None),
+        ("completions", {"prompt": [1, -1]}, 400, "prompt[1]", None),
+        ("completions", {"prompt": [999999]}, 400, "prompt", None),
+        ("completions", {"prompt": "\ud800"}, 400, None, "invalid_json"),
+        ("completions", {"prompt": "x", "max_tokens": -1}, 400, "max_tokens", None),
+        ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", None),
+        ("completions", {"prompt": "x", "max_tokens": "7"}, 400, "max_tokens", None),
+        ("completions", {"prompt": "x", "temperature": -0.5}, 400, "temperature", None),
+        ("completions", {"prompt": "x", "temperature": "hot"}, 400, "temperature", None),
+        ("completions", {"prompt": "x", "top_p": 0}, 400, "top_p", None),
+        ("completions", {"prompt": "x", "top_p": 1.1}, 400, "top_p", None),
+        ("completions", {"prompt": "x", "top_k": -2}, 400, "top_k", None),
+        ("completions", {"prompt": "x", "n": 0}, 400, "n", None),
+        ("completions", {"prompt": "x", "seed": 2**70}, 400, "seed", None),
+        ("completions", {"prompt": "x", "stop": ["a"] * 17}, 400, "stop", None),
+        ("completions", {"prompt": "x", "stop": ""}, 400, "stop", None),
+        ("completions", {"prompt": "x", "stop": [1]}, 400, "stop[0]", None),
+        ("completions", {"prompt": "x", "logprobs": 21}, 400, "logprobs", None),
+        ("completions", {"prompt": "x", "stream": "yes"}, 400, "stream", None),
+        ("completions", {"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options", None),
+        ("completions", {"prompt": "x", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", None),
+        ("completions", {"prompt": "x", "presence_penalty": 1}, 400, "presence_penalty", None),
+        ("completions", {"prompt": "x", "best_of": 4}, 400, "best_of", None),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo", None),
+        ("completions", {"prompt": "x", "model": "other"}, 404, "model", "model_not_found"),
+        ("completions", {"prompt": [5] * 5000}, 400, "prompt", "context_length_exceeded"),
+        ("completions", {"prompt": "x", "max_tokens": 4096}, 400, "prompt", "context_length_exceeded"),
+        ("chat/completions", {}, 400, "messages", None),
+        ("chat/completions", {"messages": []}, 400, "messages", None),
+        ("chat/completions", {"messages": "hi"}, 400, "messages", None),
+        ("chat/completions", {"messages": [{"content": "no role"}]}, 400, "messages[0].role", None),
+        ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", None),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "messages[0].content[0].type",
+            None,
+        ),
+        ("chat/completions", CHAT | {"top_logprobs": 2}, 400, "top_logprobs", None),
+        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, 400, "response_format", None),
+        ("chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice", None),
+        ("chat/completions", CHAT | {"max_completion_tokens": -3}, 400, "max_completion_tokens", None),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else None,
+)
+def test_wrong_values_are_named(
+    shared: WorkerProcess, path: str, body: dict[str, Any], status: int, param: str | None, code: str | None
+) -> None:
+    response = shared.client.post(f"/v1/{path}", content=json.dumps(body))
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+    if param and "[" not in param and code is None:
+        assert param in error["message"]
+
+
+def test_a_long_prompt_is_told_both_numbers(shared: WorkerProcess) -> None:
+    message = shared.post("/v1/completions", prompt=[5] * 5000).json()["error"]["message"]
+    assert "4096" in message
+    assert "5000" in message
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b'"text"', b"[" * 100_000])
+def test_bad_json(shared: WorkerProcess, body: bytes) -> None:
+    response = shared.client.post("/v1/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("tokens", "body"), [("3", b"\0" * 8), ("-1", b"{}"), ("x", b"{}"), ("0", b'{"model": null}')])
+def test_bad_tokenized_bodies(shared: WorkerProcess, tokens: str, body: bytes) -> None:
+    response = shared.client.post("/v1/completions", content=body, headers={"X-Fairlead-Prompt-Tokens": tokens})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+
+
+def test_unknown_fields_are_ignored(shared: WorkerProcess) -> None:
+    assert shared.complete(prompt="x", max_tokens=1, no_such_field={"a": 1}, user="me")["object"] == "text_completion"
+
+
+def test_null_means_left_out(shared: WorkerProcess) -> None:
+    fields = ("max_tokens", "temperature", "top_p", "stop", "seed", "n", "stream", "logprobs", "echo", "user", "logit_bias")
+    assert shared.complete(prompt="x", **dict.fromkeys(fields))["usage"]["completion_tokens"] <= 16
+
+
+def test_unknown_paths_and_methods(shared: WorkerProcess) -> None:
+    assert shared.client.get("/v2/none").json()["error"]["code"] == "not_found"
+    response = shared.client.get("/v1/completions")
+    assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 104857600", b"Transfer-Encoding: chunked"])
+def test_100_megabytes_are_refused_early(shared: WorkerProcess, framing: bytes) -> None:
+    began, sent, answer = time.monotonic(), 0, b""
+    piece = b"x" * 65536
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=20) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n")
+        connection.settimeout(0.01)
+        while sent < 104857600 and not answer:
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                pass
+            connection.settimeout(20)
+            connection.sendall(b"10000\r\n" + piece + b"\r\n" if b"chunked" in framing else piece)
+            connection.settimeout(0.01 if sent > 8 << 20 or b"chunked" not in framing else 0.0001)
+            sent += len(piece)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 413"), head
+    assert b"request_too_large" in body
+    assert b"connection: close" in head.lower()
+    assert sent < 20 << 20, "most of the body was never sent"
+    assert time.monotonic() - began < 20
+    assert shared.client.get("/health").status_code == 200
+
+
+def test_100_megabytes_with_an_ordinary_client(shared: WorkerProcess) -> None:
+    response = shared.client.post("/v1/completions", content=b"x" * 104857600)
+    assert response.status_code == 413

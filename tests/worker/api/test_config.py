@@ -1,0 +1,62 @@
+"""Flags and environment."""
+
+import pytest
+from fairlead_worker.config import WorkerConfig, masked
+
+
+def _config(*arguments: str) -> WorkerConfig:
+    return WorkerConfig.from_command_line(["--model", "hf://org/name", *arguments])
+
+
+def test_flags_win_over_the_environment_and_the_last_over_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_PORT", "1111")
+    monkeypatch.setenv("FAIRLEAD_PAGE_SIZE", "32")
+    monkeypatch.setenv("FAIRLEAD_KV_PAGES", "")
+    config = _config("--port", "1", "--port", "2")
+    assert (config.port, config.page_size, config.kv_pages, config.block_tokens) == (2, 32, 0, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--port", "x"), "--port 'x'"),
+        (("--port", "70000"), "--port '70000'"),
+        (("--block-tokens", "50"), "--block-tokens 50 is not a multiple of --page-size 16; try --block-tokens 64"),
+        (("--model", "s3://bucket"), "--model 's3://bucket': is no model URI"),
+        (("--redis-url", "http://r"), "--redis-url 'http://r'"),
+        (("--redis-url", "redis://r"), "--redis-url needs --index-namespace"),
+        (("--advertise", "pod"), "--advertise 'pod': must be HOST:PORT"),
+        (("--policy", "best"), "--policy 'best'"),
+        (("--no-such-flag", "1"), "--no-such-flag"),
+    ],
+)
+def test_bad_values_are_refused_by_name(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        _config(*arguments)
+    assert exit.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        WorkerConfig.from_command_line([])
+    assert "--model is missing; give it, or set FAIRLEAD_MODEL" in capsys.readouterr().err
+
+
+def test_no_password_is_shown() -> None:
+    config = _config("--redis-url", "redis://user:secret@host:1/0", "--index-namespace", "a/b")
+    assert "secret" not in config.described()
+    assert "redis://user:***@host:1/0" in config.described()
+    assert masked("redis://host/0") == "redis://host/0"
+
+
+def test_names() -> None:
+    assert WorkerConfig(model="hf://org/name@main").names == ("org/name",)
+    assert WorkerConfig(model="file:///models/tiny").names == ("tiny",)
+    assert WorkerConfig(model="file:///models/tiny", served_model_name="a, b").names == ("a", "b")
+
+
+def test_addresses() -> None:
+    assert WorkerConfig(model="file:///m", host="127.0.0.1").address(8000) == "127.0.0.1:8000"
+    assert WorkerConfig(model="file:///m", host="::1").address(8000) == "[::1]:8000"
+    assert WorkerConfig(model="file:///m", advertise="10.0.0.7:9").address(8000) == "10.0.0.7:9"

@@ -1,0 +1,164 @@
+"""Clients that go, engines that die, signals: streams end cleanly, pages come back, the process says why it ended."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.worker.api.process import WorkerProcess, until
+
+LONG = {"prompt": "A long story. " * 10, "max_tokens": 3500, "ignore_eos": True, "temperature": 0.5}
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_takes_its_request_with_it(shared: WorkerProcess, stream: bool) -> None:
+    until(lambda: shared.load()["running"] == 0, "idle")
+    free, aborts = shared.load()["pages_free"], _aborts(shared)
+    if stream:
+        with shared.stream("/v1/completions", **LONG, n=2) as (_, events):
+            next(events)
+            until(lambda: shared.load()["running"] == 2, "running")
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{shared.url}/v1/completions", json=LONG | {"n": 2}, timeout=0.3)
+    until(lambda: shared.load()["running"] == 0, "aborted", seconds=2)
+    until(lambda: shared.load()["pages_free"] == free, "pages back", seconds=2)
+    until(lambda: _aborts(shared) == aborts + 2, "counted", seconds=2)
+
+
+def _aborts(worker: WorkerProcess) -> int:
+    text = worker.client.get("/metrics").text
+    (line,) = (line for line in text.splitlines() if line.startswith('fairlead_request_success_total{finished_reason="abort"'))
+    return int(float(line.split()[-1]))
+
+
+def test_a_killed_engine_ends_streams_and_the_worker(start: Start) -> None:
+    worker = start().wait_ready()
+    with worker.stream("/v1/completions", **LONG) as (response, events):
+        next(events)
+        os.kill(worker.engine_pid, signal.SIGKILL)
+        *_, last = events
+        assert isinstance(last, dict)
+        assert "SIGKILL" in last["error"]["message"]
+    refused = worker.post("/v1/completions", prompt="x")
+    assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "other")
+    assert worker.client.get("/health").status_code == 503
+    assert worker.client.get("/ready").json()["phase"] == "failed"
+    assert worker.wait(15) == 1
+    assert "the engine process was ended by SIGKILL" in worker.log.read_text().splitlines()[-1]
+    assert "SIGKILL" in worker.termination_log.read_text()
+
+
+def test_a_hung_engine_counts_as_dead(start: Start) -> None:
+    worker = start("--engine-timeout", "2").wait_ready()
+    with worker.stream("/v1/completions", **LONG) as (_, events):
+        next(events)
+        os.kill(worker.engine_pid, signal.SIGSTOP)
+        *_, last = events
+        assert isinstance(last, dict)
+        assert "no sign of life" in last["error"]["message"]
+    assert worker.wait(15) == 1
+    assert "no sign of life" in worker.termination_log.read_text()
+
+
+def test_sigterm_finishes_streams_and_refuses_new_requests(start: Start) -> None:
+    worker = start("--drain-timeout", "60").wait_ready()
+    engine = worker.engine_pid
+    with worker.stream("/v1/completions", **LONG | {"max_tokens": 1000}) as (_, events):
+        next(events)
+        worker.process.send_signal(signal.SIGTERM)
+        until(lambda: worker.load()["draining"], "draining")
+        refused = worker.post("/v1/completions", prompt="x")
+        assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "other")
+        assert refused.headers["connection"] == "close"
+        assert worker.client.get("/ready").status_code == 503
+        assert worker.client.get("/health").status_code == 200
+        *_, finish, done = events
+        assert done == "[DONE]"
+        assert finish["choices"][0]["finish_reason"] == "length"
+    assert worker.wait() == 0
+    until(lambda: not _alive(engine), "engine gone")
+
+
+def test_the_drain_has_an_end(start: Start) -> None:
+    worker = start("--drain-timeout", "0.3").wait_ready()
+    with worker.stream("/v1/completions", **LONG, n=8) as (_, events):
+        next(events)
+        worker.process.send_signal(signal.SIGTERM)
+        *_, last = events
+        assert "shutting down" in last["error"]["message"]
+    assert worker.wait() == 0
+
+
+def test_a_second_signal_ends_worker_and_engine_at_once(start: Start) -> None:
+    worker = start().wait_ready()
+    engine = worker.engine_pid
+    with worker.stream("/v1/completions", **LONG, n=8) as (_, events):
+        next(events)
+        worker.process.send_signal(signal.SIGTERM)
+        until(lambda: worker.load()["draining"], "draining")
+        began = time.monotonic()
+        worker.process.send_signal(signal.SIGINT)
+        with pytest.raises(httpx.HTTPError):
+            list(events)
+    assert worker.wait() == 128 + signal.SIGINT
+    assert time.monotonic() - began < 3
+    until(lambda: not _alive(engine), "engine gone", seconds=5)
+
+
+def test_a_model_that_cannot_load_says_why(start: Start) -> None:
+    worker = start("--model", "file:///no/such/folder")
+    seen: list[httpx.Response] = []
+
+    def look() -> bool:
+        try:
+            seen.append(worker.client.get("/ready"))
+        except httpx.HTTPError:
+            return True
+        return worker.process.poll() is not None
+
+    until(look, "ended")
+    assert worker.wait() == 1
+    reasons = [response.json()["reason"] for response in seen]
+    assert all(response.status_code == 503 for response in seen)
+    for text in (reasons[-1], worker.termination_log.read_text(), worker.log.read_text().splitlines()[-1]):
+        assert "cannot load model file:///no/such/folder" in text
+        assert "/no/such/folder" in text
+
+
+def test_sigint_while_loading_ends_quickly(start: Start) -> None:
+    worker = start()
+    assert worker.client.get("/health").status_code == 200
+    assert worker.post("/v1/completions", prompt="x").status_code == 503
+    assert worker.client.get("/v1/models").status_code == 503
+    began = time.monotonic()
+    assert worker.stop(signal.SIGINT) == 0
+    assert time.monotonic() - began < 5
+
+
+def test_many_clients_at_once(shared: WorkerProcess) -> None:
+    answers: list[int] = []
+
+    def ask(number: int) -> None:
+        body = {"prompt": f"Client {number} asks", "max_tokens": 20 + number, "ignore_eos": True}
+        answers.append(httpx.post(f"{shared.url}/v1/completions", json=body, timeout=60).json()["usage"]["completion_tokens"])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [20 + number for number in range(24)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

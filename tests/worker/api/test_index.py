@@ -1,0 +1,42 @@
+"""The worker and the index, over a real Redis."""
+
+from collections.abc import Callable
+
+from fairlead_index.hashing import block_hashes
+from fairlead_index.prompt import PromptFormat
+from fairlead_index.reader import IndexReader
+from msgspec import json
+
+from tests.redis_server import RedisServer
+from tests.worker.api.conftest import NAMESPACE
+from tests.worker.api.process import WorkerProcess, until
+
+
+async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redis: RedisServer) -> None:
+    prompt = "What the index should know of. " * 60
+    shared.complete(prompt=prompt, max_tokens=1)
+    tokens = shared.post("/tokenize", prompt=prompt).json()["tokens"]
+    format = json.decode(shared.client.get("/internal/prompt-format").content, type=PromptFormat)
+    hashes = block_hashes(format.root(), tokens, format.block_tokens)
+    reader = IndexReader(redis.url, NAMESPACE)
+    address = f"127.0.0.1:{shared.port}"
+    try:
+        for _ in range(200):
+            if (await reader.match(hashes)).get(address) == len(hashes) * format.block_tokens:
+                break
+        else:
+            raise AssertionError(await reader.match(hashes))
+        (worker,) = await reader.workers()
+        assert (worker.pod, worker.address) == ("pod-0", address)
+    finally:
+        await reader.close()
+
+
+def test_redis_away_never_matters(start: Callable[..., WorkerProcess]) -> None:
+    server = RedisServer().start()
+    worker = start("--redis-url", server.url, "--index-namespace", "test/away").wait_ready()
+    until(lambda: server.client().keys("*"), "joined")
+    server.stop()
+    assert worker.complete(prompt="still here", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+    assert worker.client.get("/ready").status_code == 200
+    assert worker.stop() == 0

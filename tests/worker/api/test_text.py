@@ -1,0 +1,111 @@
+"""Stop strings and text, token by token, without a process."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+from fairlead_index.prompt import PromptEncoder, PromptFormat
+from fairlead_worker.api.choice import Choice, SequenceFailed
+from fairlead_worker.api.logprobs import token_bytes
+from fairlead_worker.api.stops import StopScanner
+from fairlead_worker.messages import Output
+from hypothesis import given
+from hypothesis import strategies as st
+
+SHORT = st.text("ab ", max_size=4)
+
+
+@given(pieces=st.lists(st.text("ab ", max_size=5), max_size=12), stops=st.lists(st.text("ab ", min_size=1, max_size=4), max_size=3))
+def test_text_ends_before_the_first_stop_string_wherever_it_is_split(pieces: list[str], stops: list[str]) -> None:
+    scanner, shown, found = StopScanner(stops), "", None
+    for piece in pieces:
+        text, found = scanner.feed(piece)
+        shown += text
+        assert not any(stop in shown for stop in stops)
+        if found:
+            break
+    whole = "".join(pieces)
+    if found:
+        assert whole.startswith(shown + found)
+    else:
+        assert shown + scanner.flush() == whole
+        assert not any(stop in whole for stop in stops)
+
+
+def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
+    scanner = StopScanner(["\n\nUser:", "END"])
+    assert scanner.feed("hello") == ("hello", None)
+    assert scanner.feed(" E") == (" ", None)
+    assert scanner.feed("N") == ("", None)
+    assert scanner.feed("X\n") == ("ENX", None)
+    assert scanner.feed("\nUse") == ("", None)
+    assert scanner.feed("r: hi") == ("", "\n\nUser:")
+
+
+@pytest.fixture(scope="module")
+def encoder(model: Path) -> PromptEncoder:
+    text = (model / "tokenizer.json").read_text()
+    return PromptEncoder(
+        PromptFormat(tokenizer_json=text, tokenizer_digest="t", model_digest="m", model_names=["m"], block_tokens=64, max_model_len=4096)
+    )
+
+
+def _choice(encoder: PromptEncoder, **options: object) -> Choice:
+    settings = {"stops": (), "min_tokens": 0, "eos": (1,), "logprobs": False} | options
+    return Choice(encoder, encoder.encode_text("prompt"), **settings)  # type: ignore[arg-type]  # a table of options
+
+
+def _output(tokens: list[int], finish: str | None = None, **more: object) -> Output:
+    return Output("r", array("I", tokens).tobytes(), 0, finish, **more)  # type: ignore[arg-type]  # checked by the tests themselves
+
+
+def test_no_half_characters(encoder: PromptEncoder) -> None:
+    text = "naïve 🎉🎊 日本語, done"
+    tokens = encoder.encode_text(text).tolist()
+    assert any(len(token_bytes(encoder, token)) == 1 and token_bytes(encoder, token)[0] > 127 for token in tokens)
+    choice = _choice(encoder)
+    pieces = [choice.take(_output([token])).text for token in tokens[:-1]]
+    pieces.append(choice.take(_output(tokens[-1:], "length")).text)
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert bytes(byte for token in tokens for byte in token_bytes(encoder, token)) == text.encode()
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_such(encoder: PromptEncoder) -> None:
+    tokens = encoder.encode_text("ok 🎉").tolist()[:-1]
+    choice = _choice(encoder)
+    assert choice.take(_output(tokens, "length")).text == "ok \ufffd"
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 50])
+def test_where_a_stop_string_ends_does_not_depend_on_batches(encoder: PromptEncoder, batch: int) -> None:
+    tokens = encoder.encode_text("one two three four five six").tolist()
+    choice = _choice(encoder, stops=("ree f",))
+    text = ""
+    for at in range(0, len(tokens), batch):
+        text += choice.take(_output(tokens[at : at + batch])).text
+        if choice.finish_reason:
+            break
+    assert (text, choice.finish_reason, choice.stop_reason) == ("one two th", "stop", "ree f")
+    assert encoder.decode(tokens[: choice.tokens]).startswith("one two three f")
+
+
+def test_stop_strings_wait_for_min_tokens(encoder: PromptEncoder) -> None:
+    tokens = encoder.encode_text("a b a b a b").tolist()
+    choice = _choice(encoder, stops=("b",), min_tokens=len(tokens) - 1)
+    assert choice.take(_output(tokens, "length")).text == "a b a b a "
+
+
+def test_stop_tokens_are_counted_and_not_shown(encoder: PromptEncoder) -> None:
+    tokens = encoder.encode_text("a word").tolist()
+    choice = _choice(encoder, eos=(1,))
+    assert choice.take(_output([*tokens, 1], "stop", stop_token=1)).text == "a word"
+    assert (choice.tokens, choice.finish_reason, choice.stop_reason) == (len(tokens) + 1, "stop", None)
+    choice = _choice(encoder, eos=(1,))
+    assert choice.take(_output(tokens, "stop", stop_token=tokens[-1])).text == encoder.decode(tokens[:-1])
+    assert choice.stop_reason == tokens[-1]
+
+
+def test_an_engine_error_is_an_error(encoder: PromptEncoder) -> None:
+    with pytest.raises(SequenceFailed, match="out of luck"):
+        _choice(encoder).take(_output([], "error", error="out of luck"))
