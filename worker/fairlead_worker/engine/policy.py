@@ -100,7 +100,7 @@ class WaitingQueue:
             for request in some:
                 yield request
                 left += request.watch is not None
-                if left == self._lookahead:
+                if left == self._lookahead or self._bypassed >= self._max_bypass:
                     return
 
     def _longest_prefixes(self) -> Iterator[Request]:
@@ -110,7 +110,7 @@ class WaitingQueue:
         heap = self._heap
         seen: dict[Watch, tuple[int, int, Watch]] = {}
         try:
-            while heap and len(seen) < self._lookahead:
+            while heap and len(seen) < self._lookahead and self._bypassed < self._max_bypass:
                 entry = heappop(heap)
                 watch = entry[2]
                 request = self._requests.get(watch)

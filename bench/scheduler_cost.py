@@ -1,0 +1,69 @@
+"""What a step costs the scheduler: plan() + advance() at 256 running and 2,000 waiting requests, lpm. CPU time, not wall time."""
+
+import argparse
+import json
+import random
+from array import array
+from pathlib import Path
+from time import process_time
+
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.plan import StepResult
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.messages import Sampling, Submit
+
+TARGET_MICROSECONDS = 1000
+
+
+def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float]]:
+    """Microseconds of plan, advance and both, over the steps with all `running` requests there."""
+    draw = random.Random(1)
+    cache = PrefixCache(PagePool(80 * running, 16), 64, extend)
+    scheduler = Scheduler(SchedulerConfig(max_model_len=8192, max_num_seqs=running, policy="lpm"), cache)
+    stems = [draw.choices(range(30_000), k=256) for _ in range(20)]
+    submitted = 0
+    times: list[tuple[float, float]] = []
+    for _ in range(steps):
+        while len(scheduler.waiting) < waiting:
+            prompt = draw.choice(stems)[: draw.choice([64, 128, 256])] + draw.choices(range(30_000), k=64)
+            scheduler.submit(Submit(str(submitted), array("I", prompt).tobytes(), Sampling(max_tokens=draw.randrange(150, 400)), 1))
+            submitted += 1
+        start = process_time()
+        plan = scheduler.plan()
+        planned = process_time()
+        result = StepResult([[draw.randrange(30_000)] for row in plan.rows if row.samples], seconds=0.01)
+        back = process_time()
+        scheduler.advance(plan, result)
+        end = process_time()
+        if plan.decodes >= 0.95 * running:
+            times.append((planned - start, end - back))
+        scheduler.drain_events()
+    table = {}
+    for name, of in (("plan", lambda t: t[0]), ("advance", lambda t: t[1]), ("plan+advance", sum)):
+        values = sorted(1e6 * of(each) for each in times)
+        table[name] = {"p50": values[len(values) // 2], "p99": values[int(0.99 * len(values))], "max": values[-1]}
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    table = measure(options.running, options.waiting, options.steps)
+    print(f"{'microseconds':14} {'p50':>8} {'p99':>8} {'max':>8}")
+    for name, row in table.items():
+        print(f"{name:14} {row['p50']:8.0f} {row['p99']:8.0f} {row['max']:8.0f}")
+    if options.json:
+        options.json.write_text(json.dumps(table, indent=2))
+    median = table["plan+advance"]["p50"]
+    print(f"scheduler_step_us {median:.0f} {TARGET_MICROSECONDS} {'ok' if median <= TARGET_MICROSECONDS else 'short'}")
+
+
+if __name__ == "__main__":
+    main()

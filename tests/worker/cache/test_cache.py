@@ -1,0 +1,176 @@
+"""Pages, leases and the radix prefix cache, without a scheduler."""
+
+from array import array
+
+import pytest
+
+from fairlead_index.hashing import block_hashes, extend
+from fairlead_worker.cache.pages import OutOfPages, PagePool
+from fairlead_worker.cache.prefix import Lease, PrefixCache
+
+ROOT = 99
+
+
+def cache_of(pages: int = 16, page_size: int = 4, block_tokens: int = 8) -> PrefixCache:
+    return PrefixCache(PagePool(pages, page_size), block_tokens, extend)
+
+
+def tokens(count: int, first: int = 0) -> "array[int]":
+    return array("I", range(first, first + count))
+
+
+def attach(cache: PrefixCache, prompt: "array[int]", root: int = ROOT) -> Lease:
+    watch = cache.watch(root, prompt)
+    lease = cache.attach(cache.match(watch))
+    cache.unwatch(watch)
+    return lease
+
+
+def compute(cache: PrefixCache, prompt: "array[int]", root: int = ROOT) -> Lease:
+    """A lease on all of `prompt`, computed and published."""
+    lease = attach(cache, prompt, root)
+    cache.grow(lease, len(prompt))
+    cache.publish(lease, prompt, len(prompt))
+    return lease
+
+
+def counters(cache: PrefixCache) -> tuple[int, int, int]:
+    return cache.pool.free, cache.pool.leased, cache.pool.cached
+
+
+def test_page_size_has_bounds() -> None:
+    for size in (0, 65):
+        with pytest.raises(ValueError, match=f"not {size}"):
+            PagePool(4, size)
+    with pytest.raises(ValueError, match="multiple of the page size 4, not 6"):
+        cache_of(block_tokens=6)
+
+
+def test_release_gives_back_once() -> None:
+    cache = cache_of()
+    lease = compute(cache, tokens(10))
+    assert counters(cache) == (13, 1, 2) and cache.evictable == 0
+    lease.release()
+    assert counters(cache) == (14, 0, 2) and cache.evictable == 2
+    lease.release()
+    assert counters(cache) == (14, 0, 2), "there is nothing to release twice"
+    with pytest.raises(RuntimeError, match="released"):
+        cache.publish(lease, tokens(10), 10)
+
+
+def test_full_hit_leaves_a_token_to_compute() -> None:
+    cache = cache_of()
+    compute(cache, tokens(8)).release()
+    assert attach(cache, tokens(8)).shared == 1
+    assert attach(cache, tokens(9)).shared == 2
+
+
+def test_roots_share_nothing() -> None:
+    cache = cache_of()
+    compute(cache, tokens(9), root=1).release()
+    assert attach(cache, tokens(9), root=2).shared == 0
+    assert attach(cache, tokens(9), root=1).shared == 2
+
+
+def test_an_empty_tree_is_forgotten() -> None:
+    cache = cache_of(pages=2)
+    for root in range(100):
+        compute(cache, tokens(8), root=root).release()
+    assert len(cache._roots) == 1, "one tree holds the pages; those of 99 salts are gone"
+
+
+def test_eviction_is_leaf_first_and_least_recently_used() -> None:
+    cache = cache_of(pages=6)
+    old, new = tokens(12), tokens(12, first=100)
+    compute(cache, old).release()
+    compute(cache, new).release()
+    attach(cache, old).release()  # touches two of the three old pages: one token must be left
+    held = attach(cache, array("I"))
+    cache.grow(held, 4)
+    assert {node.key for node in cache.nodes()} >= {old[:4].tobytes(), old[4:8].tobytes(), new[:4].tobytes(), new[4:8].tobytes()}
+    cache.grow(held, 4 * 4)
+    assert {node.key for node in cache.nodes()} == {old[:4].tobytes(), old[4:8].tobytes()}, "the longest unused prefix goes, from its end"
+    assert cache.evicted_pages == 4
+
+
+def test_what_is_in_use_is_never_evicted() -> None:
+    cache = cache_of(pages=4)
+    compute(cache, tokens(12)).release()
+    user = attach(cache, tokens(9))
+    assert (cache.evictable, cache.available) == (1, 2)
+    greedy = attach(cache, tokens(1, first=50))
+    with pytest.raises(OutOfPages):
+        cache.grow(greedy, 12)
+    assert counters(cache) == (1, 0, 3), "and nothing was taken"
+    cache.grow(greedy, 8)
+    assert [node.page for node in cache.nodes()] == list(user.pages)
+
+
+def test_duplicate_pages_are_given_up_on_publish() -> None:
+    cache = cache_of()
+    first, second = attach(cache, tokens(10)), attach(cache, tokens(10))
+    for lease in (first, second):
+        cache.grow(lease, 10)
+    cache.publish(first, tokens(10), 10)
+    assert counters(cache) == (10, 4, 2)
+    cache.publish(second, tokens(10), 10)
+    assert counters(cache) == (12, 2, 2) and first.pages[:2] == second.pages[:2] and first.pages[2] != second.pages[2]
+    first.release()
+    assert cache.evictable == 0, "the second one still reads them"
+    second.release()
+    assert counters(cache) == (14, 0, 2) and cache.evictable == 2
+
+
+def test_exclusive_pages_count_what_only_this_lease_uses() -> None:
+    cache = cache_of()
+    one = compute(cache, tokens(14))
+    assert cache.exclusive_pages(one) == 4
+    two = attach(cache, tokens(9))
+    assert cache.exclusive_pages(one) == 2 and cache.exclusive_pages(two) == 0
+    one.release()
+    assert cache.exclusive_pages(two) == 2
+
+
+def test_events_name_whole_blocks_parents_first_children_out_first() -> None:
+    cache = cache_of(pages=6, block_tokens=8)
+    prompt = tokens(22)
+    hashes = block_hashes(ROOT, prompt, 8)
+    lease = attach(cache, prompt)
+    cache.grow(lease, 22)
+    cache.publish(lease, prompt, 12)  # an unfinished request is cached at each chunk
+    (stored,) = cache.drain_events()
+    assert (stored.kind, stored.hashes) == ("stored", hashes[:1].tobytes())
+    cache.publish(lease, prompt, 22)
+    assert cache.drain_events()[0].hashes == hashes[1:].tobytes() and cache.announced() == hashes
+    lease.release()
+    other = attach(cache, tokens(1, first=70))
+    cache.grow(other, 20)
+    (removed,) = cache.drain_events()
+    assert (removed.kind, array("Q", removed.hashes)) == ("removed", hashes[::-1])
+    assert not cache.announced() and not cache.drain_events()
+
+
+def test_watches_follow_publishing_and_eviction() -> None:
+    cache = cache_of(pages=4)
+    prompt = tokens(12)
+    watch = cache.watch(ROOT, prompt)
+    assert watch.depth == 0
+    compute(cache, prompt[:8]).release()
+    assert [w.depth for w in cache.refresh(10)] == [2] and not list(cache.refresh(10))
+    hog = attach(cache, tokens(1, first=70))
+    cache.grow(hog, 16)
+    assert cache.match(watch).depth == 0
+    hog.release()
+    compute(cache, prompt[:8], root=5).release()
+    assert [w.depth for w in cache.refresh(10)] == [0], "touched by the eviction; another root's pages do not count"
+    cache.unwatch(watch)
+    cache.unwatch(watch)
+    assert ROOT not in cache._roots
+
+
+def test_memory_stays_flat() -> None:
+    cache = cache_of(pages=64)
+    for turn in range(3000):
+        compute(cache, tokens(40, first=turn % 50 * 7)).release()
+    assert len(cache._leaves._heap) <= 64, "one entry a node at most"
+    assert sum(1 for _ in cache.nodes()) == cache.pool.cached
