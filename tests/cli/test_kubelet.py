@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.cli.processes import until_gone, with_mark
 
 from fairlead.local.kubelet import Kubelet
 from fairlead.local.process import Guard
@@ -182,9 +183,9 @@ def test_nothing_is_left_after_the_kubelet_itself_was_killed(tmp_path: Path, set
         textwrap.dedent(
             f"""
             import asyncio, os, sys
-            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            sys.path.insert(0, {str(Path(__file__).parents[2])!r})
             from pathlib import Path
-            from test_kubelet import until, workload
+            from tests.cli.test_kubelet import until, workload
             from fairlead.local.kubelet import Kubelet
             from fairlead.local.process import Guard
             from fairlead.local.workloads import LocalSettings
@@ -207,20 +208,4 @@ def test_nothing_is_left_after_the_kubelet_itself_was_killed(tmp_path: Path, set
     assert len(with_mark(str(tmp_path))) == 4
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while with_mark(str(tmp_path)):
-        assert time.monotonic() < deadline, f"left running: {with_mark(str(tmp_path))}"
-        time.sleep(0.05)
-
-
-def with_mark(mark: str) -> list[int]:
-    """The processes whose environment has MARK=mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if f"MARK={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    until_gone(str(tmp_path))

@@ -27,8 +27,10 @@ from fairlead_operator.api.spec import Routing
 
 MODEL = ("--arch", "qwen3", "--hidden", "512", "--layers", "6", "--heads", "8", "--intermediate", "1536", "--max-positions", "4096")
 """Large enough that prefill shows on two cores, small enough that the demo ends within a minute and a half."""
+MANIFEST = Path(__file__).with_name("demo.yaml")
+"""Beside this file so that a wheel has it; `examples/demo.yaml` is a link to it."""
 MODEL_PATH = "models/demo"
-"""Under the model root; `spec.model.uri` of examples/demo.yaml."""
+"""Under the model root; `spec.model.uri` of the manifest."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def demo(arguments: argparse.Namespace, console: Console) -> int:
     root = make_demo_model(arguments.model_root or default_root(), console)
-    steered = read_manifest(manifest_path())
+    steered = read_manifest(MANIFEST)
     stop = stop_on_signals()
     cluster = LocalCluster(
         "demo",
@@ -137,9 +139,3 @@ def default_root() -> Path:
     except OSError:
         return Path(tempfile.gettempdir()) / f"fairlead-demo-{os.getuid()}"
     return root
-
-
-def manifest_path() -> Path:
-    """`examples/demo.yaml`: in the source tree, or as it was packed beside this file."""
-    packed = Path(__file__).with_name("demo.yaml")
-    return packed if packed.exists() else Path(__file__).parents[3] / "examples" / "demo.yaml"

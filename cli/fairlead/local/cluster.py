@@ -16,6 +16,8 @@ from fairlead.local.redis import LocalRedis
 from fairlead.local.rundir import RunRecord, make_run_directory, write_record
 from fairlead.local.workloads import LocalSettings, Workload, workloads
 
+LONGEST_TMP = 80
+
 
 class PodFailed(Exception):
     """A pod ended before it was ever ready. The message has its last words and where the rest is."""
@@ -39,7 +41,7 @@ class LocalCluster:
         self.directory = make_run_directory(name)
         self.urls: dict[str, str] = {}
         self._port = port
-        self._host_env = host_env
+        self._host_env = {**host_env, **self._own_tmp()}
         self._cpus = cpus
         self._model_root = model_root
         self._stop_grace = stop_grace
@@ -53,7 +55,7 @@ class LocalCluster:
     async def __aenter__(self) -> "LocalCluster":
         self._guard.__enter__()
         try:
-            self._redis = await LocalRedis.start(self.directory / "redis", env=self._plain_env(), guard=self._guard)
+            self._redis = await LocalRedis.start(self.directory, env=self._plain_env(), guard=self._guard)
         except BaseException:
             self._guard.__exit__(None, None, None)
             raise
@@ -119,6 +121,14 @@ class LocalCluster:
             threads=threads,
             model_root=self._model_root,
         )
+
+    def _own_tmp(self) -> dict[str, str]:
+        """The pods' TMPDIR lies in the run's directory, so that what a killed pod left is removed with it.
+
+        Not where the path is so long that unix sockets below it (at most 107 bytes) could not be made.
+        """
+        tmp = self.directory / "tmp"
+        return {"TMPDIR": str(tmp)} if len(str(tmp)) <= LONGEST_TMP else {}
 
     def _plain_env(self) -> dict[str, str]:
         return {name: value for name, value in self._host_env.items() if not name.startswith("FAIRLEAD_")}

@@ -44,7 +44,7 @@ class LocalRedis:
             )
         socket = directory / "redis.sock"
         if len(str(socket)) > 100:
-            raise UserError(f"{socket}: too long for a unix socket; give a shorter --run-dir")
+            raise UserError(f"{socket}: too long for a unix socket; set TMPDIR to a shorter path")
         log = directory / "redis.log"
         settings = {
             "port": "0",

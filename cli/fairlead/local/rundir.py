@@ -1,6 +1,6 @@
 """Where a local run keeps its files, and how `fairlead status` finds it.
 
-`<tmp>/fairlead-<uid>/<service>-<pid>/`, mode 0700: `run.json`, `logs/`, `endpoints/`, `redis/`.
+`<tmp>/fairlead-<uid>/<service>-<random>/`, mode 0700: `run.json`, `logs/`, `endpoints/`, `redis.sock`, `tmp/` of the pods.
 A run that ended well removes its directory.
 """
 
@@ -35,8 +35,9 @@ def runs_root() -> Path:
 
 
 def make_run_directory(name: str) -> Path:
-    directory = Path(tempfile.mkdtemp(prefix=f"{name[:24]}-{os.getpid()}-", dir=runs_root()))
-    for part in ("logs", "endpoints", "redis"):
+    """A new, private one. The name is short because unix sockets lie below, whose paths have at most 107 bytes (macOS: 103)."""
+    directory = Path(tempfile.mkdtemp(prefix=f"{name[:12]}-", dir=runs_root()))
+    for part in ("logs", "endpoints", "tmp"):
         (directory / part).mkdir(mode=0o700)
     return directory
 

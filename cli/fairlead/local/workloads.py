@@ -58,7 +58,8 @@ class Workload:
         """What is different from a cluster, as flags after the Deployment's own: the last one given wins."""
         flags = ["--host", LOOPBACK, "--port", str(port), "--redis-url", settings.redis_url]
         if self.component == "router":
-            return [*flags, "--workers", f"file://{settings.endpoints_file(self.service)}"]
+            # No endpoints lag behind here, so a router that goes need not take new connections for a while.
+            return [*flags, "--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
         flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
         return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._threads_asked else flags
 

@@ -1,0 +1,215 @@
+"""`fairlead up` for real: two workers and a router as processes, an `openai` client in front, and nothing left however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.cli.processes import until_gone, with_mark
+
+from fairlead.local.kubelet import free_port
+from fairlead.random_model import make_model
+
+MANIFEST = """
+apiVersion: fairlead.dev/v1alpha1
+kind: InferenceService
+metadata: {name: small}
+spec:
+  model: {uri: "file:///models/small"}
+  replicas: REPLICAS
+  engine:
+    kvCache: {pageTokens: 16, blockTokens: 16, pages: 512}
+"""
+STORY = "Once there was a ring that guided a rope to where it should run, and nobody noticed it until it was gone. " * 8
+START_SECONDS = 120.0
+
+
+@dataclass
+class Up:
+    """A running `fairlead up`."""
+
+    url: str
+    manifest: Path
+    output: Path
+    mark: str
+    process: subprocess.Popen[str] = field(init=False)
+
+    def scale(self, replicas: int) -> None:
+        self.manifest.write_text(MANIFEST.replace("REPLICAS", str(replicas)))
+
+    def usable(self) -> list[str]:
+        """The pods that the router would choose from."""
+        try:
+            found: dict[str, Any] = httpx.get(f"{self.url}/fairlead/workers", timeout=5, trust_env=False).json()
+        except httpx.HTTPError:
+            return []
+        return [worker["pod"] for worker in found["workers"] if worker["usable"] and worker["ready"]]
+
+    def leaders(self) -> dict[str, int]:
+        """Pod name → process id of its leader."""
+        found = {}
+        for pid in with_mark(self.mark):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            if "--advertise" in words and os.getpgid(pid) == pid:
+                found[words[words.index("--pod-name", words.index("--advertise") - 2) + 1]] = pid
+        return found
+
+    def wait(self, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.output.read_text()}"
+            assert time.monotonic() < deadline, f"did not happen in {seconds} s:\n{self.output.read_text()}"
+            time.sleep(0.1)
+
+
+def start(directory: Path, replicas: int, *, wait: bool = True) -> Up:
+    manifest, output = directory / "small.yaml", directory / "output.txt"
+    port = free_port(set())
+    mark = str(directory)
+    up = Up(f"http://127.0.0.1:{port}", manifest, output, mark)
+    up.scale(replicas)
+    with output.open("w") as out:
+        up.process = subprocess.Popen(
+            [sys.executable, "-m", "fairlead", "up", "-f", str(manifest), "--port", str(port), "--model-root", str(directory)],
+            stdout=out,
+            stderr=out,
+            text=True,
+            env={**os.environ, "MARK": mark, "TMPDIR": str(directory)},
+            start_new_session=True,
+        )
+    if wait:
+        up.wait(lambda: "/v1/chat/completions" in output.read_text())
+    return up
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("up")
+    make_model(root / "models" / "small", vocab=1024)
+    return root
+
+
+@pytest.fixture(scope="module")
+def up(models: Path) -> Iterator[Up]:
+    running = start(models, 2)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait()
+
+
+def ask(up: Up, text: str) -> tuple[str, int, int | None]:
+    """One chat; the pod that answered, its cached tokens, and how many the router foretold."""
+    with closing(openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60)) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model="small", messages=[{"role": "user", "content": text}], max_tokens=4, temperature=0, seed=1
+        )
+    usage = raw.parse().usage
+    assert usage is not None and usage.completion_tokens >= 1 and usage.prompt_tokens_details is not None
+    predicted = raw.headers.get("x-fairlead-predicted-tokens")
+    return raw.headers["x-fairlead-pod"], usage.prompt_tokens_details.cached_tokens or 0, None if predicted is None else int(predicted)
+
+
+def test_the_same_prompt_again_is_answered_from_the_cache_of_the_same_pod(up: Up) -> None:
+    pod, cached, _ = ask(up, STORY)
+    assert cached == 0
+    deadline = time.monotonic() + 10
+    while True:  # the index is told after the answer
+        again, cached, predicted = ask(up, STORY)
+        if predicted:
+            break
+        assert time.monotonic() < deadline, "the index never learned of the prompt"
+    assert again == pod and cached >= predicted > 100
+
+
+def test_a_stream_comes_in_pieces(up: Up) -> None:
+    with closing(openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0)) as client:
+        stream = client.chat.completions.create(
+            model="small",
+            messages=[{"role": "user", "content": "Hello"}],
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+    assert len(chunks) > 4 and chunks[-1].usage is not None
+
+
+def test_status_shows_the_workers(up: Up) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "fairlead", "status"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(up.manifest.parent)},
+        check=True,
+    )
+    assert "small-worker-0" in shown.stdout and "small-worker-1" in shown.stdout and "Ready" in shown.stdout
+
+
+def test_an_edited_file_scales_and_a_wrong_one_is_refused_by_its_field(up: Up) -> None:
+    up.scale(3)
+    up.wait(lambda: len(up.usable()) == 3)
+    up.manifest.write_text(MANIFEST.replace("REPLICAS", "3").replace("blockTokens: 16", "blockTokens: 24"))
+    up.wait(lambda: "spec.engine.kvCache.blockTokens" in up.output.read_text())
+    assert len(up.usable()) == 3
+    up.scale(2)
+    up.wait(lambda: len(up.usable()) == 2)
+
+
+def test_requests_are_served_while_a_worker_is_killed_and_it_comes_back(up: Up) -> None:
+    before = up.leaders()
+    victim, _, _ = ask(up, STORY)
+    os.kill(before[victim], signal.SIGKILL)
+    for number in range(6):
+        pod, _, _ = ask(up, f"{number} {STORY}")
+        assert pod in before
+    up.wait(lambda: len(up.usable()) == 2 and up.leaders()[victim] != before[victim])
+    assert f"pod {victim}: killed by SIGKILL" in up.output.read_text()
+
+
+def test_ctrl_c_leaves_nothing(up: Up) -> None:
+    assert len(with_mark(up.mark)) > 5
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(timeout=30) == 0, up.output.read_text()
+    until_gone(up.mark, seconds=1)
+    assert not list(up.manifest.parent.glob("fairlead-*/*")), "files were left"
+
+
+def test_nothing_is_left_after_kill_9_of_the_command(models: Path) -> None:
+    running = start(models, 1)
+    running.process.kill()
+    running.process.wait()
+    until_gone(running.mark)
+
+
+def test_a_model_that_is_not_there_ends_the_command_with_the_cause(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # Not tmp_path: with this test's name in it, it would be too long for a unix socket.
+    running = start(tmp_path_factory.mktemp("no"), 1, wait=False)
+    assert running.process.wait(timeout=START_SECONDS) == 1
+    said = running.output.read_text()
+    assert "pod small-worker-0: exit status" in said and "/models/small" in said and "Nothing was left running" in said
+    until_gone(running.mark, seconds=1)
+
+
+def test_a_wrong_manifest_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    for text, named in (
+        (MANIFEST.replace("REPLICAS", "-1"), "spec.replicas"),
+        (MANIFEST.replace("REPLICAS", "1").replace("engine:", "engin:"), "spec.engin"),
+        (MANIFEST.replace("REPLICAS", "1").replace("v1alpha1", "v9"), "fairlead.dev/v9"),
+        ("a: [", "not YAML"),
+    ):
+        file.write_text(text)
+        refused = subprocess.run([sys.executable, "-m", "fairlead", "up", "-f", str(file)], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2 and named in refused.stderr and "Traceback" not in refused.stderr
