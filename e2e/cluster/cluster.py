@@ -78,8 +78,9 @@ class Cluster:
         """A small image with Python 3.11 that pods can use at once."""
         return "docker.io/library/python:3.11-slim-bookworm"
 
-    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
-        """Builds an image of `sources` (paths in the checkout), brings it to the nodes, returns its reference; free when unchanged.
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str], base_image: str | None = None) -> str:
+        """Builds an image of `sources` (paths in the checkout) on `base_image` (an earlier answer, or the Containerfile's own default),
+        brings it to the nodes and returns its reference; free when unchanged.
 
         A caller's own cluster pulls it, from the repository that FAIRLEAD_IMAGES names.
         """
@@ -135,8 +136,8 @@ class LocalCluster(Cluster):
     def reaches_pods(self) -> bool:
         return True
 
-    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
-        reference = images.build(name, containerfile, sources)
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str], base_image: str | None = None) -> str:
+        reference = images.build(name, containerfile, sources, base_image=base_image)
         self.load_image(reference)
         return reference
 
@@ -168,12 +169,15 @@ class KindCluster(Cluster):
                 subprocess.run(["kind", "delete", "cluster", f"--name={name}", f"--kubeconfig={kubeconfig}"], check=True)
                 kubeconfig.unlink(missing_ok=True)
 
-    def add_image(self, name: str, containerfile: Path, sources: Iterable[str]) -> str:
+    def add_image(self, name: str, containerfile: Path, sources: Iterable[str], base_image: str | None = None) -> str:
         files = {source: CHECKOUT / source for source in sources}
-        reference = f"localhost/{name}:{content_key(name, *images.contents(containerfile, files))}"
+        reference = f"localhost/{name}:{content_key(name, base_image or '', *images.contents(containerfile, files))}"
+        arguments = ["--build-arg", f"BASE={base_image}"] if base_image else []
         if not _works("docker", "image", "inspect", reference):
             with images.build_context(containerfile.read_text(), files) as context:
-                subprocess.run(["docker", "build", "-t", reference, "-f", str(context / "Containerfile"), str(context)], check=True)
+                subprocess.run(
+                    ["docker", "build", *arguments, "-t", reference, "-f", str(context / "Containerfile"), str(context)], check=True
+                )
         subprocess.run(["kind", "load", "docker-image", f"--name={self.name}", reference], check=True)
         return reference
 

@@ -51,12 +51,13 @@ def pause(program: Path) -> str:
     return _build("fairlead-pause", content_key(containerfile, program), containerfile, {"pause": program})
 
 
-def build(name: str, containerfile: Path, sources: Iterable[str], checkout: Path = CHECKOUT) -> str:
+def build(name: str, containerfile: Path, sources: Iterable[str], checkout: Path = CHECKOUT, base_image: str | None = None) -> str:
     """Reference of the image that `containerfile` makes of `sources`, paths inside `checkout`; milliseconds when nothing changed.
 
-    Of each name only the newest image is kept: give a second version that a test needs at the same time another name.
+    `base_image` is the Containerfile's BASE where that is not `base()`. Of each name only the newest image is kept: give a second
+    version that a test needs at the same time another name.
     """
-    base_image = base()
+    base_image = base_image or base()
     files = {source: checkout / source for source in sources}
     key = content_key(name, base_image, *contents(containerfile, files))
     return _build(name, key, containerfile.read_text(), files, base_image)

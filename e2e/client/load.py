@@ -1,0 +1,71 @@
+"""Runs in the client pod, from standard input: steady streaming chats until told to stop; prints what came of them as JSON."""
+
+import argparse
+import json
+import pathlib
+import threading
+import time
+
+import openai
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("model")
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=120, help="stop by itself after this long")
+    parser.add_argument("--stop-file", default="", help="stop as soon as this file exists")
+    arguments = parser.parse_args()
+    stop = pathlib.Path(arguments.stop_file) if arguments.stop_file else None
+    deadline = time.monotonic() + arguments.seconds
+    client = openai.OpenAI(base_url=arguments.url, api_key="none", max_retries=0, timeout=120)
+    outcomes: list[dict] = []
+
+    def stream(worker: int) -> None:
+        turn = 0
+        while time.monotonic() < deadline and not (stop and stop.exists()):
+            turn += 1
+            outcomes.append(
+                one_chat(client, arguments.model, f"Client {worker}, turn {turn}: tell me of ropes and rings.", arguments.max_tokens)
+            )
+
+    threads = [threading.Thread(target=stream, args=(number,)) for number in range(arguments.concurrency)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures = [outcome for outcome in outcomes if outcome["error"]]
+    print(
+        json.dumps(
+            {
+                "requests": len(outcomes),
+                "failed": len(failures),
+                "failures": failures[:10],
+                "pods": sorted({o["pod"] for o in outcomes if o["pod"]}),
+            }
+        )
+    )
+
+
+def one_chat(client: openai.OpenAI, model: str, prompt: str, max_tokens: int) -> dict:
+    """One streamed chat to its end. An error, a missing finish reason or a cut stream all count as failed."""
+    outcome = {"at": time.time(), "pod": "", "finish": None, "chunks": 0, "error": ""}
+    try:
+        raw = client.chat.completions.with_raw_response.create(
+            model=model, messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, stream=True, extra_body={"ignore_eos": True}
+        )
+        outcome["pod"] = raw.headers.get("x-fairlead-pod", "")
+        for chunk in raw.parse():
+            outcome["chunks"] += 1
+            if chunk.choices and chunk.choices[0].finish_reason:
+                outcome["finish"] = chunk.choices[0].finish_reason
+        if outcome["finish"] != "length":
+            outcome["error"] = f"stream ended with finish_reason={outcome['finish']}"
+    except Exception as error:  # whatever it is, a user would have seen it
+        outcome["error"] = f"{type(error).__name__}: {error}"[:300]
+    return outcome
+
+
+main()

@@ -1,0 +1,55 @@
+"""What is wrong is refused at once, with a message that names the field; what cannot be known at once is told in the status."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.service import Service
+from e2e.system import System, eventually
+
+MISTAKES = {
+    "unknown field": ({"modle": "x"}, "modle"),
+    "bad uri": ({"model": {"uri": "ftp://host/model"}}, "spec.model.uri"),
+    "min above max": ({"scaling": {"min": 4, "max": 2}}, "min"),
+    "tensorParallel is not gpus": ({"engine": {"tensorParallel": 4}, "resources": {"gpus": 2}}, "tensorParallel"),
+    "negative replicas": ({"replicas": -1}, "replicas"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_kubectl_apply_refuses(installed: System, mistake: str) -> None:
+    spec, named = MISTAKES[mistake]
+    refused = installed.apply(Service(installed, "wrong").manifest(**spec), check=False)
+    assert refused.returncode != 0
+    assert named in refused.stderr, refused.stderr
+
+
+@pytest.fixture
+def broken(installed: System) -> Iterator[Service]:
+    service = Service(installed, "broken")
+    yield service
+    service.delete()
+
+
+def test_a_model_that_cannot_load_is_told_with_its_cause(broken: Service) -> None:
+    broken.system.apply(broken.manifest(model={"uri": "file:///models/nowhere"}))
+
+    def failed_pod() -> bool:
+        statuses = [status for pod in broken.pods() for status in pod["status"].get("containerStatuses", [])]
+        return any("terminated" in status.get("lastState", {}) or "terminated" in status["state"] for status in statuses)
+
+    eventually(failed_pod, 180, "a worker that has ended")
+
+    def told() -> dict[str, Any] | None:
+        ready = broken.condition("Ready")
+        return ready if ready.get("status") == "False" and "/models/nowhere" in ready.get("message", "") else None
+
+    eventually(told, 60, "Ready=False with the path that is not there")
+    listing = broken.system.cluster.kubectl("get", "infer", broken.name, "-n", broken.system.models).stdout
+    assert "0/1" in listing
+
+
+def test_a_pod_that_fits_nowhere_says_so(broken: Service) -> None:
+    broken.system.apply(broken.manifest(resources={"gpus": 1}))
+    eventually(lambda: "nvidia.com/gpu" in broken.condition("Ready").get("message", ""), 120, "the missing GPU named in the status")

@@ -1,0 +1,98 @@
+"""Faults while real requests stream: a killed worker costs nothing but its own open streams, and is forgotten."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.service import Load, Service
+from e2e.system import System, eventually
+
+KILL_WORKER = """
+import os, signal
+for entry in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{entry}/cmdline", "rb").read().split(b"\\0")
+    except OSError:
+        continue
+    if any(word.endswith(b"fairlead-worker") for word in words[:2]):
+        os.kill(int(entry), signal.SIGKILL)
+        print("killed", entry)
+"""
+
+INDEXED = """
+import asyncio, json, sys
+from fairlead_index.reader import IndexReader
+async def main(url, namespace):
+    reader = IndexReader(url, namespace)
+    print(json.dumps([{"pod": w.pod, "slot": w.slot} for w in await reader.workers()]))
+    await reader.close()
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def service(installed: System) -> Iterator[Service]:
+    """Two workers whose processes can be killed from inside their pod (a container's first process cannot, by itself)."""
+    service = Service(installed, "sturdy")
+    installed.apply(service.manifest(replicas=2, podTemplate={"spec": {"shareProcessNamespace": True}}))
+    service.ready(replicas=2, seconds=300)
+    yield service
+    service.delete()
+
+
+def indexed(service: Service) -> list[dict[str, Any]]:
+    """Live slots in the index, as a router sees them."""
+    arguments = ["exec", "-n", service.system.models, f"deploy/{service.name}-router", "--", "python", "-c", INDEXED]
+    url = f"redis://fairlead-redis.{service.system.namespace}.svc:6379/0"
+    out = service.system.cluster.kubectl(*arguments, url, f"{service.system.models}/{service.name}").stdout
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def test_kill_9_of_a_worker_under_load(service: Service) -> None:
+    victim = service.chat("Who will be killed?")["pod"]
+    [slot] = [entry["slot"] for entry in indexed(service) if entry["pod"] == victim]
+    with Load(service, concurrency=2) as load:
+        eventually(lambda: True, 1, "load begun")
+        killed = service.system.cluster.kubectl("exec", "-n", service.system.models, victim, "--", "python", "-c", KILL_WORKER)
+        assert "killed" in killed.stdout
+        at = time.monotonic()
+        eventually(
+            lambda: slot not in [entry["slot"] for entry in indexed(service) if entry["pod"] == victim], 15, "the dead slot forgotten"
+        )
+        assert time.monotonic() - at < 15
+        later = Load(service, concurrency=2)
+        with later:
+            service.ready(replicas=2)
+    assert later.outcome["requests"] > 0 and later.outcome["failed"] == 0, later.outcome["failures"]
+    assert load.outcome["failed"] <= 2, "at most the streams that were open on the killed worker"
+    for failure in load.outcome["failures"]:
+        assert failure["pod"] == victim, failure
+
+
+def test_redis_gone_fails_no_request(service: Service) -> None:
+    system = service.system
+    redis = ["-n", system.namespace, "-l", "app.kubernetes.io/component=redis"]
+    with Load(service, concurrency=2) as load:
+        system.cluster.kubectl("delete", "pod", *redis, "--grace-period=0", "--force")
+        answer = service.chat("Is anyone there without an index?")
+        assert answer["finish"] == "length"
+        eventually(lambda: len(indexed(service)) == 2, 60, "both workers in the new, empty Redis")
+    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    first = service.chat("Steering again. " * 20)
+    eventually(lambda: service.chat("Steering again. " * 20)["predicted"] > 0, 30, "predictions from the rebuilt index")
+    assert first["finish"] == "length"
+
+
+def test_router_pods_come_and_go_under_load(service: Service) -> None:
+    with Load(service, concurrency=2) as load:
+        for pod in service.pods("router"):
+            service.system.cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", service.system.models, "--wait=true")
+            eventually(lambda: all(ready(p) for p in service.pods("router")) and len(service.pods("router")) == 2, 120, "two routers ready")
+    assert load.outcome["failed"] == 0, load.outcome["failures"]
+
+
+def ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
