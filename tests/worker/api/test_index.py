@@ -26,6 +26,7 @@ async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redi
                 break
         else:
             raise AssertionError(await reader.match(hashes))
+        assert shared.metric("fairlead_index_joined") == 1
         (worker,) = await reader.workers()
         assert (worker.pod, worker.address) == ("pod-0", address)
     finally:
@@ -39,4 +40,5 @@ def test_redis_away_never_matters(start: Callable[..., WorkerProcess]) -> None:
     server.stop()
     assert worker.complete(prompt="still here", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
     assert worker.client.get("/ready").status_code == 200
+    until(lambda: worker.metric("fairlead_index_joined") == 0, "noticed")
     assert worker.stop() == 0
