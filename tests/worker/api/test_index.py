@@ -40,5 +40,4 @@ def test_redis_away_never_matters(start: Callable[..., WorkerProcess]) -> None:
     server.stop()
     assert worker.complete(prompt="still here", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
     assert worker.client.get("/ready").status_code == 200
-    until(lambda: worker.metric("fairlead_index_joined") == 0, "noticed")
     assert worker.stop() == 0

@@ -43,7 +43,10 @@ class Metrics:
         in_flight = Gauge("fairlead_http_requests_in_flight", "Inference requests being answered.", labels, registry=self.registry)
         self.in_flight = in_flight.labels(model_name)
         joined = Gauge(
-            "fairlead_index_joined", "1 while the index names this worker, 0 also where there is no index.", labels, registry=self.registry
+            "fairlead_index_joined",
+            "1 while the index names this worker, as far as it knows; 0 also without an index.",
+            labels,
+            registry=self.registry,
         )
         self.index_joined = joined.labels(model_name)
 
