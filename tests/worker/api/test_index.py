@@ -26,6 +26,7 @@ async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redi
                 break
         else:
             raise AssertionError(await reader.match(hashes))
+        assert shared.metric("fairlead_index_joined") == 1
         (worker,) = await reader.workers()
         assert (worker.pod, worker.address) == ("pod-0", address)
     finally:

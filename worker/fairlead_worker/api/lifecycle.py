@@ -138,6 +138,8 @@ class Life:
         try:
             if self.config.redis_url:
                 self.publisher = Publisher(self.config, self.worker.address, ready.page_size)
+                writer = self.publisher.writer
+                self.worker.metrics.index_joined.set_function(lambda: float(writer.joined))
                 self.client.on_events = self.publisher.on_events
                 self.client.on_load = self.publisher.on_load
             await asyncio.to_thread(self.worker.loaded, ready)

@@ -42,6 +42,13 @@ class Metrics:
         self.whole_request = histogram["e2e_request_latency_seconds"]
         in_flight = Gauge("fairlead_http_requests_in_flight", "Inference requests being answered.", labels, registry=self.registry)
         self.in_flight = in_flight.labels(model_name)
+        joined = Gauge(
+            "fairlead_index_joined",
+            "1 while the index names this worker, as far as it knows; 0 also without an index.",
+            labels,
+            registry=self.registry,
+        )
+        self.index_joined = joined.labels(model_name)
 
     def finished(self, reason: str) -> None:
         self._finished[reason].inc()
