@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any, cast
 
 import kopf
 
@@ -73,6 +75,7 @@ async def _watch(
         registry=handlers.registry(store, fleet),
         settings=handlers.settings(),
         standalone=True,
+        identity=cast(Any, socket.gethostname()),  # else kopf asks for the user's name, which a container's bare user id has not
         clusterwide=not config.namespace,
         namespaces=[config.namespace] if config.namespace else [],
         stop_flag=stop,
