@@ -105,3 +105,9 @@ def test_the_command_prints_one_line_and_no_traceback_for_a_wrong_flag(tmp_path:
 
 def digests(directory: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in directory.iterdir()}
+
+
+def test_every_file_may_be_read_as_the_folder_s_others_may(tmp_path: Path) -> None:
+    made = make_model(tmp_path / "model", arch="qwen3")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
+    assert set(modes.values()) == {modes["config.json"]}

@@ -68,5 +68,7 @@ def _write(recipe: Recipe, directory: Path) -> None:
     end, im_end = SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(IM_END)
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=[im_end, end], pad_token_id=end)
     model.save_pretrained(directory)
+    for weights in directory.glob("*.safetensors"):  # safetensors writes them for their owner alone; a worker may be another user
+        weights.chmod((directory / "config.json").stat().st_mode)
     save_tokenizer(directory, vocab=recipe.vocab, max_positions=recipe.max_positions)
     (directory / RECIPE_FILE).write_text(json.dumps(recipe.as_dict(), indent=1) + "\n")

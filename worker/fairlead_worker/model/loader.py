@@ -1,6 +1,7 @@
 """A model URI becomes a transformers model that attends through our backends."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,10 @@ def _check_weights(uri: str, folder: Path) -> None:
         pickled = next(iter(sorted(folder.glob("*.bin"))), None)
         hint = f"{pickled.name} is pickled, and pickles run code: convert it to safetensors" if pickled else "no *.safetensors there"
         raise ModelLoadError(uri, f"missing weights: no model.safetensors in {folder}; {hint}")
+    if locked := [path.name for path in sorted(folder.glob("*.safetensors")) if not os.access(path, os.R_OK)]:
+        raise ModelLoadError(
+            uri, f"{locked[0]} in {folder} may not be read by user {os.getuid()}: make it readable, or run the pod as its owner"
+        )
 
 
 def _read_weights(
