@@ -48,6 +48,8 @@ class WorkerState:
     lease_seconds: float
     reserved_tokens: int
     load: WorkerLoad
+    slot: int
+    """This life of the pod: a restart is another."""
 
 
 class IndexReader:
@@ -83,7 +85,7 @@ class IndexReader:
 
     async def workers(self) -> list[WorkerState]:
         """Every living worker with its newest load."""
-        return [_worker(row) for row in batched(await self._call("workers"), 15)]
+        return [_worker(row) for row in batched(await self._call("workers"), 16)]
 
     async def close(self) -> None:
         """Closes the connections. Does not raise for a Redis that is away."""
@@ -110,7 +112,7 @@ def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
 
 def _worker(row: list[bytes]) -> WorkerState:
     pod, address, block_tokens, revision, lease, owed, *load = row
-    running, waiting, backlog, rate, step, free, total, page_size = (float(value) for value in load[:8])
+    running, waiting, backlog, rate, step, free, total, page_size, _, slot = (float(value) for value in load)
     return WorkerState(
         pod=pod.decode(),
         address=address.decode(),
@@ -128,4 +130,5 @@ def _worker(row: list[bytes]) -> WorkerState:
             pages_total=int(total),
             page_size=int(page_size),
         ),
+        slot=int(slot),
     )

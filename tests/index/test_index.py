@@ -86,12 +86,15 @@ async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespac
     old = writers("a")
     old.stored(CHAIN)
     await shows(reader, {"a": 64})
+    [first_life] = await reader.workers()
     await old._scripts.close()
     assert old._task is not None
     old._task.cancel()  # dies without a word
     again = writers("a")
     again.stored(CHAIN[:3])
     await shows(reader, {"a": 3})
+    [second_life] = await reader.workers()
+    assert (second_life.pod, second_life.slot != first_life.slot) == (first_life.pod, True)
 
 
 async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter, reader: IndexReader) -> None:
