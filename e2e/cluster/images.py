@@ -119,6 +119,8 @@ def _forget_older(name: str, keep: str) -> None:
     if older:
         subprocess.run([*_buildah("rmi"), *older], capture_output=True)
         store.forget(older)
+    subprocess.run([*_buildah("rm"), "--all"], capture_output=True)  # a build that failed leaves its container, and that its layers
+    subprocess.run([*_buildah("rmi"), "--prune"], capture_output=True)
 
 
 def _storage() -> Path:
