@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from e2e.service import Service
-from e2e.system import System, eventually
+from e2e.system import System, eventually, finished
 
 MISTAKES = {
     "unknown field": ({"modle": "x"}, "modle"),
@@ -53,3 +53,28 @@ def test_a_model_that_cannot_load_is_told_with_its_cause(broken: Service) -> Non
 def test_a_pod_that_fits_nowhere_says_so(broken: Service) -> None:
     broken.system.apply(broken.manifest(resources={"gpus": 1}))
     eventually(lambda: "nvidia.com/gpu" in broken.condition("Ready").get("message", ""), 120, "the missing GPU named in the status")
+
+
+def test_wrong_requests_are_refused_in_openai_s_shape_and_end_no_process(installed: System) -> None:
+    service = Service(installed, "patient")
+    installed.apply(service.manifest())
+    service.ready(replicas=1)
+    answers = finished(installed.client("mistakes.py", service.url, service.name))
+    statuses = {mistake: status for mistake, (status, _) in answers.items()}
+    assert statuses == {
+        "bad json": 400,
+        "unknown model": 404,
+        "negative max_tokens": 400,
+        "prompt too long": 400,
+        "messages is a number": 400,
+        "100 MB": 413,
+        "good": 200,
+    }
+    errors = {mistake: body["error"] for mistake, (status, body) in answers.items() if status != 200}
+    assert all(set(error) == {"message", "type", "param", "code"} and error["message"] for error in errors.values())
+    assert errors["negative max_tokens"]["param"] == "max_tokens"
+    assert errors["unknown model"]["code"] == "model_not_found"
+    for component in ("worker", "router"):
+        for pod in service.pods(component):
+            assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]
+    service.delete()

@@ -1,0 +1,86 @@
+"""`pvc://CLAIM/PATH`: a model on a volume, mounted read-only into every worker."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.service import Service
+from e2e.system import System, eventually
+
+FOLDER = "/tmp/fairlead-e2e-models"
+
+
+@pytest.fixture
+def claim(installed: System) -> Iterator[str]:
+    """A claim bound to a folder of the node that holds the model of the tiny image."""
+    copier = Copier(installed)
+    copier.run("mkdir -p /volume/family && cp -r /models/tiny /volume/family/")
+    installed.apply(volume(installed.models), volume_claim(installed.models))
+    yield "models"
+    installed.cluster.kubectl("delete", "pvc/models", "-n", installed.models, "--wait=false")
+    installed.cluster.kubectl("delete", "pv/fairlead-e2e-models", "--wait=false")
+    copier.run("rm -rf /volume/family")
+
+
+def test_a_model_on_a_claim_is_served(installed: System, claim: str) -> None:
+    service = Service(installed, "claimed")
+    installed.apply(service.manifest(model={"uri": f"pvc://{claim}/family/tiny"}))
+    service.ready(replicas=1)
+    assert service.chat("From a volume?")["finish"] == "length"
+    service.delete()
+
+
+class Copier:
+    """Runs a shell line as root on the node's folder, outside the namespaces that forbid it."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+
+    def run(self, line: str) -> None:
+        container = {
+            "name": "copier",
+            "image": self.system.images.worker,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", line],
+            "securityContext": {"runAsUser": 0},
+            "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "containers": [container],
+            "volumes": [{"name": "volume", "hostPath": {"path": FOLDER, "type": "DirectoryOrCreate"}}],
+        }
+        self.system.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "copier", "namespace": "default"}, "spec": spec})
+        eventually(lambda: self.system.get("pod", "copier", namespace="default")["status"]["phase"] == "Succeeded", 120, "the copier done")
+        self.system.cluster.kubectl("delete", "pod", "copier", "-n", "default", "--grace-period=0", "--force")
+
+
+def volume(namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "fairlead-e2e-models"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadOnlyMany"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "",
+            "claimRef": {"namespace": namespace, "name": "models"},
+            "hostPath": {"path": FOLDER},
+        },
+    }
+
+
+def volume_claim(namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models", "namespace": namespace},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": "",
+            "volumeName": "fairlead-e2e-models",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
