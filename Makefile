@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format e2e crds requirements clean
+.PHONY: help install demo test lint format e2e gpu-check bench-engine crds requirements clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -37,6 +37,12 @@ format: install ## let ruff rewrite what it can
 
 e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian, or a KUBECONFIG, or kind)
 	$(BIN)/pytest -q e2e --timeout 1800
+
+gpu-check: install ## the engine on this machine's GPU against transformers; says so where there is none
+	$(BIN)/python bench/gpu_check.py
+
+bench-engine: install ## what a step costs the scheduler; writes bench/results/engine.json
+	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
 
 crds: install ## write crds/ and the chart's copy from the operator's models
 	$(BIN)/python -m fairlead_operator.crd

@@ -60,6 +60,7 @@ def main() -> None:
     for name, row in table.items():
         print(f"{name:14} {row['p50']:8.0f} {row['p99']:8.0f} {row['max']:8.0f}")
     if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(table, indent=2))
     median = table["plan+advance"]["p50"]
     print(f"scheduler_step_us {median:.0f} {TARGET_MICROSECONDS} {'ok' if median <= TARGET_MICROSECONDS else 'short'}")
