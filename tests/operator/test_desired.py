@@ -1,6 +1,7 @@
 """Desired state as a pure function: whatever the manifest says, the promises of docs/contracts.md hold."""
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.manifests import SETTINGS, manifest, service
+from tests.operator.test_crd_on_apiserver import REFUSED
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import worker
@@ -195,3 +197,18 @@ def test_without_an_api_server_bad_manifests_are_refused_too(spec: dict[str, Any
     with pytest.raises(InvalidManifest) as refused:
         InferenceService.parse(manifest(**spec))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
+def test_whatever_the_api_server_refuses_is_refused_without_one(spec: dict[str, Any], words: str) -> None:
+    """`fairlead up` promises the same checks."""
+    with pytest.raises(InvalidManifest) as refused:
+        InferenceService.parse(manifest(**json.loads(json.dumps(spec))))
+    field = re.search(r"spec\.[\w.]+", words)
+    assert (field[0] if field else words) in str(refused.value)
+
+
+@pytest.mark.parametrize("metadata", ["qwen", {"name": 7}, {"name": "9lives"}, {"name": "../x"}, {"name": "a" * 53}, {}])
+def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None:
+    with pytest.raises(InvalidManifest, match=r"metadata(\.name)? (must|is missing)"):
+        InferenceService.parse({**manifest(), "metadata": metadata})
