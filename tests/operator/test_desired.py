@@ -15,6 +15,8 @@ from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import worker
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
+from fairlead_router.config import read_config
+from fairlead_worker.config import WorkerConfig
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -212,3 +214,17 @@ def test_whatever_the_api_server_refuses_is_refused_without_one(spec: dict[str, 
 def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None:
     with pytest.raises(InvalidManifest, match=r"metadata(\.name)? (must|is missing)"):
         InferenceService.parse({**manifest(), "metadata": metadata})
+
+
+def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
+    """Not --tensor-parallel, which is only given for more than one GPU."""
+    one = service(engine={"kvCache": {"size": "1Gi"}, "threads": 2, "maxModelLen": 64}, model={"name": "m"})
+    made = objects(one)
+
+    def given(component: str) -> list[str]:
+        (container,) = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]["containers"]
+        return [arg.replace("$(POD_IP)", "10.0.0.7") for arg in container["args"]]
+
+    worker_config = WorkerConfig.from_command_line(given("worker"))
+    assert worker_config.names == ("m",) and worker_config.kv_cache_bytes == 1 << 30 and worker_config.advertise == "10.0.0.7:8000"
+    assert read_config(given("router")).namespace == "default/qwen"
