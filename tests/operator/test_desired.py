@@ -228,3 +228,12 @@ def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
     worker_config = WorkerConfig.from_command_line(given("worker"))
     assert worker_config.names == ("m",) and worker_config.kv_cache_bytes == 1 << 30 and worker_config.advertise == "10.0.0.7:8000"
     assert read_config(given("router")).namespace == "default/qwen"
+
+
+def test_a_worker_is_replaced_only_when_routers_can_know_its_successor_and_a_stuck_process_is_not_waited_for() -> None:
+    made = objects(service(rollout={"drainTimeout": "2h"}))
+    assert made["Deployment", "qwen-worker"]["spec"]["minReadySeconds"] == 10
+    for component in ("worker", "router"):
+        pod = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] == 7215
+        assert pod["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 15
