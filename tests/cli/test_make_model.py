@@ -105,3 +105,9 @@ def test_the_command_prints_one_line_and_no_traceback_for_a_wrong_flag(tmp_path:
 
 def digests(directory: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in directory.iterdir()}
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/below/model cannot be made \(.+\): give a directory"):
+        make_model(tmp_path / "file" / "below" / "model")
