@@ -113,6 +113,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         page_size=config.page_size,
         pages=pages,
         model_digest=loaded.digest,
+        vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=loaded.eos_token_ids,
         backend=type(runner.backend).__name__,
         prompt_format=_prompt_format(config, loaded.path, loaded.digest, longest),
