@@ -178,3 +178,14 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_worker_that_was_frozen_goes_on(start: Start) -> None:
+    """`docker pause`, a debugger, a paused machine: the API process missed the engine's heartbeats, and they are all there."""
+    worker = start("--engine-timeout", "1.5").wait_ready()
+    worker.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # the time that passes is what is tested
+    worker.process.send_signal(signal.SIGCONT)
+    for _ in range(3):
+        assert worker.complete(prompt="x", max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
+    assert worker.stop() == 0
