@@ -31,7 +31,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": "x", "top_p": 1.1}, 400, "top_p", None),
         ("completions", {"prompt": "x", "top_k": -2}, 400, "top_k", None),
         ("completions", {"prompt": "x", "top_k": 2**63, "top_p": 0.9}, 400, "top_k", None),
-        ("completions", {"prompt": "x", "stop_token_ids": [1] * 129}, 400, "stop_token_ids", None),
+        ("completions", {"prompt": "x", "stop_token_ids": [1] * 1025}, 400, "stop_token_ids", None),
         ("completions", {"prompt": "x", "n": 0}, 400, "n", None),
         ("completions", {"prompt": "x", "seed": 2**70}, 400, "seed", None),
         ("completions", {"prompt": "x", "stop": ["a"] * 17}, 400, "stop", None),

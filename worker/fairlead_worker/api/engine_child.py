@@ -27,10 +27,6 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
     async def run(self) -> None:
         """Start the process and wait for its end, which is reported to the client."""
         start = Start(address=self._address, config=self._config.model_dump())

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 Count = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-StopTokenIds = Annotated[list[TokenId], Meta(max_length=128)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 """Each is looked at in every step until `min_tokens` are out."""
 Limit = 2**31 - 1
 """Of counts that no model can reach: the engine's tensors hold 64 bits, JSON any number."""
