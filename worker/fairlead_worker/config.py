@@ -146,5 +146,6 @@ def _refuse(error: ValidationError) -> NoReturn:
         if problem["type"] == "missing":
             print(f"fairlead-worker: {flag} is missing; give it, or set FAIRLEAD_{flag[2:].replace('-', '_').upper()}", file=sys.stderr)
         else:
-            print(f"fairlead-worker: {flag} {problem['input']!r}: {message}", file=sys.stderr)
+            given = masked(problem["input"]) if flag == "--redis-url" else problem["input"]
+            print(f"fairlead-worker: {flag} {given!r}: {message}", file=sys.stderr)
     raise SystemExit(2)
