@@ -62,7 +62,7 @@ class Cluster:
         self.patch("pods", name, {"status": status}, "status")
 
 
-def eventually(look: Callable[[], T], within: float = 15.0) -> T:
+def eventually(look: Callable[[], T], within: float = 45.0) -> T:
     """The first true answer of `look`; fails with the last one."""
     deadline = time.monotonic() + within
     while True:

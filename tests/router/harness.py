@@ -13,7 +13,7 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.server import RouterServer
 
 
-async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 30.0) -> None:
     """Poll until it holds."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not (await holds if isinstance(holds := condition(), Awaitable) else holds):

@@ -17,7 +17,7 @@ import httpx
 PAGES = 600
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
     """The first true value of `condition`, looked at again and again."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
