@@ -50,10 +50,7 @@ def operator(kubeconfig: Path, namespace: str, router_url: str, **flags: object)
         worker_image="worker:1",
         router_image="control:1",
         redis_url="redis://redis:6379",
-        namespace=namespace,
-        health_port=0,
-        kubeconfig=str(kubeconfig),
-        **flags,
+        **{"namespace": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig), **flags},
     )
     loop, stop, ended = asyncio.new_event_loop(), asyncio.Event(), []
 

@@ -29,6 +29,7 @@ class Kind:
 
 SERVICES = Kind(API_VERSION, KIND, PLURAL)
 PODS = Kind("v1", "Pod", "pods")
+LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WRITTEN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "Service", "services"),
