@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.operator import apiserver
+from tests.operator.running_operator import Router
 
 from fairlead_operator.api.crd import custom_resource_definition
 
@@ -36,3 +37,10 @@ def namespace(server: apiserver.ApiServer) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     return name
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    made = Router()
+    yield made
+    made.close()

@@ -46,12 +46,9 @@ class Router:
 @contextmanager
 def operator(kubeconfig: Path, namespace: str, router_url: str, **flags: object) -> Iterator[None]:
     """Runs while the context lasts; an operator that ends by itself fails the test."""
-    config = OperatorConfig(
-        worker_image="worker:1",
-        router_image="control:1",
-        redis_url="redis://redis:6379",
-        **{"namespace": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig), **flags},
-    )
+    images = {"worker_image": "worker:1", "router_image": "control:1", "redis_url": "redis://redis:6379"}
+    place = {"namespace": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig)}
+    config = OperatorConfig(**images | place | flags)
     loop, stop, ended = asyncio.new_event_loop(), asyncio.Event(), []
 
     def run() -> None:
