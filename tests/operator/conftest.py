@@ -20,11 +20,11 @@ def server() -> Iterator[apiserver.ApiServer]:
     with apiserver.running() as running:
         crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         running.create(crds, custom_resource_definition())
-        _await_crd(running)
+        await_crd(running)
         yield running
 
 
-def _await_crd(server: apiserver.ApiServer) -> None:
+def await_crd(server: apiserver.ApiServer) -> None:
     deadline = time.monotonic() + 30
     while server.request("GET", "/apis/fairlead.dev/v1alpha1/inferenceservices")[0] != 200:
         assert time.monotonic() < deadline, "the CRD was accepted and is not served"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.difference import Applied, needs_apply
+from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped
 from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.reconcile.store import Key, Store
 
@@ -39,7 +39,10 @@ class Applier:
             key = (desired["kind"], desired["metadata"]["name"])
             wanted.add(key)
             live = self._store.children(self._owner).get(key)
-            if live is not None and not needs_apply(desired, live, self._applied.get(key)):
+            applied = self._applied.get(key)
+            if live is not None and not needs_apply(desired, live, applied):
+                if applied is None or applied.uid != live["metadata"]["uid"]:
+                    self._applied[key] = Applied.of(desired, live)  # as an earlier process has left it
                 continue
             refusal = await self._apply(key, desired, live)
             if refusal:
@@ -60,7 +63,7 @@ class Applier:
         if live is not None and hidden:
             desired = {**desired, "data": live["data"]}  # what a revision once was, it stays
         try:
-            answer = await self._cluster.apply(desired)
+            answer = await self._cluster.apply(stamped(desired))
         except ApiRefused as refusal:
             if not refusal.permanent:
                 raise
