@@ -1,6 +1,7 @@
 """The console scripts of all rooms. `pip install fairlead` brings every script, and only an extra brings what most of them import."""
 
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ def worker() -> None:
 
 
 def _run(script: str, module: str, extra: str) -> None:
+    # The first process of a container has no default action for SIGTERM: until the program takes it itself, it would be lost.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with naming_the_extra(script, extra):
         main: Callable[[], int | None] = importlib.import_module(module).main
         sys.exit(main())

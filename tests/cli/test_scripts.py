@@ -1,6 +1,7 @@
 """`pip install fairlead` alone: every script starts, or names the extra that it needs."""
 
 import importlib
+import os
 import subprocess
 import sys
 import tomllib
@@ -50,3 +51,13 @@ def test_every_script_is_there() -> None:
 def test_a_missing_module_of_ours_is_a_fault_and_no_extra() -> None:
     with pytest.raises(ModuleNotFoundError), fairlead.scripts.naming_the_extra("fairlead", "local"):
         importlib.import_module("fairlead.no_such_module")
+
+
+def test_a_stop_before_the_program_is_imported_is_heeded(tmp_path: Path) -> None:
+    (tmp_path / "slow_program.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    code = "from fairlead.scripts import _run; _run('fairlead-slow', 'slow_program', 'worker')"
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.terminate()
+    assert process.wait(20) == 0

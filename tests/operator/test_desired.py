@@ -216,8 +216,7 @@ def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None
         InferenceService.parse({**manifest(), "metadata": metadata})
 
 
-def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
-    """Not --tensor-parallel, which is only given for more than one GPU."""
+def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
     one = service(engine={"kvCache": {"size": "1Gi"}, "threads": 2, "maxModelLen": 64}, model={"name": "m"})
     made = objects(one)
 
@@ -228,6 +227,11 @@ def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
     worker_config = WorkerConfig.from_command_line(given("worker"))
     assert worker_config.names == ("m",) and worker_config.kv_cache_bytes == 1 << 30 and worker_config.advertise == "10.0.0.7:8000"
     assert read_config(given("router")).namespace == "default/qwen"
+
+    made = objects(service(engine={"tensorParallel": 2}))
+    with pytest.raises(SystemExit):
+        WorkerConfig.from_command_line(given("worker"))
+    assert "set spec.engine.tensorParallel to 1" in capsys.readouterr().err
 
 
 def test_a_worker_is_replaced_only_when_routers_can_know_its_successor_and_a_stuck_process_is_not_waited_for() -> None:
