@@ -71,7 +71,8 @@ class ApiServer:
 
     def writes(self, user: str) -> list[dict[str, Any]]:
         """Every write that `user` has asked for, refused ones too, oldest first (from the audit log)."""
-        lines = self.audit.read_text().splitlines() if self.audit.exists() else []
+        text = self.audit.read_text() if self.audit.exists() else ""
+        lines = text.rpartition("\n")[0].splitlines()  # the last line may be half written
         return [event for event in map(json.loads, lines) if event["user"]["username"] == user]
 
     def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> tuple[int, Any]:
