@@ -24,6 +24,8 @@ class OperatorConfig(BaseSettings):
     redis_url: str = Field("", description="The prefix index; empty: none, routers go by load.")
     default_gpus: int = Field(1, ge=0, le=64, description="GPUs of a worker whose manifest says nothing, times engine.tensorParallel.")
     namespace: str = Field("", description="Watch this namespace only; empty: all.")
+    lease_namespace: str = Field("", description="Where the Lease is by which one operator leads; empty: the pod's own namespace.")
+    lease_name: str = Field("fairlead-operator", min_length=1, description="Operators that share a Lease act one at a time.")
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
     health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz and /readyz; 0: a free one.")
     kubeconfig: str = Field("", description="Where the API server is; empty: the pod's service account, or $KUBECONFIG.")

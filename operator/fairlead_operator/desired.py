@@ -23,7 +23,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
     said = verdict(service, observed, now)
     return Desired(
-        objects=[*worker.objects(service, settings), *router.objects(service, settings)],
+        objects=[*worker.objects(service, settings, observed.revisions), *router.objects(service, settings, observed.revisions)],
         status=said.status,
         servable=said.servable,
         probe_due=said.probe_due,

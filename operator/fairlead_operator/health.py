@@ -3,8 +3,18 @@
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 
 from aiohttp import web
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """A standby is ready: it takes over when the leader goes, and a rollout of the operator need not wait for it to lead."""
+
+    ready: bool
+    leading: bool
+    holder: str  # of the lease
 
 
 def _listening(port: int) -> socket.socket:
@@ -15,7 +25,7 @@ def _listening(port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def served(port: int, problem: Callable[[], str], ready: Callable[[], bool]) -> AsyncIterator[int]:
+async def served(port: int, problem: Callable[[], str], readiness: Callable[[], Readiness]) -> AsyncIterator[int]:
     """Serve while the context lasts; yields the port. `problem()` is empty while the process is of use."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -23,7 +33,8 @@ async def served(port: int, problem: Callable[[], str], ready: Callable[[], bool
         return web.json_response({"ok": not found, "problem": found}, status=503 if found else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.json_response({"ready": ready()}, status=200 if ready() else 503)
+        now = readiness()
+        return web.json_response(asdict(now), status=200 if now.ready else 503)
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])

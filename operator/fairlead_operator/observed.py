@@ -26,6 +26,7 @@ class Observed:
 
     deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment
     pods: tuple[Body, ...] = ()
+    revisions: tuple[Body, ...] = ()  # ControllerRevisions: the pod templates of this service so far
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
 

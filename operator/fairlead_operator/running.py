@@ -1,9 +1,11 @@
-"""The operator as one coroutine: watches, loops, resync and health, until a stop is asked for or something essential ends."""
+"""The operator as one coroutine: stand by until the lease is ours, then watches, loops and resync, until a stop or the end of something
+essential. Health is served from the first moment.
+"""
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -11,12 +13,13 @@ import kopf
 
 from fairlead_operator import health
 from fairlead_operator.config import OperatorConfig
+from fairlead_operator.election import Elector
 from fairlead_operator.reconcile import handlers
-from fairlead_operator.reconcile.client import Cluster
+from fairlead_operator.reconcile.client import Cluster, own_namespace
 from fairlead_operator.reconcile.fleet import Fleet
 from fairlead_operator.reconcile.loop import Tools
 from fairlead_operator.reconcile.prober import Prober
-from fairlead_operator.reconcile.resync import Resync
+from fairlead_operator.reconcile.resync import STALE, Resync
 from fairlead_operator.reconcile.store import Store
 
 log = logging.getLogger(__name__)
@@ -30,34 +33,78 @@ async def operate(
 
     `started` is called once kopf has set itself up; it is the place to take the signals back, which kopf handles for itself.
     """
-    fleet = Fleet()
-    store = Store(fleet.wake)
-    ready = asyncio.Event()
     async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(Cluster.connect(config.kubeconfig))
-        prober = prober or Prober(config.cluster_domain)
-        stack.push_async_callback(prober.close)
-        stack.push_async_callback(fleet.close)
-        fleet.open(Tools(cluster, store, prober, config.settings, handlers.announce, asyncio.Semaphore(LANES)))
-        resync = Resync(cluster, store, config.namespace)
-
-        def problem() -> str:
-            return "no complete listing for too long: the API server cannot be reached" if resync.stale else ""
-
-        port = await stack.enter_async_context(health.served(config.health_port, problem, ready.is_set))
+        api = await stack.enter_async_context(Cluster.connect(config.kubeconfig))
+        elector = Elector(api, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
+        acting = _Acting(config, api.guarded(elector.check), elector, prober or Prober(config.cluster_domain))
+        stack.push_async_callback(acting.close)
+        port = await stack.enter_async_context(health.served(config.health_port, acting.problem, acting.readiness))
         log.info("health on port %d", port)
-        watching = asyncio.create_task(_watch(config, store, fleet, stop, ready, started), name="watches")
-        relisting = asyncio.create_task(resync.run(), name="resync")
-        ending = asyncio.create_task(_end_loops(stop, fleet), name="end of loops")
-        done, pending = await asyncio.wait({watching, relisting}, return_when=asyncio.FIRST_COMPLETED)
+        if not await _unless_stopped(elector.acquire(), stop):
+            return
+        stack.push_async_callback(elector.release)  # first of all that is undone, when nothing of us writes any more
+        await acting.run(stop, started)
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Do `work` to its end, and then True; False when a stop came first."""
+    doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        doing.cancel()
+        stopping.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
+
+
+class _Acting:
+    """What the leader runs. Nothing of it has begun in a standby, which has its memory and its rights but watches nothing."""
+
+    def __init__(self, config: OperatorConfig, cluster: Cluster, elector: Elector, prober: Prober) -> None:
+        self._config = config
+        self._elector = elector
+        self._prober = prober
+        self._fleet = Fleet()
+        self._store = Store(self._fleet.wake)
+        self._resync = Resync(cluster, self._store, config.namespace)
+        self._watching = asyncio.Event()
+        self._fleet.open(Tools(cluster, self._store, prober, config.settings, self._announce, asyncio.Semaphore(LANES)))
+
+    def problem(self) -> str:
+        unheard = self._resync.stale if self._elector.leading else self._elector.silent_for > STALE
+        return "no answer for too long: the API server cannot be reached" if unheard else ""
+
+    def readiness(self) -> health.Readiness:
+        leading = self._elector.leading
+        return health.Readiness(self._watching.is_set() if leading else bool(self._elector.holder), leading, self._elector.holder)
+
+    async def close(self) -> None:
+        await self._fleet.close()
+        await self._prober.close()
+
+    async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
+        self._resync.begin()
+        watching = asyncio.create_task(_watch(self._config, self._store, self._fleet, stop, self._watching, started), name="watches")
+        relisting = asyncio.create_task(self._resync.run(), name="resync")
+        leading = asyncio.create_task(self._elector.keep(), name="lease")
+        ending = asyncio.create_task(_end_loops(stop, self._fleet), name="end of loops")
+        done, pending = await asyncio.wait({watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
         pending.add(ending)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        await self._fleet.close()
         for task in done:
             task.result()
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
+
+    def _announce(self, body: Any, type_: str, reason: str, message: str) -> None:
+        self._elector.check()  # kopf posts Events by itself, not through our client
+        handlers.announce(body, type_, reason, message)
 
 
 async def _end_loops(stop: asyncio.Event, fleet: Fleet) -> None:

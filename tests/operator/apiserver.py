@@ -17,6 +17,17 @@ from pathlib import Path
 from typing import Any
 
 TOKEN = "for-tests-on-loopback-only"
+USERS = ("operator-a", "operator-b")
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "Metadata", "users": list(USERS)},
+        {"level": "None"},
+    ],
+}
 DEADLINE = 60.0  # seconds for etcd and the apiserver to come up; five are usual
 
 
@@ -48,6 +59,21 @@ class ApiServer:
 
     url: str
     kubeconfig: Path
+    audit: Path
+
+    def kubeconfig_of(self, user: str, folder: Path) -> Path:
+        """Credentials of one of USERS, all of them administrators: whose name then stands in the audit log."""
+        config = json.loads(self.kubeconfig.read_text())
+        config["users"][0]["user"]["token"] = f"{TOKEN}-{user}"
+        path = folder / f"{user}.kubeconfig"
+        path.write_text(json.dumps(config))
+        return path
+
+    def writes(self, user: str) -> list[dict[str, Any]]:
+        """Every write that `user` has asked for, refused ones too, oldest first (from the audit log)."""
+        text = self.audit.read_text() if self.audit.exists() else ""
+        lines = text.rpartition("\n")[0].splitlines()  # the last line may be half written
+        return [event for event in map(json.loads, lines) if event["user"]["username"] == user]
 
     def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> tuple[int, Any]:
         """(status, JSON answer)."""
@@ -99,7 +125,7 @@ def running() -> Iterator[ApiServer]:
             etcd, peer, port = _free_ports(3)
             processes.append(subprocess.Popen(_etcd(folder, etcd, peer), stdout=log, stderr=log))
             processes.append(subprocess.Popen(_apiserver(folder, etcd, port), stdout=log, stderr=log))
-        server = ApiServer(f"https://127.0.0.1:{port}", _kubeconfig(folder, port))
+        server = ApiServer(f"https://127.0.0.1:{port}", _kubeconfig(folder, port), folder / "audit")
         _await_ready(server, processes, folder / "log")
         yield server
     finally:
@@ -125,7 +151,9 @@ def _etcd(folder: Path, port: int, peer: int) -> list[str]:
 def _apiserver(folder: Path, etcd: int, port: int) -> list[str]:
     key = folder / "service-accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-    (folder / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
+    users = {TOKEN: "admin"} | {f"{TOKEN}-{user}": user for user in USERS}
+    (folder / "tokens.csv").write_text("".join(f"{token},{user},{user},system:masters\n" for token, user in users.items()))
+    (folder / "policy").write_text(json.dumps(AUDIT_POLICY))
     return [
         str(program("kube-apiserver")),
         f"--etcd-servers=http://127.0.0.1:{etcd}",
@@ -133,6 +161,8 @@ def _apiserver(folder: Path, etcd: int, port: int) -> list[str]:
         "--bind-address=127.0.0.1",
         f"--cert-dir={folder / 'certificates'}",
         f"--token-auth-file={folder / 'tokens.csv'}",
+        f"--audit-policy-file={folder / 'policy'}",
+        f"--audit-log-path={folder / 'audit'}",
         "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.96.0.0/16",
         "--service-account-issuer=https://kubernetes.default.svc",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.operator import apiserver
+from tests.operator.running_operator import Router
 
 from fairlead_operator.api.crd import custom_resource_definition
 
@@ -19,11 +20,11 @@ def server() -> Iterator[apiserver.ApiServer]:
     with apiserver.running() as running:
         crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         running.create(crds, custom_resource_definition())
-        _await_crd(running)
+        await_crd(running)
         yield running
 
 
-def _await_crd(server: apiserver.ApiServer) -> None:
+def await_crd(server: apiserver.ApiServer) -> None:
     deadline = time.monotonic() + 30
     while server.request("GET", "/apis/fairlead.dev/v1alpha1/inferenceservices")[0] != 200:
         assert time.monotonic() < deadline, "the CRD was accepted and is not served"
@@ -36,3 +37,10 @@ def namespace(server: apiserver.ApiServer) -> str:
     name = f"t-{uuid.uuid4().hex[:8]}"
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     return name
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    made = Router()
+    yield made
+    made.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, cast
 
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.reconcile.prober import Prober
@@ -46,15 +47,9 @@ class Router:
 @contextmanager
 def operator(kubeconfig: Path, namespace: str, router_url: str, **flags: object) -> Iterator[None]:
     """Runs while the context lasts; an operator that ends by itself fails the test."""
-    config = OperatorConfig(
-        worker_image="worker:1",
-        router_image="control:1",
-        redis_url="redis://redis:6379",
-        namespace=namespace,
-        health_port=0,
-        kubeconfig=str(kubeconfig),
-        **flags,
-    )
+    flags = {"worker_image": "worker:1", "router_image": "control:1", "redis_url": "redis://redis:6379", **flags}
+    flags = {"namespace": namespace, "lease_namespace": namespace, "health_port": 0, "kubeconfig": str(kubeconfig), **flags}
+    config = OperatorConfig(**cast(Any, flags))
     loop, stop, ended = asyncio.new_event_loop(), asyncio.Event(), []
 
     def run() -> None:

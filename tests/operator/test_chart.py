@@ -78,6 +78,16 @@ def test_rules_name_what_they_allow() -> None:
             assert "secrets" not in rule["resources"]
 
 
+def test_two_operators_may_run_and_leases_are_theirs_at_home_only() -> None:
+    made = template("--set", "operator.replicas=2")
+    (deployment,) = [one for one in made if one["metadata"]["name"] == "fl-fairlead-operator" and one["kind"] == "Deployment"]
+    assert deployment["spec"]["replicas"] == 2 and deployment["spec"]["strategy"]["type"] == "RollingUpdate"
+    allowed = [(one["kind"], one["metadata"].get("namespace"), rule) for one in made for rule in one.get("rules") or []]
+    leases = [(kind, namespace, rule) for kind, namespace, rule in allowed if "leases" in rule["resources"]]
+    assert {(kind, namespace) for kind, namespace, _ in leases} == {("Role", "fairlead-system")}
+    assert all(rule["verbs"] == ["create"] or rule["resourceNames"] == ["fl-fairlead-operator"] for _, _, rule in leases)
+
+
 def test_the_crd_can_be_kept_or_left_out() -> None:
     (crd,) = [one for one in template() if one["kind"] == "CustomResourceDefinition"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -113,7 +123,10 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     router = Router()
     try:
-        with operator(kubeconfig, namespace, router.url):
+        (deployment,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"] == account]
+        flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        (lease,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--lease-name=")]
+        with operator(kubeconfig, namespace, router.url, lease_name=lease):
             cluster = Cluster(server, namespace)
             cluster.create()
             for plural, name in CHILDREN:

@@ -109,7 +109,7 @@ def test_the_revision_is_of_the_pods_and_not_of_their_number(left: dict[str, Any
 
 def test_an_operator_with_other_defaults_keeps_the_revision() -> None:
     # Pinned: when this changes, an upgrade of the operator gives every running service a new revision.
-    assert worker.revision(service()) == "1458a9f397"
+    assert worker.revision(service()) == "c51d9689d7"
 
 
 @pytest.mark.parametrize(

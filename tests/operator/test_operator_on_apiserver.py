@@ -22,6 +22,7 @@ class Cluster:
     def path(self, plural: str, name: str = "", subresource: str = "") -> str:
         prefix = {
             "deployments": "/apis/apps/v1",
+            "controllerrevisions": "/apis/apps/v1",
             "poddisruptionbudgets": "/apis/policy/v1",
             "inferenceservices": "/apis/fairlead.dev/v1alpha1",
         }.get(plural, "/api/v1")
@@ -71,13 +72,6 @@ def eventually(look: Callable[[], T], within: float = 45.0) -> T:
             return found
         assert time.monotonic() < deadline, f"still {found!r} after {within} s"
         time.sleep(0.05)
-
-
-@pytest.fixture
-def router() -> Iterator[Router]:
-    made = Router()
-    yield made
-    made.close()
 
 
 @pytest.fixture

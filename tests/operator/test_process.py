@@ -30,9 +30,17 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def process(server: apiserver.ApiServer, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def process(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     log = tmp_path / "log"
-    arguments = [*COMMAND, *FLAGS, "--namespace=", f"--kubeconfig={server.kubeconfig}", "--health-port=0", "--image-pull-policy=Never"]
+    arguments = [
+        *COMMAND,
+        *FLAGS,
+        "--namespace=",
+        f"--lease-namespace={namespace}",
+        f"--kubeconfig={server.kubeconfig}",
+        "--health-port=0",
+        "--image-pull-policy=Never",
+    ]
     with log.open("wb") as out:
         running = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment(FAIRLEAD_DEFAULT_GPUS="4"))
     yield running, log

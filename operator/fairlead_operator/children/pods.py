@@ -44,13 +44,17 @@ def pod_spec(service: InferenceService, component: str, container: Object, volum
     }
 
 
+def labelled(service: InferenceService, component: str, revision: str, template: Object) -> Object:
+    """The template with the labels by which its pods are found; the user's own stay."""
+    metadata = template.get("metadata", {})
+    labels = {**metadata.get("labels", {}), **names.selector(service, component), names.REVISION: revision}
+    return {**template, "metadata": {**metadata, "labels": labels}}
+
+
 def deployment(
-    service: InferenceService, component: str, *, replicas: int, revision: str, template: Object, strategy: dict[str, Any], settle: int = 0
+    service: InferenceService, component: str, *, replicas: int, template: Object, strategy: dict[str, Any], settle: int = 0
 ) -> Object:
     """`settle`: seconds that a new pod must have been ready before a rollout takes the next one away."""
-    labels = names.selector(service, component)
-    template["metadata"] = {**template.get("metadata", {})}
-    template["metadata"]["labels"] = {**template["metadata"].get("labels", {}), **labels, names.REVISION: revision}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -60,7 +64,7 @@ def deployment(
             "revisionHistoryLimit": 5,
             "minReadySeconds": settle,
             "progressDeadlineSeconds": service.spec.rollout.deadline_seconds,
-            "selector": {"matchLabels": labels},
+            "selector": {"matchLabels": names.selector(service, component)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy},
             "template": template,
         },

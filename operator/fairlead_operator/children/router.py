@@ -1,17 +1,23 @@
 """The routers: a Deployment behind the Service that clients use."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import Object, pods, security
+from fairlead_operator.revisions import pinned, said
 from fairlead_operator.settings import Settings
 
 
 def revision(service: InferenceService) -> str:
-    return names.digest([service.spec.routing.policy, service.spec.rollout.drain_timeout, service.served_model_name])
+    return names.digest([said(service.spec.routing, "policy"), said(service.spec.rollout, "drain_timeout"), service.served_model_name])
 
 
-def objects(service: InferenceService, settings: Settings) -> list[Object]:
-    return [_service(service), _deployment(service, settings), pods.disruption_budget(service, names.ROUTER, 1)]
+def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
+    """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used."""
+    pin = pinned(service, names.ROUTER, revision(service), _template(service, settings), revisions)
+    return [_service(service), *pin.revisions, _deployment(service, pin.template), pods.disruption_budget(service, names.ROUTER, 1)]
 
 
 def _service(service: InferenceService) -> Object:
@@ -27,7 +33,17 @@ def _service(service: InferenceService) -> Object:
     }
 
 
-def _deployment(service: InferenceService, settings: Settings) -> Object:
+def _deployment(service: InferenceService, template: Object) -> Object:
+    return pods.deployment(
+        service,
+        names.ROUTER,
+        replicas=service.spec.routing.replicas,
+        template=template,
+        strategy={"maxSurge": 1, "maxUnavailable": 0},
+    )
+
+
+def _template(service: InferenceService, settings: Settings) -> Object:
     container: Object = {
         "name": "router",
         "image": settings.router_image,
@@ -44,14 +60,8 @@ def _deployment(service: InferenceService, settings: Settings) -> Object:
         "livenessProbe": pods.liveness(failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    return pods.deployment(
-        service,
-        names.ROUTER,
-        replicas=service.spec.routing.replicas,
-        revision=revision(service),
-        template={"spec": pods.pod_spec(service, names.ROUTER, container, [{"name": "tmp", "emptyDir": {}}])},
-        strategy={"maxSurge": 1, "maxUnavailable": 0},
-    )
+    spec = pods.pod_spec(service, names.ROUTER, container, [{"name": "tmp", "emptyDir": {}}])
+    return pods.labelled(service, names.ROUTER, revision(service), {"spec": spec})
 
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:

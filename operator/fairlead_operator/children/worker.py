@@ -1,11 +1,15 @@
 """The workers: a Deployment of model replicas, the headless Service by which routers find them, their disruption budget."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import Object, pods, security
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
+from fairlead_operator.revisions import pinned, said
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
@@ -15,11 +19,8 @@ STARTUP_PERIOD, STARTUP_FAILURES = 5, 2160  # seconds, probes: three hours to do
 
 def revision(service: InferenceService) -> str:
     """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
-    spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    shaping = {key: spec.get(key) for key in ("model", "engine", "resources", "podTemplate")}
-    shaping["drainTimeout"] = service.spec.rollout.drain_timeout
-    shaping["servedModelName"] = service.served_model_name
-    return names.digest(shaping)
+    shaping = said(service.spec, "model", "engine", "resources", "pod_template")
+    return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
 
 
 def gpus(service: InferenceService, settings: Settings) -> int:
@@ -28,8 +29,10 @@ def gpus(service: InferenceService, settings: Settings) -> int:
     return settings.default_gpus * service.spec.engine.tensor_parallel if asked is None else asked
 
 
-def objects(service: InferenceService, settings: Settings) -> list[Object]:
-    return [_account(service), _headless_service(service), _deployment(service, settings), _budget(service)]
+def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
+    """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used."""
+    pin = pinned(service, names.WORKER, revision(service), _template(service, settings), revisions)
+    return [_account(service), _headless_service(service), *pin.revisions, _deployment(service, pin.template), _budget(service)]
 
 
 def _account(service: InferenceService) -> Object:
@@ -58,7 +61,25 @@ def _budget(service: InferenceService) -> Object:
     return pods.disruption_budget(service, names.WORKER, service.spec.disruption.max_unavailable)
 
 
-def _deployment(service: InferenceService, settings: Settings) -> Object:
+def _deployment(service: InferenceService, template: Object) -> Object:
+    # On GPUs a surge pod would wait for a GPU that its predecessor holds, for ever (production-stack#103): drain one, then start one.
+    surge = not _asks_for_gpus(template)
+    return pods.deployment(
+        service,
+        names.WORKER,
+        replicas=service.spec.wanted_replicas,
+        template=template,
+        strategy={"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1},
+        settle=SETTLE,
+    )
+
+
+def _asks_for_gpus(template: Object) -> bool:
+    resources = [container.get("resources") or {} for container in template["spec"]["containers"]]
+    return any(GPU in (asked.get(side) or {}) for asked in resources for side in ("requests", "limits"))
+
+
+def _template(service: InferenceService, settings: Settings) -> Object:
     source = model_source(service.spec)
     volumes: list[Object] = [
         {"name": "tmp", "emptyDir": {}},
@@ -72,17 +93,7 @@ def _deployment(service: InferenceService, settings: Settings) -> Object:
     if service.spec.pod_template is not None:
         extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         template = merged(template, extra)
-    # On GPUs a surge pod would wait for a GPU that its predecessor holds, for ever (production-stack#103): drain one, then start one.
-    surge = gpus(service, settings) == 0
-    return pods.deployment(
-        service,
-        names.WORKER,
-        replicas=service.spec.wanted_replicas,
-        revision=revision(service),
-        template=template,
-        strategy={"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1},
-        settle=SETTLE,
-    )
+    return pods.labelled(service, names.WORKER, revision(service), template)
 
 
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:

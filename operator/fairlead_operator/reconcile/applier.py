@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.difference import Applied, needs_apply
-from fairlead_operator.reconcile.kinds import SERVICES, WRITTEN, kind_of
+from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped
+from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.reconcile.store import Key, Store
 
 log = logging.getLogger(__name__)
@@ -15,6 +15,10 @@ _WRITTEN_KINDS = {kind.kind for kind in WRITTEN}
 
 class ServiceGone(Exception):
     """The service was deleted (or replaced by one of the same name): nothing more is to be made for it."""
+
+
+class Overlooked(Exception):
+    """Something was found that `desired` did not know of: it has to be computed again."""
 
 
 class Applier:
@@ -35,7 +39,10 @@ class Applier:
             key = (desired["kind"], desired["metadata"]["name"])
             wanted.add(key)
             live = self._store.children(self._owner).get(key)
-            if live is not None and not needs_apply(desired, live, self._applied.get(key)):
+            applied = self._applied.get(key)
+            if live is not None and not needs_apply(desired, live, applied):
+                if applied is None or applied.uid != live["metadata"]["uid"]:
+                    self._applied[key] = Applied.of(desired, live)  # as an earlier process has left it
                 continue
             refusal = await self._apply(key, desired, live)
             if refusal:
@@ -52,8 +59,11 @@ class Applier:
             if self._of_a_namesake(live):
                 return f"{key[0]} {key[1]} is left over from a deleted service of this name; the cluster's garbage collector removes it"
             return f"{key[0]} {key[1]} exists and does not belong to this service: delete it, or give the service another name"
+        hidden = live is not None and key[0] == REVISIONS.kind and live["data"] != desired["data"]
+        if live is not None and hidden:
+            desired = {**desired, "data": live["data"]}  # what a revision once was, it stays
         try:
-            answer = await self._cluster.apply(desired)
+            answer = await self._cluster.apply(stamped(desired))
         except ApiRefused as refusal:
             if not refusal.permanent:
                 raise
@@ -61,6 +71,8 @@ class Applier:
         self._applied[key] = Applied.of(desired, answer)
         self._store.put(answer)
         log.info("applied %s %s/%s", key[0], self._owner[0], key[1])
+        if hidden:
+            raise Overlooked(f"{key[0]} {key[1]} was there, without the labels by which it is found")
         return ""
 
     async def _still_there(self) -> None:

@@ -1,7 +1,7 @@
 """The Kubernetes API with dicts in and dicts out, over one connection pool of `kubernetes.aio`."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from fairlead_operator.reconcile.kinds import Kind, kind_of
 Body = dict[str, Any]
 PAGE = 500  # objects of one list request
 TIMEOUT = 30.0  # seconds for one request
-_IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def own_namespace(otherwise: str) -> str:
+    """The namespace of the pod that this process runs in; outside a cluster `otherwise`, or "default"."""
+    try:
+        return (_ACCOUNT / "namespace").read_text().strip()
+    except OSError:
+        return otherwise or "default"
 
 
 class ApiRefused(Exception):
@@ -34,15 +42,21 @@ class ApiRefused(Exception):
 class Cluster:
     """Reads and writes of the operator. Raises ApiRefused for an answer that is not 2xx; what the transport raises passes through."""
 
-    def __init__(self, api: aio.ApiClient) -> None:
+    def __init__(self, api: aio.ApiClient, may_write: Callable[[], float] = lambda: TIMEOUT) -> None:
+        """`may_write` is asked right before each write, and returns the seconds that it may take."""
         self._api = api
+        self._may_write = may_write
+
+    def guarded(self, may_write: Callable[[], float]) -> "Cluster":
+        """The same connections, with another answer to whether a write may be made."""
+        return Cluster(self._api, may_write)
 
     @classmethod
     @asynccontextmanager
     async def connect(cls, kubeconfig: str = "") -> "AsyncIterator[Cluster]":
         """The pod's service account, or a kubeconfig (the given one, $KUBECONFIG, ~/.kube/config)."""
         configuration = aio.Configuration()
-        if not kubeconfig and _IN_CLUSTER.exists():
+        if not kubeconfig and (_ACCOUNT / "token").exists():
             aio_config.load_incluster_config(client_configuration=configuration)
         else:
             await aio_config.load_kube_config(config_file=kubeconfig or None, client_configuration=configuration)
@@ -86,6 +100,15 @@ class Cluster:
         path = kind_of(body).path(metadata["namespace"], metadata["name"], "status")
         return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
 
+    async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
+        """409 when it exists."""
+        return await self._request("POST", kind.path(body["metadata"]["namespace"]), [("fieldManager", FIELD_MANAGER)], body)
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
+        """Write the whole object if it is still the one that was read; 409 otherwise."""
+        path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
+        return await self._request("PUT", path, [("fieldManager", FIELD_MANAGER)], body)
+
     async def delete(self, body: Mapping[str, Any]) -> None:
         """Delete this very object (its uid), not a successor of the same name."""
         metadata = body["metadata"]
@@ -105,7 +128,8 @@ class Cluster:
         request = await self._api.param_serialize(
             method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
         )
-        response = (await self._api.call_api(*request, _request_timeout=TIMEOUT)).response
+        timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._may_write())
+        response = (await self._api.call_api(*request, _request_timeout=timeout)).response
         text = await response.read()
         if 200 <= response.status <= 299:
             answer: Body = json.loads(text)

@@ -2,16 +2,23 @@
 
 The API server rewrites some values (`1000m` becomes `1`), so desired and live cannot be compared directly. Instead the server's answer to
 our last apply is cut down to the fields that we had sent; as long as the live object, cut down in the same way, is equal, nothing is
-written. After a restart nothing is remembered, and each object is applied once: the server drops an apply that changes nothing.
+written.
+
+After a restart nothing is remembered, and the object itself has to tell. Its annotation APPLIED is the digest of what was sent last; and of
+every field that was sent, `managedFields` says whether it is still ours: whoever changes or removes one takes it away from us. An object
+that says both is as we left it.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fairlead_operator.children.merge import MERGE_KEYS
-from fairlead_operator.names import digest
+from fairlead_operator.names import FIELD_MANAGER, digest
 
+APPLIED = "fairlead.dev/applied"
+_IDENTITY = {"apiVersion", "kind", "name", "namespace"}  # never in managedFields
 _ABSENT = "<absent>"
 
 
@@ -28,9 +35,61 @@ class Applied:
         return cls(answer["metadata"]["uid"], digest(desired), digest(shared(desired, answer)))
 
 
+def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
+    """What is sent for `desired`."""
+    metadata = desired["metadata"]
+    annotations = {**metadata.get("annotations", {}), APPLIED: digest(desired)}
+    return {**desired, "metadata": {**metadata, "annotations": annotations}}
+
+
+def as_we_left_it(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """`live` still has exactly what an earlier process of ours sent, and that is `desired`."""
+    metadata = live["metadata"]
+    if (metadata.get("annotations") or {}).get(APPLIED) != digest(desired):
+        return False
+    ours = [entry for entry in metadata.get("managedFields") or [] if _is_ours(entry)]
+    sent = {key: value for key, value in desired.items() if key not in _IDENTITY}
+    sent["metadata"] = {key: value for key, value in desired["metadata"].items() if key not in _IDENTITY}
+    return len(ours) == 1 and _owned(sent, json.loads(ours[0]["fieldsV1"]))
+
+
+def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Only our own entry, its fields as text: a tenth of the memory."""
+    ours = [entry for entry in metadata.get("managedFields") or [] if _is_ours(entry)]
+    return [{**entry, "fieldsV1": _text(entry["fieldsV1"])} for entry in ours]
+
+
+def _text(fields: Any) -> str:
+    return fields if isinstance(fields, str) else json.dumps(fields, separators=(",", ":"))
+
+
+def _is_ours(entry: Mapping[str, Any]) -> bool:
+    return (entry.get("manager"), entry.get("operation"), entry.get("subresource", "")) == (FIELD_MANAGER, "Apply", "")
+
+
+def _owned(sent: Any, fields: Mapping[str, Any]) -> bool:
+    """Is every leaf of `sent` in `fields` (FieldsV1: `f:` a key, `k:` an item by its keys, `v:` an item of a set)?"""
+    if not fields:
+        return True  # a leaf, or owned as a whole
+    if isinstance(sent, Mapping):
+        return all(f"f:{key}" in fields and _owned(value, fields[f"f:{key}"]) for key, value in sent.items())
+    if isinstance(sent, list):
+        items = [(json.loads(name[2:]), name[0], inner) for name, inner in fields.items() if name[:2] in ("k:", "v:")]
+        return all(any(_item_owned(item, *one) for one in items) for item in sent)
+    return False  # a scalar has no fields below it: what is owned is not what was sent
+
+
+def _item_owned(item: Any, key: Any, how: str, inner: Mapping[str, Any]) -> bool:
+    if how == "v":
+        return bool(item == key)
+    return isinstance(item, Mapping) and all(item.get(name, value) == value for name, value in key.items()) and _owned(item, inner)
+
+
 def needs_apply(desired: Mapping[str, Any], live: Mapping[str, Any] | None, applied: Applied | None) -> bool:
-    if live is None or applied is None or applied.uid != live["metadata"]["uid"]:
+    if live is None:
         return True
+    if applied is None or applied.uid != live["metadata"]["uid"]:
+        return not as_we_left_it(desired, live)
     return applied.sent != digest(desired) or applied.kept != digest(shared(desired, live))
 
 

@@ -29,9 +29,12 @@ class Kind:
 
 SERVICES = Kind(API_VERSION, KIND, PLURAL)
 PODS = Kind("v1", "Pod", "pods")
+REVISIONS = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
+LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WRITTEN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "Service", "services"),
+    REVISIONS,
     Kind("apps/v1", "Deployment", "deployments"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
 )

@@ -16,7 +16,7 @@ from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import SERVICES
+from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.settings import Settings
@@ -128,6 +128,7 @@ class Loop:
         return Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
             pods=tuple(body for key, body in children.items() if key[0] == "Pod"),
+            revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
             refusals=refusals or {},
             probe=self._probe,
         )

@@ -27,6 +27,10 @@ class Resync:
         self._namespace = namespace
         self._last = time.monotonic()
 
+    def begin(self) -> None:
+        """From now on rounds are expected."""
+        self._last = time.monotonic()
+
     @property
     def stale(self) -> bool:
         return time.monotonic() - self._last > STALE

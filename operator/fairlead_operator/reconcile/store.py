@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fairlead_operator.names import INSTANCE
+from fairlead_operator.reconcile.difference import slim_managed_fields
 from fairlead_operator.reconcile.kinds import SERVICES, Kind, kind_of
 
 Body = Mapping[str, Any]
@@ -95,9 +96,11 @@ def _version(body: Body) -> int:
 
 
 def _slim(body: Body) -> Body:
-    """Without what nobody reads: managedFields are half of every object, and of a pod only metadata and status matter."""
+    """Without what nobody reads: others' managedFields are a third of every object, and of a pod only metadata and status matter."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     slim: dict[str, Any] = {**body, "metadata": metadata}
     if body["kind"] == "Pod":
         slim.pop("spec", None)
+    elif kind_of(body) is not SERVICES:
+        metadata["managedFields"] = slim_managed_fields(body["metadata"])
     return slim

@@ -1,0 +1,222 @@
+"""Who acts: a Lease that one process holds, so that two operators (or two versions of one) never write at the same time.
+
+The rules are client-go's: a candidate takes a lease that is free, or that it has seen unchanged for as long as its holder asked for. Only
+durations on this machine's own monotonic clock are compared, never two machines' times of day. Every write of the lease is bound to the
+resourceVersion that was read, so of two candidates one is refused.
+
+What client-go leaves to its callers is fencing. Here every write of the operator asks `check` first: a process that could not renew, or was
+paused for longer than its lease, ends on the spot (`os._exit`), without a further byte to the API server.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.kinds import LEASES
+
+log = logging.getLogger(__name__)
+FENCED = 3  # exit code of a process that has lost its lease
+RELEASE_TIMEOUT = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. The gap between `deadline` and `duration` is what a write under way may still take."""
+
+    duration: float = 15.0  # others wait this long for a holder that says nothing
+    deadline: float = 10.0  # a holder that could not renew for this long ends
+    retry: float = 2.0
+
+
+def identity() -> str:
+    """Of this process: a restarted container has the pod's name again, and must not take itself for its predecessor."""
+    return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+
+
+def fence(reason: str) -> None:
+    """End at once: no cleanup, nothing that could still write."""
+    log.critical("ending: %s", reason)
+    logging.shutdown()
+    os._exit(FENCED)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The lease as it was last read, and when that version of it was first seen (monotonic seconds)."""
+
+    body: Mapping[str, Any]
+    at: float
+
+    @property
+    def holder(self) -> str:
+        return str(self.body["spec"].get("holderIdentity") or "")
+
+    @property
+    def free_at(self) -> float:
+        return self.at + float(self.body["spec"].get("leaseDurationSeconds") or 0)
+
+
+class Elector:
+    """`await acquire()`, then `await keep()` for as long as the process acts, then `await release()`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        name: str,
+        *,
+        me: str | None = None,
+        timing: Timing = Timing(),
+        fence: Callable[[str], None] = fence,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.me = me or identity()
+        self._cluster = cluster
+        self._place = (namespace, name)
+        self._timing = timing
+        self._fence = fence
+        self._clock = clock
+        self._seen: Seen | None = None
+        self._certain = False  # `_seen` is the outcome of a request that was answered
+        self._valid_until = float("-inf")  # until when no other process can have the lease
+        self._answered = clock()  # when the API server last answered
+
+    @property
+    def leading(self) -> bool:
+        return self._clock() < self._valid_until
+
+    @property
+    def holder(self) -> str:
+        return self._seen.holder if self._seen is not None else ""
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the API server has last answered about the lease."""
+        return self._clock() - self._answered
+
+    def check(self) -> float:
+        """Before every write: a process without a valid lease does not come back from here. Returns the seconds that the write may take."""
+        left = self._valid_until - self._clock()
+        if left <= 0:
+            self._fence(f"a write was about to be made without the lease {'/'.join(self._place)}")
+        return left + self._timing.duration - self._timing.deadline
+
+    async def acquire(self) -> None:
+        """Returns when the lease is ours. Raises what the API server refuses for good (no right to leases)."""
+        told = ""
+        while not await self._try():
+            if self.holder and self.holder != told:
+                told = self.holder
+                log.info("standing by: %s holds the lease %s/%s", told, *self._place)
+            await asyncio.sleep(self._timing.retry)
+        log.info("%s leads: lease %s/%s, transition %d", self.me, *self._place, self._transitions)
+
+    async def keep(self) -> None:
+        """Renews for ever; ends the process when the lease is lost or cannot be renewed in time."""
+        while True:
+            await asyncio.sleep(self._timing.retry)
+            self._still_leading()
+            if not await self._try() and self.holder != self.me:
+                self._fence(f"{self.holder or 'nobody'} holds the lease {'/'.join(self._place)} now")
+            self._still_leading()
+
+    def _still_leading(self) -> None:
+        if not self.leading:
+            self._fence(f"the lease {'/'.join(self._place)} was not renewed for {self._timing.deadline:.0f} s")
+
+    async def release(self) -> None:
+        """Gives the lease back, so that another need not wait for its end. Nothing may be written afterwards."""
+        if not self.leading or self._seen is None:
+            return
+        self._valid_until = float("-inf")
+        spec = {**self._seen.body["spec"], "holderIdentity": None, "leaseDurationSeconds": 1, "renewTime": _now()}
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT):
+                await self._cluster.replace(LEASES, {**self._seen.body, "spec": spec})
+            log.info("%s has released the lease %s/%s", self.me, *self._place)
+        except Exception as error:  # it runs out by itself
+            log.warning("the lease was not released: %s: %s", type(error).__name__, error)
+
+    @property
+    def _transitions(self) -> int:
+        return int(self._seen.body["spec"].get("leaseTransitions") or 0) if self._seen is not None else 0
+
+    async def _try(self) -> bool:
+        """One attempt to take or renew. False: somebody else has it, or nothing was learnt."""
+        started = self._clock()
+        try:
+            async with asyncio.timeout(self._timing.deadline / 2):
+                return await self._attempt(started)
+        except ApiRefused as refusal:
+            self._answered = self._clock()
+            if refusal.code in (401, 403) and not self.leading:
+                raise
+            log.warning("lease %s/%s: %s", *self._place, refusal)
+        except Exception as error:
+            log.warning("lease %s/%s: %s: %s", *self._place, type(error).__name__, error)
+        self._certain = False
+        return False
+
+    async def _attempt(self, started: float) -> bool:
+        seen = self._seen if self._certain and self.holder == self.me else await self._read()
+        if seen is not None and seen.holder not in ("", self.me) and self._clock() < seen.free_at:
+            return False
+        taken = seen is None or seen.holder != self.me
+        if seen is not None and taken and seen.holder:
+            log.info("%s has not renewed the lease %s/%s in its time", seen.holder, *self._place)
+        try:
+            written = await self._write(seen, taken=taken)
+        except ApiRefused as refusal:
+            if refusal.code != 409:
+                raise
+            await self._read()  # somebody was faster
+            return False
+        self._answered = self._clock()
+        self._seen, self._certain = Seen(written, started), True
+        self._valid_until = started + self._timing.deadline
+        return True
+
+    async def _write(self, seen: Seen | None, *, taken: bool) -> Mapping[str, Any]:
+        if seen is not None:
+            return await self._cluster.replace(LEASES, {**seen.body, "spec": self._spec(seen.body["spec"], taken=taken)})
+        namespace, name = self._place
+        body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"namespace": namespace, "name": name}}
+        return await self._cluster.create(LEASES, {**body, "spec": self._spec({}, taken=taken)})
+
+    async def _read(self) -> Seen | None:
+        body = await self._cluster.get(LEASES, *self._place)
+        self._answered = self._clock()
+        if body is None:
+            self._seen = None
+        elif self._seen is None or _version(self._seen.body) != _version(body):
+            self._seen = Seen(body, self._clock())
+        self._certain = True
+        return self._seen
+
+    def _spec(self, before: Mapping[str, Any], *, taken: bool) -> dict[str, Any]:
+        now = _now()
+        return {
+            **before,
+            "holderIdentity": self.me,
+            "leaseDurationSeconds": round(self._timing.duration),
+            "acquireTime": now if taken else before.get("acquireTime") or now,
+            "renewTime": now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + taken,
+        }
+
+
+def _now() -> str:
+    """For people who look at the lease; nothing is decided by it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _version(body: Mapping[str, Any]) -> str:
+    return str(body["metadata"]["resourceVersion"])

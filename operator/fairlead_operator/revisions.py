@@ -1,0 +1,84 @@
+"""Pod templates pinned by revision, so that only the user's spec restarts pods.
+
+A template is rendered once, when a spec is first seen, and kept in a ControllerRevision (whose data the API server lets nobody change).
+As long as the spec says the same, the kept template is used, whatever an operator of another version or configuration would render.
+A spec that is edited back gets its old template back. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.children import Object
+
+KIND = "ControllerRevision"
+KEPT = 5  # revisions of one component, the wanted one included
+
+
+def said(part: BaseModel, *only: str) -> dict[str, Any]:
+    """What a part of the spec says beyond its defaults: a field that a later version adds, with a default, changes no digest.
+
+    The API server writes defaults into the spec, so what the user left out cannot be told from the spec itself. This relies on
+    Kubernetes' own rule that within one API version no default changes (tests/operator/test_revisions.py holds them).
+    """
+    made: dict[str, Any] = {}
+    dumped = part.model_dump(mode="json", by_alias=True)
+    for name, field in type(part).model_fields.items():
+        key, value = field.alias or name, getattr(part, name)
+        if (only and name not in only) or value is None:
+            continue
+        if isinstance(value, BaseModel):
+            inner = said(value)
+            if inner:
+                made[key] = inner
+        elif field.is_required() or value != field.get_default(call_default_factory=True):
+            made[key] = dumped[key]
+    return made
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The template to use now, and the revisions of its component to be kept, the wanted one first."""
+
+    template: Object
+    revisions: list[Object]
+
+
+def pinned(service: InferenceService, component: str, digest: str, rendered: Object, seen: Iterable[Mapping[str, Any]]) -> Pinned:
+    """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted."""
+    others = {body["metadata"]["name"]: body for body in seen if _is_of(body, service, component)}
+    wanted = f"{names.deployment(service, component)}-{digest}"
+    held = others.pop(wanted, None)
+    newest = max(map(_number, others.values()), default=0)
+    data = {"template": deepcopy(rendered)} if held is None else held["data"]
+    number = newest + 1 if held is None else max(_number(held), newest + 1)
+    last_used = sorted(others.values(), key=lambda body: (_number(body), body["metadata"]["name"]), reverse=True)
+    kept = [_revision(service, component, body["metadata"]["name"], _number(body), body["data"]) for body in last_used[: KEPT - 1]]
+    return Pinned(deepcopy(data["template"]), [_revision(service, component, wanted, number, data), *kept])
+
+
+def _number(body: Mapping[str, Any]) -> int:
+    return int(body.get("revision") or 0)
+
+
+def _is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
+    """Of this very service: one that was deleted and made again begins anew."""
+    metadata = body["metadata"]
+    owned = any(reference.get("uid") == service.uid for reference in metadata.get("ownerReferences") or [])
+    return owned and (metadata.get("labels") or {}).get(names.COMPONENT) == component
+
+
+def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any]) -> Object:
+    """`number` grows with use: the one used last has the highest."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": KIND,
+        "metadata": names.metadata(service, name, component),
+        "revision": number,
+        "data": data,
+    }

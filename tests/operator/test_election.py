@@ -1,0 +1,249 @@
+"""The elector against a Lease in memory, with a clock that tests move; and two real operators on a real API server."""
+
+import asyncio
+import copy
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator import apiserver
+from tests.operator.test_operator_on_apiserver import Cluster as Namespace
+from tests.operator.test_operator_on_apiserver import eventually
+from tests.operator.test_process import COMMAND, FLAGS, environment
+
+from fairlead_operator.election import FENCED, Elector
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.kinds import Kind
+
+
+class LeaseServer:
+    """One Lease with optimistic locking, as the API server has it. `down`: nothing is answered."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Any] | None = None
+        self.down = False
+        self._versions = itertools.count(1)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+        self._reached()
+        return copy.deepcopy(self.held)
+
+    async def create(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        self._reached()
+        if self.held is not None:
+            raise ApiRefused(409, "exists")
+        return self._store(body)
+
+    async def replace(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        self._reached()
+        if self.held is None or body["metadata"]["resourceVersion"] != self.held["metadata"]["resourceVersion"]:
+            raise ApiRefused(409, "another version")
+        return self._store(body)
+
+    def _reached(self) -> None:
+        if self.down:
+            raise OSError("no route")
+
+    def _store(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.held = copy.deepcopy({**body, "metadata": {**body["metadata"], "resourceVersion": str(next(self._versions))}})
+        return copy.deepcopy(self.held)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fenced(BaseException):
+    pass
+
+
+def fence(reason: str) -> None:
+    raise Fenced(reason)
+
+
+def elector(server: LeaseServer, clock: Clock, me: str) -> Elector:
+    return Elector(cast(Cluster, server), "ns", "lease", me=me, fence=fence, clock=clock)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["try", "release", "wait", "down", "up"]), st.floats(0, 20)), max_size=60)
+)
+@settings(deadline=None, max_examples=300)
+def test_never_two_lead_and_somebody_can(steps: list[tuple[str, str, float]]) -> None:
+    async def run() -> None:
+        server, clock = LeaseServer(), Clock()
+        all_of_them = {name: elector(server, clock, name) for name in "abc"}
+        for name, step, seconds in steps:
+            if step == "try":
+                await all_of_them[name]._try()
+            elif step == "release":
+                await all_of_them[name].release()
+            elif step == "wait":
+                clock.now += seconds
+            else:
+                server.down = step == "down"
+            assert sum(one.leading for one in all_of_them.values()) <= 1
+        server.down = False
+        for _ in range(3):  # read, wait for its end, take
+            await all_of_them["a"]._try()
+            clock.now += 7.6
+        await all_of_them["a"]._try()
+        assert all_of_them["a"].leading
+
+    asyncio.run(run())
+
+
+async def test_a_holder_that_cannot_renew_is_fenced_before_others_may_take_over() -> None:
+    server, clock = LeaseServer(), Clock()
+    first, second = elector(server, clock, "first"), elector(server, clock, "second")
+    await first.acquire()
+    assert first.check() == 15 and not await second._try()
+    server.down = True
+    clock.now += 9
+    assert not await first._try() and first.leading and first.check() == 6
+    clock.now += 2
+    with pytest.raises(Fenced, match="without the lease"):
+        first.check()
+    server.down = False
+    assert not await second._try(), "four seconds are left to writes that were under way"
+    clock.now += 4.1
+    assert await second._try() and server.held is not None and server.held["spec"]["leaseTransitions"] == 2
+
+
+async def test_a_released_lease_is_taken_at_once_and_one_taken_away_is_lost() -> None:
+    server, clock = LeaseServer(), Clock()
+    first, second = elector(server, clock, "first"), elector(server, clock, "second")
+    await first.acquire()
+    await first.release()
+    assert not first.leading
+    await second.acquire()
+    assert server.held is not None
+    server.held["spec"]["holderIdentity"] = "a person"
+    server.held["metadata"]["resourceVersion"] = "77"
+    assert not await second._try() and second.holder == "a person"
+
+
+@dataclass
+class Process:
+    """A real operator; its name is that of its user in the audit log."""
+
+    name: str
+    running: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def state(self) -> dict[str, Any]:
+        port = eventually(lambda: re.search(r"health on port (\d+)", self.log.read_text()), within=30).group(1)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as error:
+            return dict(json.load(error))
+
+    def leads(self) -> bool:
+        return bool(self.state["ready"] and self.state["leading"])
+
+
+Start = Callable[[str], Process]
+
+
+@pytest.fixture
+def start(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one(user: str, *flags: str) -> Process:
+        log = tmp_path / f"{user}.{len(started)}.log"
+        scope = [f"--namespace={namespace}", f"--lease-namespace={namespace}", "--health-port=0"]
+        arguments = [*COMMAND, *FLAGS, *scope, f"--kubeconfig={server.kubeconfig_of(user, tmp_path)}", *flags]
+        with log.open("wb") as out:
+            started.append(subprocess.Popen(arguments, stdout=out, stderr=out, env=environment()))
+        return Process(user, started[-1], log)
+
+    yield one
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    print(f"took {took:.1f} s")
+    assert took < seconds
+
+
+def children_written(server: apiserver.ApiServer, namespace: str, user: str) -> int:
+    """Writes in this namespace beside the lease."""
+    mine = (event["objectRef"] for event in server.writes(user) if event["objectRef"].get("namespace") == namespace)
+    return sum(reference["resource"] != "leases" for reference in mine)
+
+
+def test_one_acts_and_the_other_takes_over(server: apiserver.ApiServer, namespace: str, start: Start) -> None:
+    first = start("operator-a")
+    eventually(first.leads, within=30)
+    second = start("operator-b")
+    eventually(lambda: second.state["ready"], within=30)
+    assert not second.state["leading"] and second.state["holder"] == first.state["holder"]
+    cluster = Namespace(server, namespace)
+    cluster.create()
+    eventually(lambda: cluster.get("deployments", "qwen-router"))
+    assert children_written(server, namespace, "operator-a") and not server.writes("operator-b"), "a standby writes nothing"
+
+    first.running.kill()
+    with within(20):
+        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 3}})
+        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 3, within=25)
+    assert second.leads()
+
+    third = start("operator-a")
+    eventually(lambda: third.state["ready"], within=30)
+    second.running.send_signal(signal.SIGTERM)
+    with within(8):
+        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}})
+        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4, within=25)
+    assert second.running.wait(timeout=15) == 0 and "has released the lease" in second.log.read_text()
+    lease = server.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/fairlead-operator")
+    assert lease["spec"]["leaseTransitions"] == 3 and lease["spec"]["holderIdentity"] == third.state["holder"]
+
+
+def test_a_leader_that_slept_past_its_lease_ends_and_writes_nothing(server: apiserver.ApiServer, namespace: str, start: Start) -> None:
+    first = start("operator-a")
+    eventually(first.leads, within=30)
+    second = start("operator-b")
+    eventually(lambda: second.state["ready"], within=30)
+    cluster = Namespace(server, namespace)
+    cluster.create()
+    eventually(lambda: cluster.get("deployments", "qwen-router"))
+    os.kill(first.running.pid, signal.SIGSTOP)
+    try:
+        eventually(second.leads, within=25)
+        # Work that the sleeper, had it a say, would do as soon as it wakes: it has seen none of this.
+        for count in range(5):
+            cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": count}})
+            cluster.patch("deployments", "qwen-router", {"spec": {"replicas": 7 + count}})
+        before = len(server.writes("operator-a"))
+    finally:
+        os.kill(first.running.pid, signal.SIGCONT)
+    assert first.running.wait(timeout=10) == FENCED, first.log.read_text()
+    assert "ending: " in first.log.read_text()
+    late = [(event["verb"], event["requestURI"], event["responseStatus"]["code"]) for event in server.writes("operator-a")[before:]]
+    assert not late, first.log.read_text()
+    eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4)
