@@ -42,7 +42,7 @@ class RouterConfig(BaseSettings):
     @classmethod
     def _known_scheme(cls, value: str) -> str:
         if not value.startswith(("dns://", "file:///", "static://")):
-            raise ValueError(f"{value!r}: give dns://HOST:PORT, file:///path or static://host:port,host:port")
+            raise ValueError("give dns://HOST:PORT, file:///path or static://host:port,host:port")
         return value
 
     @property
@@ -51,7 +51,7 @@ class RouterConfig(BaseSettings):
 
     def shown(self) -> dict[str, object]:
         """For the log at start: the password of the Redis URL is left out."""
-        return self.model_dump() | {"redis_url": re.sub(r"//[^@/]*@", "//***@", self.redis_url)}
+        return self.model_dump() | {"redis_url": re.sub(r"//.*@", "//***@", self.redis_url).partition("?")[0]}
 
 
 def read_config(arguments: list[str]) -> RouterConfig:

@@ -13,6 +13,10 @@ from fairlead_router.workers import WorkerTable
 logger = logging.getLogger(__name__)
 
 
+_NO_RECORDS = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME), getattr(socket, "EAI_ADDRFAMILY", socket.EAI_NONAME)}
+"""getaddrinfo's ways to say that the name has no address of this family."""
+
+
 class Unresolved(Exception):
     """Discovery has no answer now; what was known stays."""
 
@@ -40,8 +44,8 @@ class FileSource:
 
     async def addresses(self) -> set[str]:
         try:
-            lines = await asyncio.to_thread(self._path.read_text)
-        except OSError as error:
+            lines = await asyncio.to_thread(self._path.read_text, encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise Unresolved(f"{self._path}: {error}") from error
         found = {line.split("#")[0].strip() for line in lines.splitlines()} - {""}
         try:
@@ -66,6 +70,8 @@ class DnsSource:
                 found = await loop.getaddrinfo(self._host, self._port, family=family, type=socket.SOCK_STREAM)
             except OSError as error:
                 problem = problem or error
+                if error.errno not in _NO_RECORDS:
+                    break  # the server failed: the other family's answer would replace every worker that is known
                 continue
             hosts = {str(where[0]) for *_, where in found}
             return {f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts}
@@ -94,8 +100,8 @@ async def follow(source: Source, table: WorkerTable, interval: float) -> None:
             if lost:
                 logger.info("discovery answers again")
             lost = False
-        except Unresolved as error:
+        except Exception as error:  # whatever it is, the next answer may be good, and without this task none would come
             if not lost:
-                logger.warning("discovery has no answer, the known workers stay: %s", error)
+                logger.warning("discovery has no answer, the known workers stay: %s", error, exc_info=not isinstance(error, Unresolved))
             lost = True
         await asyncio.sleep(interval)

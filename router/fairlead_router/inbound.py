@@ -49,6 +49,7 @@ class Call:
     def of(cls, scope: MutableMapping[str, Any]) -> "Call":
         passed: Headers = []
         request_id, session, length = "", "", None
+        of_the_hop: set[bytes] = set()
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 request_id = value.decode("latin-1")
@@ -56,8 +57,12 @@ class Call:
                 length = int(value) if value.isdigit() else None
             elif name == b"x-session-id":
                 session = value.decode("latin-1")
+            elif name == b"connection":
+                of_the_hop.update(word.strip().lower() for word in value.split(b","))
             if name not in _NOT_PASSED and not name.startswith(b"x-fairlead-"):
                 passed.append((name, value))
+        if of_the_hop:  # the client names headers that are for us alone (RFC 9110, 7.6.1)
+            passed = [(name, value) for name, value in passed if name not in of_the_hop]
         if not _ID.fullmatch(request_id):
             request_id = os.urandom(16).hex()
         query = scope["query_string"]

@@ -17,9 +17,13 @@ def main() -> None:
         config = read_config(sys.argv[1:])
         server = RouterServer(config)
     except ValidationError as error:
-        for problem in error.errors():
-            flag = "--" + "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-            print(f"fairlead-router: {flag}: {problem['msg']} (given: {problem['input']!r})", file=sys.stderr)
+        for problem in error.errors(include_url=False):
+            flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
+            if problem["type"] == "missing":  # its input is the whole configuration, passwords and all
+                said = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
+            else:
+                said = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
+            print(f"fairlead-router: {said}", file=sys.stderr)
         sys.exit(2)
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)

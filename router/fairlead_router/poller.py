@@ -61,13 +61,15 @@ class Poller:
     async def _watch(self, worker: Worker) -> None:
         missed, format_age = 0, 0.0
         loop = asyncio.get_running_loop()
-        while self._table.get(worker.address) is worker:
+        while self._table.get(worker.address) is worker or worker.in_flight:  # who waits at one that was dropped must not wait for ever
             worker.look_now.clear()
             was_usable, known = worker.usable, worker.format_tag
             try:
                 reason = await self._look(worker)
                 ready = not reason
                 missed, worker.silent = 0, False
+                if ready and worker.look_now.is_set():
+                    continue  # begun before a request found it gone: it proves nothing
                 if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
                     worker.format_tag = await self._formats.learn(worker.pool, worker.format_tag)
                     format_age = loop.time()
@@ -84,6 +86,10 @@ class Poller:
                 self._settle(worker, str(error))
                 if not worker.discovered and isinstance(error, ConnectFailed):
                     self._table.drop(worker)  # only the index knew it
+            except Exception as error:  # our own fault, or an answer beyond reason: without this task it would stay as it was for ever
+                logger.exception("looking at worker %s failed", worker.address)
+                missed = 0
+                self._settle(worker, f"its answers cannot be read: {type(error).__name__}")
             if worker.usable != was_usable or worker.format_tag != known:
                 self._formats.elect(other.format_tag for other in self._table if other.usable)
                 self._table.notify()
@@ -93,6 +99,7 @@ class Poller:
                 await asyncio.wait_for(worker.look_now.wait(), self._interval * random.uniform(0.9, 1.1))
             except TimeoutError:
                 pass
+        worker.pool.close()
 
     async def _look(self, worker: Worker) -> str:
         """Why it is not ready, empty if it is. Raises TimeoutError, UpstreamError, MsgspecError (not a worker's answer)."""

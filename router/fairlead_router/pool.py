@@ -32,16 +32,22 @@ class Pool:
 
     async def begin(self, request: list[bytes], timeout: float) -> tuple[Connection, Head]:
         """Send a request, give the connection and the answer's head. Raises ConnectFailed, LostBeforeHead, TooSilent."""
-        kept = self._take()
+        kept, lost = self._take(), None
         if kept is not None:
             try:
                 return kept, await self._exchange(kept, request, timeout)
             except GoneSilent:
                 raise
-            except LostBeforeHead:
+            except LostBeforeHead as error:
                 if monotonic() - kept.sent_at > STALE_SECONDS:
                     raise
-        fresh = await self._connect()
+                lost = error
+        try:
+            fresh = await self._connect()
+        except ConnectFailed:
+            if lost is not None:
+                raise lost from None  # it took the request and is gone: that request may be the cause
+            raise
         return fresh, await self._exchange(fresh, request, timeout)
 
     async def fetch(self, path: str, timeout: float, headers: dict[str, str] | None = None) -> tuple[Head, bytes]:

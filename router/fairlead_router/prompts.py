@@ -113,7 +113,7 @@ class Prompts:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             alone = alone and len(prompt) == 1
             prompt = prompt[0]
-        if isinstance(prompt, list) and prompt and not any(isinstance(token, bool) for token in prompt):
+        if isinstance(prompt, list) and prompt and bool not in set(map(type, prompt)):
             return array("I", prompt), alone
         if not isinstance(prompt, str) or not prompt:
             return None, False

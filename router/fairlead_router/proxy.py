@@ -11,12 +11,14 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.policies import Choice, Policy, Wanted
 from fairlead_router.prompts import Prompt
 from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
-from fairlead_router.workers import WorkerTable
+from fairlead_router.workers import Worker, WorkerTable
 
 logger = logging.getLogger(__name__)
 
 MOST_LOST = 3
 """Workers that may die under one request before it is taken for the cause."""
+RECHECK_SECONDS = 1.0
+"""How often a held request asks again unasked: the index may know of a worker, or a breaker have closed, without anybody saying so here."""
 _HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
@@ -57,7 +59,7 @@ class Proxy:
                     worker.suspect()
                     continue
                 worker.breaker.succeeded()
-                await self._pass_on(call, prompt, connection, head, send)
+                await self._pass_on(call, worker, connection, head, send)
                 return
             finally:
                 worker.in_flight -= 1
@@ -71,7 +73,7 @@ class Proxy:
         deadline = monotonic() + self._config.hold_timeout
         with self._metrics.held.track_inprogress():
             while (left := deadline - monotonic()) > 0:
-                await self._table.changed(left)
+                await self._table.changed(min(left, RECHECK_SECONDS))
                 choice = await self._policy.choose(wanted, tried)
                 if choice is not None:
                     return choice
@@ -99,6 +101,8 @@ class Proxy:
         """The request's bytes: tokenized for a worker of the format that the prompt was tokenized with, else as the client sent it."""
         worker = choice.worker
         tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag == prompt.format_tag else None
+        if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
+            tokens = None  # the worker's bound is the same, and counts both
         length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
         lines = [
             call.method.encode() + b" " + call.target + b" HTTP/1.1",
@@ -112,7 +116,7 @@ class Proxy:
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 
-    async def _pass_on(self, call: Call, prompt: Prompt, connection: Connection, head: Head, send: Send) -> None:
+    async def _pass_on(self, call: Call, worker: Worker, connection: Connection, head: Head, send: Send) -> None:
         """The worker's answer, piece by piece as it comes; a slow client slows the worker's socket."""
         self._began(call, head)
         await send({"type": "http.response.start", "status": head.status, "headers": self._headers(call, head)})
@@ -128,6 +132,7 @@ class Proxy:
                 tail = piece[-2:]
         except LostAfterHead as error:
             call.ending = "broken"
+            worker.suspect()
             self._metrics.broken_streams.inc()
             logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
             await self._cut(head, tail, "The worker was lost while it was answering.", send)

@@ -9,7 +9,7 @@ from fairlead_router.breaker import Breaker
 from fairlead_router.pool import Pool
 
 FORGET_SECONDS = 30.0
-"""How long an address that discovery dropped is refused to the index, whose lease outlives the pod by up to 10 s."""
+"""How long an address that was dropped is refused to the index, whose lease outlives the pod by up to 10 s."""
 UNKNOWN_RATE = 2000.0
 """Prompt tokens a second assumed of a worker that has not measured its own; only compared between workers."""
 
@@ -85,7 +85,7 @@ class WorkerTable:
         return [worker for worker in left if worker.usable] or [worker for worker in left if worker.last_resort]
 
     def unusable_addresses(self) -> set[str]:
-        """What the index must not choose: known and not usable, or dropped by discovery a moment ago."""
+        """What the index must not choose: known and not usable, or dropped a moment ago."""
         limit = self._clock() - FORGET_SECONDS
         self._dropped = {address: since for address, since in self._dropped.items() if since > limit}
         return {worker.address for worker in self._workers.values() if not worker.usable} | self._dropped.keys()
@@ -98,10 +98,9 @@ class WorkerTable:
             worker.discovered = True
         for worker in [worker for worker in self._workers.values() if worker.discovered and worker.address not in addresses]:
             self.drop(worker)
-            self._dropped[worker.address] = self._clock()
 
     def adopt(self, address: str) -> Worker | None:
-        """A worker that only the index knows: its lease is good, discovery lags behind. None where discovery has just dropped it."""
+        """A worker that only the index knows: its lease is good, discovery lags behind. None where it was dropped a moment ago."""
         if address in self._dropped:
             return None
         worker = self._workers.get(address)
@@ -111,8 +110,10 @@ class WorkerTable:
         return worker
 
     def drop(self, worker: Worker) -> None:
+        """Gone, and refused to the index until discovery names it again or every lease of its time is over."""
         if self._workers.get(worker.address) is worker:
             del self._workers[worker.address]
+            self._dropped[worker.address] = self._clock()
         worker.ready = False
         worker.pool.close()
         self.notify()

@@ -190,3 +190,12 @@ def test_peak_of_requests_counts_a_departure_before_an_arrival_at_the_same_momen
     start = time.perf_counter()
     outcomes = [Outcome(1, started=start + n, ttft=0.5, latency=1.0, output_tokens=1) for n in range(3)]
     assert results(outcomes, 3.0)["max_concurrent_requests"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--max-concurrency", "0"], ["--max-concurrency", "-1"], ["--vocab-size", "-1"], ["--save-result", "/no/such/folder/x.json"]]
+)
+def test_a_flag_that_cannot_be_is_named_before_anything_is_sent(wrong: list[str]) -> None:
+    arguments = build_parser().parse_args(["bench", "serve", "--base-url", "http://127.0.0.1:9", *wrong])
+    with pytest.raises(UserError, match=f"{wrong[0]} {wrong[1]}: "):
+        arguments.run(arguments)

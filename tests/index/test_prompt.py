@@ -1,6 +1,8 @@
 """Prompts, token for token against transformers, with a tokenizer trained here."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +214,15 @@ def test_a_long_stream_keeps_a_window_only(tokenizer: PreTrainedTokenizerFast) -
     stream = encoder.stream()
     assert "".join(stream.push([token]) for token in tokens) + stream.finish() == encoder.decode(tokens)
     assert len(stream._tokens) < 600
+
+
+def test_a_long_prompt_does_not_stop_other_threads(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = encoder_for(tokenizer, CHATML)
+    text = Path(__file__).read_text(encoding="utf-8") * 150
+    thread = threading.Thread(target=encoder.encode_text, args=(text,))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 20  # with the GIL held: one or two

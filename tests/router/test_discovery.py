@@ -1,5 +1,7 @@
 """Finding workers, and learning how their model reads prompts."""
 
+import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,9 @@ from pydantic import ValidationError
 from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import make_format
 
-from fairlead_router.config import read_config
-from fairlead_router.discovery import DnsSource, FileSource, StaticSource, Unresolved, source_of
+from fairlead_router.config import RouterConfig, read_config
+from fairlead_router.discovery import DnsSource, FileSource, StaticSource, Unresolved, follow, source_of
+from fairlead_router.workers import WorkerTable
 
 
 async def test_sources_by_their_scheme(tmp_path: Path) -> None:
@@ -93,5 +96,41 @@ def test_flags_win_over_the_environment_and_the_last_one_given_wins(monkeypatch:
     config = read_config(["--workers", "static://a:1", "--port", "2", "--port", "3"])
     assert config.port == 3 and config.policy == "Session"
     assert "secret" not in str(config.shown()) and "secret" not in repr(config)
+    odd = RouterConfig(workers="static://a:1", redis_url="rediss://user:se@cret@host:6379/0?password=secret2")
+    assert "cret" not in str(odd.shown())
     with pytest.raises(ValidationError):
         read_config(["--workers", "ftp://a"])
+
+
+async def test_discovery_survives_whatever_a_source_throws(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    fleet.file.write_bytes(b"\xff\xfe no text\n")
+    with pytest.raises(Unresolved):
+        await FileSource(fleet.file).addresses()
+    table, answers = WorkerTable(), iter([UnicodeError("label too long"), {worker.address}])
+
+    class Odd:
+        async def addresses(self) -> set[str]:
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    following = asyncio.create_task(follow(Odd(), table, 0.01))
+    try:
+        await eventually(lambda: table.get(worker.address) is not None, "it asked again")
+    finally:
+        following.cancel()
+
+
+async def test_a_name_server_that_fails_for_one_family_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the addresses of the other family would replace those of every worker that is known."""
+
+    async def getaddrinfo(host: str, port: int, *, family: int, type: int) -> list:
+        if family == socket.AF_INET:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(family, type, 6, "", ("fd00::7", port, 0, 0))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo, raising=False)
+    with pytest.raises(Unresolved, match="Temporary failure"):
+        await DnsSource("workers", 8000).addresses()

@@ -8,6 +8,8 @@ import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange, answers, dies_at_once, drains
 
+from fairlead_router.workers import Worker
+
 
 async def test_a_refused_connection_is_tried_elsewhere(fleet: Fleet) -> None:
     workers = [await fleet.worker() for _ in range(2)]
@@ -172,3 +174,101 @@ async def test_a_stopped_worker_loses_the_requests_that_it_has_not_begun(fleet: 
     stopped.stopped = True
     fleet.list_in_file(stopped, other)
     assert (await waiting).status_code == 200 and len(other.received) == 1
+
+
+async def test_a_request_that_kills_processes_does_not_kill_them_all(fleet: Fleet) -> None:
+    """On kept connections, and with nothing listening afterwards: as a crash of the process looks."""
+
+    async def crashes(exchange: Exchange) -> None:
+        exchange.worker._server.close()
+        for writer in list(exchange.worker._connections):
+            writer.transport.abort()
+
+    workers = [await fleet.worker() for _ in range(5)]
+    router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)
+    assert [(await router.complete("fine")).status_code for _ in range(5)] == [200] * 5
+    for worker in workers:
+        worker.received.clear()
+        worker.behaviour = crashes
+    assert (await router.complete("poison")).status_code == 502
+    assert sum(1 for worker in workers if worker.received) == 3
+
+
+async def test_a_worker_lost_in_mid_stream_is_not_asked_again(fleet: Fleet) -> None:
+    async def dies_midway(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.event("some")
+        exchange.worker._server.close()
+        exchange.die()
+
+    doomed, other = await fleet.worker(behaviour=dies_midway), await fleet.worker()
+    router = await fleet.router(doomed, other, policy="RoundRobin", poll_interval=30)
+    while not doomed.received:
+        await router.complete("x", stream=True)
+    assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
+    assert await router.metric("fairlead_router_retries_total") == 0
+
+
+async def test_a_held_request_goes_on_although_nobody_said_that_a_worker_is_back(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker, poll_interval=30, hold_timeout=8)
+    (known,) = router.table
+    known.ready = False
+    held = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: router.server.router.metrics.held._value.get() == 1, "it is held")
+    known.ready = True  # as when a breaker closes: nothing pulses
+    async with asyncio.timeout(5):
+        assert (await held).status_code == 200
+
+
+async def test_a_look_that_began_before_a_suspicion_does_not_clear_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = await fleet.router(await fleet.worker(), poll_interval=0.05)
+    (known,) = router.table
+    poller = router.server.router._poller
+    really, begun, gate, seen = poller._look, asyncio.Event(), asyncio.Event(), []
+
+    async def slow(worker: Worker) -> str:
+        seen.append(worker.ready)
+        reason = await really(worker)
+        begun.set()
+        await gate.wait()
+        return reason
+
+    monkeypatch.setattr(poller, "_look", slow)
+    await begun.wait()
+    looks = len(seen)
+    known.suspect()
+    gate.set()
+    await eventually(lambda: len(seen) > looks, "it is looked at again")
+    assert seen[looks] is False
+    await eventually(lambda: known.usable, "the look that came after clears it")
+
+
+async def test_requests_of_a_silent_worker_that_was_dropped_are_taken_elsewhere(fleet: Fleet) -> None:
+    async def silent(exchange: Exchange) -> None:
+        await exchange.until_client_gone()
+
+    stopped, other = await fleet.worker(behaviour=silent), await fleet.worker()
+    router = await fleet.router(stopped, policy="RoundRobin", workers=fleet.list_in_file(stopped))
+    waiting = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: len(stopped.received) == 1, "it has the request")
+    stopped.stopped = True
+    fleet.list_in_file(other)
+    await eventually(lambda: router.table.get(stopped.address) is None, "it was dropped")
+    assert (await waiting).status_code == 200 and len(other.received) == 1
+
+
+async def test_a_worker_whose_look_fails_beyond_reason_is_looked_at_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = await fleet.router(await fleet.worker())
+    poller = router.server.router._poller
+    really, failing = poller._look, True
+
+    async def look(worker: Worker) -> str:
+        if failing:
+            raise KeyError("surprise")
+        return await really(worker)
+
+    monkeypatch.setattr(poller, "_look", look)
+    await router.usable(0)
+    failing = False
+    await router.usable(1)

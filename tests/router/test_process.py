@@ -106,3 +106,11 @@ async def test_a_bad_flag_is_named() -> None:
     )
     _, said = await process.communicate()
     assert process.returncode == 2 and b"--workers" in said and b"http://a" in said
+
+
+async def test_a_missing_flag_is_named_and_the_others_are_not_shown() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fairlead_router.main", "--redis-url", "redis://:secret@host:6379/0", stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2 and b"--workers is missing" in said and b"FAIRLEAD_WORKERS" in said and b"secret" not in said

@@ -79,6 +79,22 @@ async def test_clients_cannot_speak_the_routers_own_headers_or_leak_their_keys_t
     assert seen["traceparent"] == "00-1" and seen["x-request-id"] == "mine"
 
 
+async def test_headers_that_the_client_names_as_of_the_hop_stay_here(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    headers = {"connection": "keep-alive, X-Hop", "x-hop": "1", "x-through": "2"}
+    await router.client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+    assert "x-hop" not in worker.received[0].headers and worker.received[0].headers["x-through"] == "2"
+
+
+async def test_tokens_stay_home_where_they_would_make_the_body_too_large_for_the_worker(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker, max_body_bytes=4096)
+    await router.complete("a" * 500)
+    await router.complete("a" * 1000)
+    assert [seen.tokens is None for seen in worker.received] == [False, True]
+
+
 async def test_bad_requests_are_refused_in_openais_shape(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     bad = await router.client.post("/v1/completions", content=b"{nope")

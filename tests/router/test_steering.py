@@ -169,3 +169,17 @@ async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Flee
         await eventually(nothing_reserved, "reservations are given back", 5)
     finally:
         await reader.close()
+
+
+async def test_a_dead_worker_that_only_the_index_knows_is_tried_once(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, (known,) = await steered(fleet, redis, namespace, 1)
+    newer = await fleet.worker(redis=(redis.url, namespace), load={"prefill_rate": 1e6})
+    await eventually(lambda: newer.joined, "it joined the index")
+    writer, newer._index = newer._index, None  # it dies without a word to the index, and its lease is kept for longer than the test
+    await newer.kill()
+    try:
+        answers = [await router.complete(f"{number} " * 50) for number in range(12)]
+    finally:
+        await writer.leave()
+    assert {answer.status_code for answer in answers} == {200} and len(known.received) == 12
+    assert await router.metric("fairlead_router_retries_total") <= 1

@@ -58,9 +58,22 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for flag in ("num_prompts", "random_input_len", "random_output_len", "request_rate", "burstiness"):
-        if getattr(arguments, flag) <= 0:
-            raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be above 0")
+    positive = (
+        "num_prompts",
+        "random_input_len",
+        "random_output_len",
+        "request_rate",
+        "burstiness",
+        "max_concurrency",
+        "vocab_size",
+        "timeout",
+    )
+    for flag in positive:
+        value = getattr(arguments, flag)
+        if value is not None and value <= 0:
+            raise UserError(f"--{flag.replace('_', '-')} {value}: must be above 0")
+    if arguments.save_result and not arguments.save_result.absolute().parent.is_dir():  # said now, not after the measurement
+        raise UserError(f"--save-result {arguments.save_result}: its folder does not exist; make it first")
     if arguments.dataset == "trace" and arguments.trace_path is None:
         raise UserError("--dataset trace needs --trace-path FILE")
     result = asyncio.run(serve(arguments, make_console()))
