@@ -3,7 +3,7 @@ local call = redis.call
 local byte, sub, char, floor = string.byte, string.sub, string.char, math.floor
 
 local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
-local LIVE_HEAD = '<ddHc0'             -- as much of it as a match needs
+local CARD = '<dHc0'                    -- as much of it as a match needs, from its 9th byte
 local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
 local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
 local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
@@ -35,6 +35,22 @@ local function pack_live(w)
                      w.backlog, w.rate, w.step, w.free, w.total, w.page)
 end
 
+-- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells a match who lives, however many workers there are.
+local function set_lease(p, slot, ends) call('SETRANGE', p .. 'leases', slot_number(slot) * 8, struct.pack('<d', ends)) end
+
+-- {slot -> whether it lives}, each looked up when it is first asked for.
+local function living(p, now)
+  local leases, unpack = call('GET', p .. 'leases') or '', struct.unpack
+  local length = #leases
+  return setmetatable({}, { __index = function(known, slot)
+    local a, b = byte(slot, 1, 2)
+    local at = (a * 256 + b) * 8 + 1
+    local lives = at + 7 <= length and unpack('<d', leases, at) > now
+    known[slot] = lives
+    return lives
+  end })
+end
+
 -- Slots whose lease has not run out, as {slot -> record}. Dead slots are not in `live` at all.
 local function live_slots(p, now)
   local all, live, unpack = call('HGETALL', p .. 'live'), {}, struct.unpack
@@ -63,6 +79,7 @@ local function kill(p, slot)
     end
   end
   call('HDEL', p .. 'live', slot)
+  set_lease(p, slot, 0)
   call('HDEL', p .. 'fence', slot)
   call('HDEL', p .. 'owed', slot)
   call('DEL', p .. 'r' .. slot)

@@ -17,6 +17,8 @@ if not slot then
 end
 call('HSET', p .. 'names', 'p' .. pod, slot, 'a' .. address, slot)
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, epoch, 0))
-call('HSET', p .. 'live', slot, pack_live({ lease = now_ms() + lease, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
+local ends = now_ms() + lease
+set_lease(p, slot, ends)
+call('HSET', p .. 'live', slot, pack_live({ lease = ends, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
   total = 0, page = 0, bt = tonumber(ARGV[4]), lease_ms = lease, address = address, pod = pod, revision = revision }))
 return { 'OK', slot }
