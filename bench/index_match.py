@@ -1,8 +1,8 @@
 """The index beside llm-d's documented Redis schema, in one server: bytes a placement, and a lookup of 2,048 blocks over 64 pods.
 
-llm-d's schema (llm-d-kv-cache, pkg/kvcache/kvblock/redis.go): a hash for each block, `<hash as decimal>` -> JSON of the pod entry, and a
-sorted set `engine:<hash>` from the engine's key to it; a lookup is one pipeline of HKEYS. Its Go and JSON costs are left out, to its favour:
-both lookups are bytes made beforehand, sent over a unix socket, parsed by hiredis.
+llm-d's schema (llm-d-kv-cache, pkg/kvcache/kvblock/redis.go): a hash for each block, `<hash as decimal>` -> JSON of the pod entry,
+and a sorted set `engine:<hash>` from the engine's key to it; a lookup is one pipeline of HKEYS. Its Go and JSON costs are left out,
+to its favour: both lookups are bytes made beforehand, sent over a unix socket, parsed by hiredis.
 """
 
 import argparse
@@ -159,9 +159,10 @@ def measure(path: str, options: argparse.Namespace) -> dict[str, Numbers]:
     before, start = memory(), time.perf_counter()
     asyncio.run(load_ours(path, mine))
     ours["stored_per_s"] = options.placements / (time.perf_counter() - start)
-    log = client.memory_usage(f"fl1:{{{NAMESPACE}}}:log", samples=0) or 0
-    ours["stream_bytes"] = log
-    ours["bytes_per_placement"] = (memory() - before - log) / options.placements
+    with_log = memory()
+    client.xtrim(f"fl1:{{{NAMESPACE}}}:log", maxlen=0, approximate=False)
+    ours["log_bytes"] = with_log - memory()  # of the mirrors' log, bounded whatever the placements are
+    ours["bytes_per_placement"] = (memory() - before) / options.placements
     before, start = memory(), time.perf_counter()
     load_peer(wire, theirs)
     peer["stored_per_s"] = options.peer_placements / (time.perf_counter() - start)
