@@ -1,3 +1,3 @@
-from fairlead.main import main
+from fairlead.scripts import fairlead
 
-main()
+fairlead()

@@ -18,8 +18,15 @@ log = logging.getLogger("fairlead_operator")
 def main() -> None:
     try:
         config = OperatorConfig(_cli_parse_args=True)
-    except (ValidationError, SettingsError) as error:
-        raise SystemExit(f"fairlead-operator: {error}") from None
+    except ValidationError as error:
+        for found in error.errors(include_url=False):
+            given = "" if found["type"] == "missing" else f" (given: {found['input']!r})"
+            flag = ".".join(str(part) for part in found["loc"])
+            print(f"fairlead-operator: --{flag.replace('_', '-')} or FAIRLEAD_{flag.upper()}: {found['msg']}{given}", file=sys.stderr)
+        sys.exit(2)
+    except SettingsError as error:
+        print(f"fairlead-operator: {error}", file=sys.stderr)
+        sys.exit(2)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level)))
     logging.getLogger("httpx").setLevel(logging.WARNING)

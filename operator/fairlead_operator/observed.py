@@ -38,7 +38,6 @@ class Replicas:
     total: int = 0
     ready: int = 0
     updated: int = 0
-    available: int = 0
     current: bool = False  # the counts speak of the present spec
     failure: tuple[str, str] | None = None  # reason, message: no pod can be made (quota, Pod Security)
     stalled: str = ""  # past its progress deadline
@@ -61,7 +60,6 @@ class Replicas:
             total=int(status.get("replicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
             updated=int(status.get("updatedReplicas") or 0),
-            available=int(status.get("availableReplicas") or 0),
             current=seen and deployment["spec"].get("replicas") == wanted,
             failure=(failure["reason"], failure.get("message", "")) if failure and failure["status"] == "True" else None,
             stalled=progress.get("message", "") if progress and progress.get("reason") == "ProgressDeadlineExceeded" else "",

@@ -114,6 +114,8 @@ def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, 
         cause = causes.of_pods(observed.pods, names.ROUTER, router.revision(service))
         if cause is not None and cause.fault:
             return cause
+        if routers.ready and routers.current:
+            return Cause("RollingOut", f"{routers.updated} of {routers.wanted} routers are of the wanted revision", fault=False)
         return Cause("RouterNotReady", f"{routers.ready} of {routers.wanted} routers are ready", fault=False)
     return None
 

@@ -72,12 +72,16 @@ class Router:
                 return Session(self.table)
 
     def not_ready_reason(self) -> str:
-        """Empty when ready: a worker is known, and its prompt format was fetched."""
+        """Empty when ready: a worker was there, and its prompt format was fetched.
+
+        Workers that went away do not make it unready: it holds their requests for a while, and then answers 503 with Retry-After.
+        An unready router would be taken out of the Service, and clients would be refused the connection.
+        """
         if self.proxy.draining:
             return "draining"
-        if not self.table.usable():
-            return "no worker is ready"
-        return "" if self.formats.current else "no prompt format yet"
+        if self.formats.current:
+            return ""
+        return "no prompt format yet" if self.table.usable() else "no worker is ready"
 
     def models(self) -> list[dict[str, Any]]:
         """OpenAI's model objects."""

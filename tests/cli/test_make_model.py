@@ -111,3 +111,9 @@ def test_every_file_may_be_read_as_the_folder_s_others_may(tmp_path: Path) -> No
     made = make_model(tmp_path / "model", arch="qwen3")
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
     assert set(modes.values()) == {modes["config.json"]}
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/below/model cannot be made \(.+\): give a directory"):
+        make_model(tmp_path / "file" / "below" / "model")

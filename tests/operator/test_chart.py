@@ -63,6 +63,14 @@ def test_values_reach_the_operator() -> None:
     assert container["image"].endswith(f"@sha256:{'a' * 64}")
 
 
+def test_a_tag_that_is_a_number_stays_what_it_is(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("images: {worker: {repository: w, tag: 20260101}, control: {repository: c, tag: 20260102}}")
+    made = {one["metadata"]["name"]: one for one in template("-f", str(values)) if one["kind"] == "Deployment"}
+    (container,) = made["fl-fairlead-operator"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "c:20260102" and "--worker-image=w:20260101" in container["args"]
+
+
 def test_rules_name_what_they_allow() -> None:
     for role in (one for one in template() if one["kind"] in ("Role", "ClusterRole")):
         for rule in role["rules"]:

@@ -1,6 +1,7 @@
 """Desired state as a pure function: whatever the manifest says, the promises of docs/contracts.md hold."""
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.manifests import SETTINGS, manifest, service
+from tests.operator.test_crd_on_apiserver import REFUSED
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import worker
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
+from fairlead_router.config import read_config
+from fairlead_worker.config import WorkerConfig
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -195,3 +199,45 @@ def test_without_an_api_server_bad_manifests_are_refused_too(spec: dict[str, Any
     with pytest.raises(InvalidManifest) as refused:
         InferenceService.parse(manifest(**spec))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
+def test_whatever_the_api_server_refuses_is_refused_without_one(spec: dict[str, Any], words: str) -> None:
+    """`fairlead up` promises the same checks."""
+    with pytest.raises(InvalidManifest) as refused:
+        InferenceService.parse(manifest(**json.loads(json.dumps(spec))))
+    field = re.search(r"spec\.[\w.]+", words)
+    assert (field[0] if field else words) in str(refused.value)
+
+
+@pytest.mark.parametrize("metadata", ["qwen", {"name": 7}, {"name": "9lives"}, {"name": "../x"}, {"name": "a" * 53}, {}])
+def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None:
+    with pytest.raises(InvalidManifest, match=r"metadata(\.name)? (must|is missing)"):
+        InferenceService.parse({**manifest(), "metadata": metadata})
+
+
+def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    one = service(engine={"kvCache": {"size": "1Gi"}, "threads": 2, "maxModelLen": 64}, model={"name": "m"})
+    made = objects(one)
+
+    def given(component: str) -> list[str]:
+        (container,) = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]["containers"]
+        return [arg.replace("$(POD_IP)", "10.0.0.7") for arg in container["args"]]
+
+    worker_config = WorkerConfig.from_command_line(given("worker"))
+    assert worker_config.names == ("m",) and worker_config.kv_cache_bytes == 1 << 30 and worker_config.advertise == "10.0.0.7:8000"
+    assert read_config(given("router")).namespace == "default/qwen"
+
+    made = objects(service(engine={"tensorParallel": 2}))
+    with pytest.raises(SystemExit):
+        WorkerConfig.from_command_line(given("worker"))
+    assert "set spec.engine.tensorParallel to 1" in capsys.readouterr().err
+
+
+def test_a_worker_is_replaced_only_when_routers_can_know_its_successor_and_a_stuck_process_is_not_waited_for() -> None:
+    made = objects(service(rollout={"drainTimeout": "2h"}))
+    assert made["Deployment", "qwen-worker"]["spec"]["minReadySeconds"] == 10
+    for component in ("worker", "router"):
+        pod = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] == 7215
+        assert pod["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 15

@@ -150,6 +150,29 @@ def test_an_edited_deployment_is_put_back_and_others_fields_stay(cluster: Cluste
     assert metadata["labels"]["team"] == "a" and metadata["annotations"]["note"] == "mine"
 
 
+@pytest.mark.parametrize("label", ["app.kubernetes.io/instance", "app.kubernetes.io/managed-by"])
+@pytest.mark.parametrize("value", [None, "other"])
+def test_the_labels_by_which_children_are_found_are_put_back(cluster: Cluster, label: str, value: str | None) -> None:
+    cluster.create()
+    eventually(lambda: cluster.get("deployments", "qwen-worker"))
+    edit = {"metadata": {"labels": {label: value}}, "spec": {"replicas": 5}}
+    cluster.patch("deployments", "qwen-worker", edit)
+
+    def put_back() -> bool:
+        deployment = cluster.get("deployments", "qwen-worker")
+        return deployment["metadata"]["labels"].get(label) in ("qwen", "fairlead") and deployment["spec"]["replicas"] == 1
+
+    eventually(put_back, within=5)
+
+
+def test_another_service_whose_children_have_the_same_name_is_not_called_a_leftover(cluster: Cluster) -> None:
+    cluster.server.create(cluster.path("inferenceservices"), manifest("qwen-workers", cluster.namespace))
+    eventually(lambda: cluster.get("services", "qwen-workers"))
+    cluster.create()
+    eventually(lambda: cluster.ready().get("reason") == "ApplyFailed")
+    assert "Service qwen-workers exists and does not belong to this service" in cluster.ready()["message"]
+
+
 def test_a_deleted_child_comes_back(cluster: Cluster) -> None:
     cluster.create()
     old = eventually(lambda: cluster.get("services", "qwen"))["metadata"]["uid"]

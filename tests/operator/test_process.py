@@ -68,8 +68,17 @@ def test_it_runs_says_so_and_ends_cleanly(
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), [([], "worker_image"), ([*FLAGS, "--image-pull-policy=Sometimes"], "pull"), ([*FLAGS, "--nonsense=1"], "nonsense")]
+    ("flags", "words"),
+    [
+        ([], "fairlead-operator: --worker-image or FAIRLEAD_WORKER_IMAGE: Field required\n"),
+        (
+            [*FLAGS, "--default-gpus=-1"],
+            "--default-gpus or FAIRLEAD_DEFAULT_GPUS: Input should be greater than or equal to 0 (given: '-1')",
+        ),
+        ([*FLAGS, "--image-pull-policy=Sometimes"], "--image-pull-policy"),
+        ([*FLAGS, "--nonsense=1"], "nonsense"),
+    ],
 )
 def test_bad_flags_end_it_with_a_reason(flags: list[str], words: str) -> None:
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=environment(), timeout=60)
-    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr and "pydantic" not in done.stderr

@@ -166,3 +166,9 @@ def test_pods_of_the_wanted_revision_speak_first_and_those_that_go_are_silent() 
 def test_scaled_to_zero_says_so() -> None:
     plan = look(Observed({**SERVING, "worker": deployment("worker", 0)}), replicas=0)
     assert ready(plan) == ("False", "ScaledToZero") and plan.status.ready == "0/0" and not plan.probe_due
+
+
+def test_a_rollout_of_the_routers_is_not_called_a_router_that_is_not_ready() -> None:
+    plan = look(Observed({**SERVING, "router": deployment("router", 2, ready=2, updated=1)}))
+    message = next(one.message for one in plan.status.conditions if one.type == "Ready")
+    assert ready(plan) == ("False", "RollingOut") and message == "1 of 2 routers are of the wanted revision"

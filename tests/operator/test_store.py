@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,26 @@ def test_a_late_removal_of_a_predecessor_spares_its_successor() -> None:
     store.put(pod("a", 9, "new"))
     store.remove(pod("a", 5, "old"))
     assert store.children(("n", "qwen"))
+
+
+@pytest.mark.parametrize("label", [None, "other"])
+def test_a_child_whose_label_was_edited_leaves_the_service_that_made_it(label: str | None) -> None:
+    woken: list[Any] = []
+    store = Store(woken.append)
+    store.put(pod("a", 5))
+    woken.clear()
+    edited = pod("a", 6)
+    edited["metadata"]["labels"] = {"app.kubernetes.io/instance": label} if label else {}
+    store.put(edited)
+    assert not store.children(("n", "qwen")) and ("n", "qwen") in woken
+    assert bool(store.children(("n", "other"))) is bool(label)
+    if label:
+        store.put(pod("a", 5))
+        assert not store.children(("n", "qwen")), "an old version does not bring it back"
+    store.put(pod("a", 7))
+    assert store.children(("n", "qwen")) and not store.children(("n", "other"))
+    store.remove(edited)
+    assert not store.children(("n", "qwen")), "removed, whatever label the last event shows"
 
 
 DESIRED = {"metadata": {"name": "x", "labels": {"a": "1"}}, "spec": {"replicas": 1, "containers": [{"name": "w", "cpu": "1000m"}]}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tests.router.prompt_format import encoded, make_format
 
 from fairlead_index.hashing import block_hashes, tokens_from_bytes
-from fairlead_index.load import WorkerCard
+from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.prompt import PromptFormat
 from fairlead_index.writer import IndexWriter
 
@@ -123,7 +123,15 @@ class StandIn:
             url, namespace = self.redis
             self._index = IndexWriter(url, namespace, WorkerCard(self.pod, self.address, self.format.block_tokens), lease_seconds=2)
             self._index.start()
+            reporting = asyncio.create_task(self._report(self._index))
+            self._tasks.add(reporting)
         return self
+
+    async def _report(self, index: IndexWriter) -> None:
+        """As an engine's heartbeat: reservations that no router releases (its call timed out, and Redis had made them) end by it."""
+        while True:
+            index.report(WorkerLoad())
+            await asyncio.sleep(0.2)
 
     @property
     def joined(self) -> bool:

@@ -213,9 +213,19 @@ async def test_pages(fleet: Fleet) -> None:
     assert picture["workers"][0]["pod"] == "pod-0" and picture["workers"][0]["load"]["running"] == 3
     await router.complete("x")
     assert await router.metric("fairlead_router_requests_total") == 1
+
+
+async def test_a_router_is_ready_once_it_can_read_prompts_and_stays_so_without_workers(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    worker.ready = False
+    router = await fleet.router(worker, ready=0)
+    assert (await router.client.get("/ready")).status_code == 503
+    worker.ready = True
+    await router.usable(1)
+    assert (await router.client.get("/ready")).status_code == 200
     worker.ready = False
     await router.usable(0)
-    assert (await router.client.get("/ready")).status_code == 503
+    assert (await router.client.get("/ready")).status_code == 200, "requests are held, not refused the connection"
 
 
 async def test_the_hashes_are_the_workers(fleet: Fleet) -> None:

@@ -46,6 +46,7 @@ class WorkerConfig(BaseSettings):
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
     attention_backend: Literal["auto", "reference", "flashinfer"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    tensor_parallel: Annotated[Positive, Field(description="devices that share one model; this release serves with 1")] = 1
     drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
     threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from the machine")] = 0
@@ -84,6 +85,10 @@ class WorkerConfig(BaseSettings):
             raise ValueError(
                 f"--block-tokens {self.block_tokens} is not a multiple of --page-size {self.page_size}; "
                 f"try --block-tokens {-(-self.block_tokens // self.page_size) * self.page_size}"
+            )
+        if self.tensor_parallel != 1:
+            raise ValueError(
+                f"--tensor-parallel {self.tensor_parallel}: this release runs a model on one device; set spec.engine.tensorParallel to 1"
             )
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
@@ -146,5 +151,6 @@ def _refuse(error: ValidationError) -> NoReturn:
         if problem["type"] == "missing":
             print(f"fairlead-worker: {flag} is missing; give it, or set FAIRLEAD_{flag[2:].replace('-', '_').upper()}", file=sys.stderr)
         else:
-            print(f"fairlead-worker: {flag} {problem['input']!r}: {message}", file=sys.stderr)
+            given = masked(problem["input"]) if flag == "--redis-url" else problem["input"]
+            print(f"fairlead-worker: {flag} {given!r}: {message}", file=sys.stderr)
     raise SystemExit(2)

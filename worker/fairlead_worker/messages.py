@@ -128,6 +128,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     pages: int
     model_digest: str
     """Names the weights and config: part of the root of block hashes."""
+    vocabulary_size: int
+    """Rows of the model's embedding: a tokenizer may know tokens that the model has no row for."""
     eos_token_ids: tuple[int, ...] = ()
     backend: str = ""
     prompt_format: bytes = b""

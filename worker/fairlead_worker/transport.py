@@ -9,6 +9,7 @@ import logging
 import queue
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Protocol
 
@@ -90,6 +91,8 @@ class ZmqEngineEnd:
             socket.connect(_endpoint(address, name))
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+        # A download reports its progress from several threads, and ZeroMQ aborts the process when two use one socket at once.
+        self._sending = threading.Lock()
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
@@ -102,7 +105,8 @@ class ZmqEngineEnd:
                 return messages
 
     def send(self, message: FromEngine) -> None:
-        self._out.send(self._encoder.encode(message))
+        with self._sending:
+            self._out.send(self._encoder.encode(message))
 
     def close(self) -> None:
         self._in.close()

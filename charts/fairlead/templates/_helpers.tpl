@@ -17,6 +17,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "fairlead.image" -}}
 {{- $tag := default .root.Chart.AppVersion .image.tag -}}
+{{- /* A tag such as 20260101, unquoted in a values file, is a float to Helm and would be printed as 2.0260101e+07. */}}
+{{- if kindIs "float64" $tag }}{{ $tag = int64 $tag }}{{ end -}}
 {{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}{{ else }}{{ .image.repository }}:{{ $tag }}{{ end }}
 {{- end }}
 

@@ -58,6 +58,8 @@ class LocalCluster:
             self._redis = await LocalRedis.start(self.directory, env=self._plain_env(), guard=self._guard)
         except BaseException:
             self._guard.__exit__(None, None, None)
+            if not self._keep_files:  # the error quotes Redis' last words
+                shutil.rmtree(self.directory, ignore_errors=True)
             raise
         self._kubelet = Kubelet(self._settings(0), guard=self._guard, host_env=self._host_env, on_change=self._noticed)
         return self

@@ -29,7 +29,7 @@ def read_manifest(path: Path) -> Manifest:
         documents = list(yaml.safe_load_all(path.read_text()))
     except OSError as error:
         raise UserError(f"-f {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"-f {path}: not YAML: {error}") from None
     services = tuple(_services(path, documents))
     if not services:

@@ -147,6 +147,8 @@ def stop_on_signals() -> asyncio.Event:
 
 def check_ports_free(first: int, count: int) -> None:
     """UserError for a port that somebody listens on: better now than from a router's log."""
+    if first + count - 1 > 65535:
+        raise UserError(f"--port {first}: {count} services need the ports up to {first + count - 1}; choose at most {65536 - count}")
     for port in range(first, first + count):
         with contextlib.closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -29,8 +29,11 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
     if target.is_dir() and any(target.iterdir()) and not force:
         what = "another random model" if made_from(target) else "other files"
         raise UserError(f"{target} holds {what}: give --force to replace it, or another directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise UserError(f"{target} cannot be made ({error.strerror}): give a directory that you can write") from None
     try:
         _write(recipe, building)
         building.chmod(0o755)

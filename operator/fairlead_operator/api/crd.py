@@ -2,19 +2,12 @@
 
 from typing import Any
 
-from fairlead_operator.api.fields import rule
+from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH, rule
 from fairlead_operator.api.schema import Schema, structural
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 
-NAME_LENGTH = 52  # leaves room in a 63-character label for "-workers" and the suffixes that Kubernetes adds
-
-_NAME_RULES = [
-    rule(
-        f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', a letter first: Services are named after it",
-    ),
-]
+_NAME_RULES = [rule(f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME}')", NAME_HELP)]
 
 
 def _columns() -> list[dict[str, Any]]:

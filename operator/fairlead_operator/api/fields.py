@@ -29,6 +29,15 @@ def rules(*made: Mapping[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [dict(one) for one in made]}
 
 
+def refuse(broken: bool, message: str) -> None:
+    """A CEL rule in Python, for manifests that no API server has seen (`fairlead up`). Raises ValueError."""
+    if broken:
+        raise ValueError(message)
+
+
+NAME_LENGTH = 52  # leaves room in a 63-character label for "-workers" and the suffixes that Kubernetes adds
+NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_HELP = f"metadata.name must be at most {NAME_LENGTH} lower-case letters, digits and '-', a letter first: Services are named after it"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"

@@ -1,11 +1,13 @@
 """An InferenceService as the operator and `fairlead up` hold it: parsed, typed, immutable."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
+from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 
@@ -30,9 +32,13 @@ class InferenceService:
     def parse(cls, body: Mapping[str, Any]) -> "InferenceService":
         """Read a manifest or an API object. Raises InvalidManifest; the API server has refused most of these before."""
         metadata = body.get("metadata") or {}
+        if not isinstance(metadata, Mapping):
+            raise InvalidManifest(f"metadata must be a mapping with a name (got {metadata!r})")
         name = metadata.get("name") or ""
         if not name:
             raise InvalidManifest("metadata.name is missing: give the service a name")
+        if not isinstance(name, str) or len(name) > NAME_LENGTH or re.match(NAME, name) is None:
+            raise InvalidManifest(f"{NAME_HELP} (got {name!r})")
         try:
             spec = ServiceSpec.model_validate(body.get("spec") or {})
         except ValidationError as error:
@@ -60,6 +66,9 @@ def describe(error: ValidationError) -> str:
     """pydantic's findings as lines for people: `spec.engine.dtype: Input should be 'auto', … (got 'int3')`."""
     lines = []
     for found in error.errors(include_url=False):
+        if found["type"] == "value_error" and str(found["ctx"]["error"]).startswith("spec."):
+            lines.append(str(found["ctx"]["error"]))  # one of our rules, which names its field and what to do
+            continue
         path = ".".join(["spec", *(str(part) for part in found["loc"])])
         given = "" if found["type"] in ("missing", "extra_forbidden") else f" (got {found['input']!r})"
         words = "unknown field" if found["type"] == "extra_forbidden" else found["msg"]

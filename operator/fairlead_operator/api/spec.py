@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, rule, rules, seconds
+from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, refuse, rule, rules, seconds
 
 URI = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
@@ -16,10 +16,22 @@ URI_HELP = (
     "spec.model.uri must be hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH (in the worker's image or on a mounted volume)"
 )
 
+# What the rules say, in the CRD and here.
+_REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
+_SECRET = "spec.model.secretRef is the hub's token and is for hf:// models: remove it"
+_CACHE = "spec.model.cache keeps downloads and is for hf:// models: remove it (pvc:// and file:// models are read in place)"
+_SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages say the same thing: keep one of the two"
+_BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens"
+_BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
+_DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer"
+_DEADLINE = "spec.rollout.progressDeadline must lie between 30s and 24h"
+_PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica"
+_LENGTH = "spec.engine.maxModelLen must be 0 (the model's own) or at least spec.engine.kvCache.pageTokens"
+
 
 def _known_scheme(uri: str) -> str:
     if re.match(URI, uri) is None:
-        raise ValueError(URI_HELP)
+        raise ValueError(f"{URI_HELP} (got {uri!r})")
     return uri
 
 
@@ -43,17 +55,17 @@ class Model(Part):
         json_schema_extra=rules(
             rule(
                 "!has(self.revision) || (self.uri.startsWith('hf://') && !self.uri.contains('@'))",
-                "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two",
+                _REVISION,
                 path=".revision",
             ),
             rule(
                 "!has(self.secretRef) || self.uri.startsWith('hf://')",
-                "spec.model.secretRef is the hub's token and is for hf:// models: remove it",
+                _SECRET,
                 path=".secretRef",
             ),
             rule(
                 "!has(self.cache) || self.uri.startsWith('hf://')",
-                "spec.model.cache keeps downloads and is for hf:// models: remove it (pvc:// and file:// models are read in place)",
+                _CACHE,
                 path=".cache",
             ),
         )
@@ -73,6 +85,14 @@ class Model(Part):
     secret_ref: SecretKey | None = Field(None, description="Token for the hub, given to the workers as HF_TOKEN.")
     cache: ModelCache | None = Field(None, description="Where downloads are kept. Absent: in the pod, downloaded again by every new pod.")
 
+    @model_validator(mode="after")
+    def _for_the_hub(self) -> Self:
+        hub = self.uri.startswith("hf://")
+        refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
+        refuse(self.secret_ref is not None and not hub, _SECRET)
+        refuse(self.cache is not None and not hub, _CACHE)
+        return self
+
 
 class KvCache(Part):
     """The pages that keys and values live in, and the blocks that the index speaks of."""
@@ -81,12 +101,12 @@ class KvCache(Part):
         json_schema_extra=rules(
             rule(
                 "self.blockTokens % self.pageTokens == 0",
-                "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens",
+                _BLOCKS,
                 path=".blockTokens",
             ),
             rule(
                 "!(has(self.size) && has(self.pages))",
-                "spec.engine.kvCache.size and spec.engine.kvCache.pages say the same thing: keep one of the two",
+                _SIZES,
                 path=".pages",
             ),
         )
@@ -96,6 +116,12 @@ class KvCache(Part):
     block_tokens: int = Field(64, ge=1, le=4096, description="Tokens of one block, the unit of the prefix index; a multiple of pageTokens.")
     size: Quantity | None = Field(None, description="Memory of each worker's KV cache, such as 40Gi. Absent: what the device has left.")
     pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(None, description="Pages of each worker's KV cache, instead of size.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        refuse(self.block_tokens % self.page_tokens != 0, f"{_BLOCKS}: {self.block_tokens} is not a multiple of {self.page_tokens}")
+        refuse(self.size is not None and self.pages is not None, _SIZES)
+        return self
 
 
 class Engine(Part):
@@ -137,7 +163,7 @@ class Scaling(Part):
         json_schema_extra=rules(
             rule(
                 "self.min <= self.max",
-                "spec.scaling.min must be at most spec.scaling.max",
+                _BOUNDS,
                 path=".min",
             )
         )
@@ -148,8 +174,7 @@ class Scaling(Part):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"spec.scaling.min must be at most spec.scaling.max: {self.min} > {self.max}")
+        refuse(self.min > self.max, f"{_BOUNDS}: {self.min} > {self.max}")
         return self
 
 
@@ -167,11 +192,7 @@ class Rollout(Part):
 
     drain_timeout: Annotated[
         Duration,
-        Field(
-            json_schema_extra=rules(
-                rule("duration(self) <= duration('2h')", "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer")
-            )
-        ),
+        Field(json_schema_extra=rules(rule("duration(self) <= duration('2h')", _DRAIN))),
     ] = Field("120s", description="How long a pod that goes may finish its streams, such as 120s or 10m.")
     progress_deadline: Annotated[
         Duration,
@@ -179,11 +200,17 @@ class Rollout(Part):
             json_schema_extra=rules(
                 rule(
                     "duration(self) >= duration('30s') && duration(self) <= duration('24h')",
-                    "spec.rollout.progressDeadline must lie between 30s and 24h",
+                    _DEADLINE,
                 )
             )
         ),
     ] = Field("1h", description="Without progress for this long, condition Progressing is False with ProgressDeadlineExceeded.")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        refuse(seconds(self.drain_timeout) > 7200, f"{_DRAIN} (got {self.drain_timeout})")
+        refuse(not 30 <= seconds(self.progress_deadline) <= 86400, f"{_DEADLINE} (got {self.progress_deadline})")
+        return self
 
     @property
     def drain_seconds(self) -> int:
@@ -230,12 +257,12 @@ class ServiceSpec(Part):
             rule(
                 "!has(self.resources.gpus) || self.resources.gpus == self.engine.tensorParallel "
                 "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1)",
-                "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica",
+                _PARALLEL,
                 path=".engine.tensorParallel",
             ),
             rule(
                 "self.engine.maxModelLen == 0 || self.engine.maxModelLen >= self.engine.kvCache.pageTokens",
-                "spec.engine.maxModelLen must be 0 (the model's own) or at least spec.engine.kvCache.pageTokens",
+                _LENGTH,
                 path=".engine.maxModelLen",
             ),
         )
@@ -253,15 +280,10 @@ class ServiceSpec(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """The CEL rules again, for manifests that no API server has seen (`fairlead up`)."""
-        gpus, parallel, cache = self.resources.gpus, self.engine.tensor_parallel, self.engine.kv_cache
-        if gpus is not None and gpus != parallel and not (gpus == 0 and parallel == 1):
-            raise ValueError(f"spec.engine.tensorParallel must equal spec.resources.gpus: {parallel} is not {gpus}")
-        if cache.block_tokens % cache.page_tokens:
-            raise ValueError(
-                "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens: "
-                f"{cache.block_tokens} is not a multiple of {cache.page_tokens}"
-            )
+        gpus, parallel = self.resources.gpus, self.engine.tensor_parallel
+        alone = gpus == 0 and parallel == 1
+        refuse(gpus is not None and gpus != parallel and not alone, f"{_PARALLEL}: {parallel} is not {gpus}")
+        refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
         return self
 
     @property

@@ -17,6 +17,11 @@ def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Object:
     return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": timeout}
 
 
+def liveness(failures: int) -> Object:
+    """A process that no longer answers does not drain either: it is not left alone for the whole drain timeout, which may be two hours."""
+    return {**probe("/health", period=10, failures=failures), "terminationGracePeriodSeconds": GRACE_MARGIN}
+
+
 def pod_spec(service: InferenceService, component: str, container: Object, volumes: list[Object]) -> Object:
     """A PodSpec around one container: restricted, spread over nodes, no API token."""
     return {
@@ -40,8 +45,9 @@ def pod_spec(service: InferenceService, component: str, container: Object, volum
 
 
 def deployment(
-    service: InferenceService, component: str, *, replicas: int, revision: str, template: Object, strategy: dict[str, Any]
+    service: InferenceService, component: str, *, replicas: int, revision: str, template: Object, strategy: dict[str, Any], settle: int = 0
 ) -> Object:
+    """`settle`: seconds that a new pod must have been ready before a rollout takes the next one away."""
     labels = names.selector(service, component)
     template["metadata"] = {**template.get("metadata", {})}
     template["metadata"]["labels"] = {**template["metadata"].get("labels", {}), **labels, names.REVISION: revision}
@@ -52,6 +58,7 @@ def deployment(
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 5,
+            "minReadySeconds": settle,
             "progressDeadlineSeconds": service.spec.rollout.deadline_seconds,
             "selector": {"matchLabels": labels},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy},

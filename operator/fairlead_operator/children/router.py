@@ -41,7 +41,7 @@ def _deployment(service: InferenceService, settings: Settings) -> Object:
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         "startupProbe": pods.probe("/health", period=2, failures=60),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
-        "livenessProbe": pods.probe("/health", period=10, failures=3),
+        "livenessProbe": pods.liveness(failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return pods.deployment(

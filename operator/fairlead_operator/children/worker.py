@@ -9,6 +9,7 @@ from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
+SETTLE = 10  # seconds: cluster DNS keeps the workers' addresses for 5, and without an index routers know new workers from there alone
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 2160  # seconds, probes: three hours to download and load the largest models (kubeai#179)
 
 
@@ -80,6 +81,7 @@ def _deployment(service: InferenceService, settings: Settings) -> Object:
         revision=revision(service),
         template=template,
         strategy={"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1},
+        settle=SETTLE,
     )
 
 
@@ -102,7 +104,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}, *source.mounts],
         "startupProbe": pods.probe("/ready", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
-        "livenessProbe": pods.probe("/health", period=10, failures=6),
+        "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",  # whatever killed it, the last lines reach status
     }

@@ -49,7 +49,7 @@ class Applier:
             if live is None:
                 await self._still_there()
         if live is not None and not self._ours(live):
-            if _of_a_namesake(live):
+            if self._of_a_namesake(live):
                 return f"{key[0]} {key[1]} is left over from a deleted service of this name; the cluster's garbage collector removes it"
             return f"{key[0]} {key[1]} exists and does not belong to this service: delete it, or give the service another name"
         try:
@@ -66,6 +66,11 @@ class Applier:
     async def _still_there(self) -> None:
         """Before something is created: a service whose deletion the watch has missed must not get its children back for ever."""
         body = await self._cluster.get(SERVICES, *self._owner)
+        held = self._store.service(self._owner)
+        if body is not None:
+            self._store.put(body)
+        elif held is not None:
+            self._store.remove(held)  # or the loop, ending for a service that the store still shows, would be started again at once
         if body is None or body["metadata"]["uid"] != self.uid or body["metadata"].get("deletionTimestamp"):
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]} is gone")
 
@@ -84,10 +89,11 @@ class Applier:
         references = live["metadata"].get("ownerReferences") or []
         return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
 
-
-def _of_a_namesake(live: Mapping[str, Any]) -> bool:
-    references = live["metadata"].get("ownerReferences") or []
-    return any(reference.get("controller") and reference.get("kind") == SERVICES.kind for reference in references)
+    def _of_a_namesake(self, live: Mapping[str, Any]) -> bool:
+        """Of an earlier service of this name; not of another service whose children's names are the same (`qwen` and `qwen-workers`)."""
+        wanted = (SERVICES.kind, self._owner[1])
+        references = live["metadata"].get("ownerReferences") or []
+        return any(reference.get("controller") and (reference.get("kind"), reference.get("name")) == wanted for reference in references)
 
 
 def _place(body: Mapping[str, Any]) -> tuple[str, str]:

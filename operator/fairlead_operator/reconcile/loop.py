@@ -142,7 +142,10 @@ class Loop:
             self._probing = None
 
     async def _ask(self, service: InferenceService) -> None:
-        problem = await self._tools.prober.complete(service)
+        try:
+            problem = await self._tools.prober.complete(service)
+        except Exception as error:  # whatever it is: a request without an end would keep the service from ever being asked again
+            problem = f"{type(error).__name__}: {error}"
         before = self._probe.attempts if self._probe is not None and self._probe.generation == service.generation else 0
         self._probe = ProbeResult(service.generation, not problem, problem, before + 1 if problem else 0, time.time())
         self._probing = None

@@ -19,6 +19,7 @@ class Store:
         self._woken = woken
         self._services: dict[Owner, Body] = {}
         self._children: dict[Owner, dict[Key, Body]] = defaultdict(dict)
+        self._homes: dict[str, Owner] = {}  # uid of everything held → the service it is held for
 
     def service(self, owner: Owner) -> Body | None:
         return self._services.get(owner)
@@ -28,27 +29,36 @@ class Store:
 
     def put(self, body: Body) -> None:
         """Take an object in; an older version than the one held is ignored (a watch may lag behind our own writes)."""
-        place = self._place(body)
-        if place is None:
+        uid, owner = body["metadata"]["uid"], _owner(body)
+        home = self._homes.get(uid)
+        if home is not None and home != owner:
+            # Somebody has edited the label by which a child is found: the service that loses it must see that, and put it back.
+            shelf, key = self._place(home, body)
+            if _version(body) <= _version(shelf[key]):
+                return
+            self.remove(body)
+        if owner is None:
             return
-        shelf, key, owner = place
+        shelf, key = self._place(owner, body)
         held = shelf.get(key)
-        if held is None or _version(body) > _version(held):
-            shelf[key] = _slim(body)
-            self._woken(owner)
+        if held is not None and _version(body) <= _version(held):
+            return
+        if held is not None:
+            self._homes.pop(held["metadata"]["uid"], None)
+        shelf[key] = _slim(body)
+        self._homes[uid] = owner
+        self._woken(owner)
 
     def remove(self, body: Body) -> None:
         """An object is gone. A successor of the same name, already held, stays."""
-        place = self._place(body)
-        if place is None:
+        home = self._homes.pop(body["metadata"]["uid"], None)
+        if home is None:
             return
-        shelf, key, owner = place
-        held = shelf.get(key)
-        if held is not None and held["metadata"]["uid"] == body["metadata"]["uid"]:
-            del shelf[key]
-            if not self._children.get(owner):
-                self._children.pop(owner, None)
-            self._woken(owner)
+        shelf, key = self._place(home, body)
+        del shelf[key]
+        if not self._children.get(home):
+            self._children.pop(home, None)
+        self._woken(home)
 
     def replace(self, kind: Kind, listed: Iterable[Body], version: int) -> int:
         """Make the store agree with a full list as of resourceVersion `version`. Returns how many removals the watch had missed."""
@@ -61,21 +71,22 @@ class Store:
             self.put(body)
         return len(gone)
 
-    def _place(self, body: Body) -> tuple[dict[Any, Body], Any, Owner] | None:
-        metadata = body["metadata"]
+    def _place(self, owner: Owner, body: Body) -> tuple[dict[Any, Body], Any]:
         if kind_of(body) is SERVICES:
-            owner = (metadata["namespace"], metadata["name"])
-            return self._services, owner, owner
-        instance = (metadata.get("labels") or {}).get(INSTANCE)
-        if instance is None:
-            return None
-        owner = (metadata["namespace"], instance)
-        return self._children[owner], (body["kind"], metadata["name"]), owner
+            return self._services, owner
+        return self._children[owner], (body["kind"], body["metadata"]["name"])
 
     def _held(self, kind: Kind) -> list[Body]:
         if kind is SERVICES:
             return list(self._services.values())
         return [body for children in self._children.values() for key, body in children.items() if key[0] == kind.kind]
+
+
+def _owner(body: Body) -> Owner | None:
+    """The service that an object is, or that its label names."""
+    metadata = body["metadata"]
+    name = metadata["name"] if kind_of(body) is SERVICES else (metadata.get("labels") or {}).get(INSTANCE)
+    return None if name is None else (metadata["namespace"], name)
 
 
 def _version(body: Body) -> int:

@@ -30,6 +30,8 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": "x", "top_p": 0}, 400, "top_p", None),
         ("completions", {"prompt": "x", "top_p": 1.1}, 400, "top_p", None),
         ("completions", {"prompt": "x", "top_k": -2}, 400, "top_k", None),
+        ("completions", {"prompt": "x", "top_k": 2**63, "top_p": 0.9}, 400, "top_k", None),
+        ("completions", {"prompt": "x", "stop_token_ids": [1] * 1025}, 400, "stop_token_ids", None),
         ("completions", {"prompt": "x", "n": 0}, 400, "n", None),
         ("completions", {"prompt": "x", "seed": 2**70}, 400, "seed", None),
         ("completions", {"prompt": "x", "stop": ["a"] * 17}, 400, "stop", None),
@@ -60,6 +62,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("chat/completions", CHAT | {"top_logprobs": 2}, 400, "top_logprobs", None),
         ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, 400, "response_format", None),
         ("chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice", None),
+        ("chat/completions", CHAT | {"min_tokens": 2**64}, 400, "min_tokens", None),
         ("chat/completions", CHAT | {"max_completion_tokens": -3}, 400, "max_completion_tokens", None),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else None,
@@ -74,6 +77,14 @@ def test_wrong_values_are_named(
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
     if param and "[" not in param and code is None:
         assert param in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 1e-50}, {"min_tokens": 2, "stop_token_ids": [4_000_000_000]}], ids=["temperature", "stop_token_ids"]
+)
+def test_extreme_values_are_served_and_harm_nobody(shared: WorkerProcess, fields: dict[str, Any]) -> None:
+    assert shared.complete(prompt="x", max_tokens=4, ignore_eos=True, **fields)["usage"]["completion_tokens"] == 4
+    assert shared.complete(prompt="x", max_tokens=1)["object"] == "text_completion"
 
 
 def test_a_long_prompt_is_told_both_numbers(shared: WorkerProcess) -> None:

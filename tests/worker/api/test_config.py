@@ -51,6 +51,13 @@ def test_no_password_is_shown() -> None:
     assert masked("redis://host/0") == "redis://host/0"
 
 
+def test_no_password_is_shown_when_the_url_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _config("--redis-url", "http://user:secret@host:1/0")
+    said = capsys.readouterr().err
+    assert "secret" not in said and "http://user:***@host:1/0" in said
+
+
 def test_names() -> None:
     assert WorkerConfig(model="hf://org/name@main").names == ("org/name",)
     assert WorkerConfig(model="file:///models/tiny").names == ("tiny",)

@@ -1,6 +1,8 @@
 """Clients that go, engines that die, signals: streams end cleanly, pages come back, the process says why it ended."""
 
+import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.worker.api.process import WorkerProcess, until
+from tokenizers import Tokenizer
 
 LONG = {"prompt": "A long story. " * 10, "max_tokens": 3500, "ignore_eos": True, "temperature": 0.5}
 Start = Callable[..., WorkerProcess]
@@ -131,6 +134,20 @@ def test_a_model_that_cannot_load_says_why(start: Start) -> None:
         assert "/no/such/folder" in text
 
 
+def test_a_token_that_the_model_has_no_row_for_harms_nobody(start: Start, model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model, tmp_path / "stray")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = json.loads((folder / "config.json").read_text())["vocab_size"]
+    while tokenizer.get_vocab_size() <= rows:
+        tokenizer.add_special_tokens([stray := f"<stray-{tokenizer.get_vocab_size()}>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    worker = start("--model", f"file://{folder}").wait_ready()
+    refused = worker.post("/v1/completions", prompt=f"a {stray}", max_tokens=1)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert f"token id {rows} is not in the model's vocabulary of {rows}" in refused.json()["error"]["message"]
+    assert worker.complete(prompt="a", max_tokens=1)["object"] == "text_completion"
+
+
 def test_sigint_while_loading_ends_quickly(start: Start) -> None:
     worker = start()
     assert worker.client.get("/health").status_code == 200
@@ -161,3 +178,14 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_worker_that_was_frozen_goes_on(start: Start) -> None:
+    """`docker pause`, a debugger, a paused machine: the API process missed the engine's heartbeats, and they are all there."""
+    worker = start("--engine-timeout", "1.5").wait_ready()
+    worker.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # the time that passes is what is tested
+    worker.process.send_signal(signal.SIGCONT)
+    for _ in range(3):
+        assert worker.complete(prompt="x", max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
+    assert worker.stop() == 0

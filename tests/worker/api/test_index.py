@@ -1,5 +1,8 @@
 """The worker and the index, over a real Redis."""
 
+import os
+import signal
+import time
 from collections.abc import Callable
 
 from msgspec import json
@@ -10,6 +13,7 @@ from tests.worker.api.process import WorkerProcess, until
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptFormat
 from fairlead_index.reader import IndexReader
+from fairlead_worker.api.lifecycle import FAILED_SECONDS
 
 
 async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redis: RedisServer) -> None:
@@ -41,3 +45,25 @@ def test_redis_away_never_matters(start: Callable[..., WorkerProcess]) -> None:
     assert worker.complete(prompt="still here", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
     assert worker.client.get("/ready").status_code == 200
     assert worker.stop() == 0
+
+
+async def test_a_dead_engine_leaves_the_index_while_the_worker_still_says_why(
+    start: Callable[..., WorkerProcess], redis: RedisServer
+) -> None:
+    reader = IndexReader(redis.url, "test/dying")
+    worker = start("--redis-url", redis.url, "--index-namespace", "test/dying").wait_ready()
+    try:
+        await _listed(reader, 1)
+        os.kill(worker.engine_pid, signal.SIGKILL)
+        until(lambda: worker.client.get("/health").status_code == 503, "unhealthy")
+        began = time.monotonic()
+        await _listed(reader, 0)
+        assert time.monotonic() - began < 0.75 * FAILED_SECONDS
+    finally:
+        await reader.close()
+
+
+async def _listed(reader: IndexReader, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(await reader.workers()) != count:
+        assert time.monotonic() < deadline, f"not {count} workers in the index"

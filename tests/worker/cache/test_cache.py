@@ -72,6 +72,16 @@ def test_roots_share_nothing() -> None:
     assert attach(cache, tokens(9), root=1).shared == 2
 
 
+def test_a_request_that_waited_is_forgotten() -> None:
+    """First come, first served asks for no refresh: what changed for a waiting request must not outlive it."""
+    cache = cache_of()
+    for turn in range(100):
+        watch = cache.watch(ROOT, tokens(9, first=10 * turn))
+        compute(cache, tokens(9, first=10 * turn)).release()
+        cache.unwatch(watch)
+    assert not cache._watches._unsettled
+
+
 def test_an_empty_tree_is_forgotten() -> None:
     cache = cache_of(pages=2)
     for root in range(100):

@@ -1,13 +1,10 @@
 """The runner: packing, storage sizes, and steps of a real (tiny) model."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from tests.models import VOCABULARY, save_model
 
 from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.execution.memory import free_memory
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.messages import Sampling
@@ -53,16 +50,6 @@ def test_storage_is_sized_by_pages_or_bytes(loaded: LoadedModel) -> None:
     assert make_runner(loaded, page_size=16, kv_cache_bytes=page_bytes * 5 + 1).backend.pages == 5
     with pytest.raises(ValueError, match=f"one page of 16 tokens takes {page_bytes} bytes"):
         make_runner(loaded, page_size=16, kv_cache_bytes=1)
-
-
-def test_free_memory_heeds_a_container_limit(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
-    assert free_memory(tmp_path, tmp_path) == 50 * 1024
-    (tmp_path / "memory.max").write_text("30000\n")
-    (tmp_path / "memory.current").write_text("10000\n")
-    assert free_memory(tmp_path, tmp_path) == 20000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(tmp_path, tmp_path) == 50 * 1024
 
 
 def test_an_empty_plan_does_nothing(loaded: LoadedModel) -> None:

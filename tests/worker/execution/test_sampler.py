@@ -98,7 +98,7 @@ def test_seed_and_position_both_change_the_choice_and_nothing_else_does() -> Non
 
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = torch.randn(5, 100) * 50
-    tokens, _ = sample(logits, requests([Sampling(max_tokens=1, temperature=1e-30, seed=s) for s in range(5)]))
+    tokens, _ = sample(logits, requests([Sampling(max_tokens=1, temperature=t, seed=s) for s, t in enumerate((1e-30,) * 4 + (1e-50,))]))
     assert tokens == logits.argmax(1).tolist()
 
 
@@ -112,6 +112,28 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     tokens, logprobs = sample(logits, [early, done])
     assert tokens == [7, 3]
     assert logprobs[0][0].chosen == pytest.approx(logits[0].log_softmax(0)[7].item())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "stop_tokens"),
+    [
+        (Sampling(max_tokens=1, temperature=1e-50), ()),
+        (Sampling(max_tokens=1, top_k=2**63, top_p=0.9), ()),
+        (Sampling(max_tokens=1, temperature=0, min_tokens=3), (100, 4_000_000_000)),
+        (Sampling(max_tokens=1, min_tokens=3), range(100)),
+    ],
+    ids=["temperature", "top_k", "stop tokens outside", "all tokens forbidden"],
+)
+def test_no_sampling_can_fail_the_step_or_leave_the_vocabulary(sampling: Sampling, stop_tokens: Sequence[int]) -> None:
+    (request,) = requests([sampling])
+    request.stop_tokens = frozenset(stop_tokens)
+    (token,), _ = sample(torch.randn(1, 100), [request])
+    assert token in range(100)
+
+
+def test_logits_that_are_no_numbers_give_a_token_of_the_vocabulary() -> None:
+    (token,), _ = sample(torch.full((1, 100), float("nan")), requests([Sampling(max_tokens=1)]))
+    assert token in range(100)
 
 
 def test_logprobs_are_the_models_own() -> None:

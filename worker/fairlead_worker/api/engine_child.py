@@ -27,10 +27,6 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
     async def run(self) -> None:
         """Start the process and wait for its end, which is reported to the client."""
         start = Start(address=self._address, config=self._config.model_dump())
@@ -55,10 +51,14 @@ class EngineChild:
 
     async def watch(self) -> None:
         """Kill an engine that has been silent for too long: a hung stream is worse than a dead one."""
+        looks = 0
         while True:
             await asyncio.sleep(1.0)
             silence = self._client.silent_for()
-            if silence > self._config.engine_timeout:
+            looks = looks + 1 if silence > self._config.engine_timeout else 0
+            # Twice in a row: when this process itself was frozen (a paused container, a debugger), the first look comes before the
+            # messages that have gathered are read.
+            if looks == 2:
                 self._client.died(f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {self._config.engine_timeout:g})")
                 self.kill()
                 return

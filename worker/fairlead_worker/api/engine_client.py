@@ -117,10 +117,6 @@ class EngineClient:
     def serving(self) -> bool:
         return self.state.phase == "ready"
 
-    @property
-    def open_requests(self) -> int:
-        return len(self._receivers)
-
     def next_id(self) -> str:
         return f"r{next(self._numbers)}"
 
@@ -131,8 +127,8 @@ class EngineClient:
         """Send a request to the engine; `deliver` gets its outputs, or the news that the engine has gone."""
         if not self.serving:
             raise EngineGone(self.state.reason or "the engine is not ready")
-        self._receivers[id] = deliver
         self._channel.send(Submit(id=id, tokens=submission.tokens.tobytes(), sampling=submission.sampling, root=submission.root))
+        self._receivers[id] = deliver
 
     def abort(self, id: str) -> None:
         if self._receivers.pop(id, None) is not None and self.serving:

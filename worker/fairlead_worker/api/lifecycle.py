@@ -116,7 +116,9 @@ class Life:
             if asked.done():
                 await self._drain()
             else:
+                leaving = asyncio.create_task(self._leave_index())  # at once: no router should choose us while we explain ourselves
                 await asyncio.wait((asked,), timeout=FAILED_SECONDS)
+                await leaving
             failure = self.client.state.reason if self.client.gone.is_set() and not self._cut else ""
             if server.done() and not asked.done():
                 failure = failure or "the HTTP server ended"

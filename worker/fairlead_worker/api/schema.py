@@ -13,6 +13,10 @@ logger = logging.getLogger(__name__)
 Count = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
+"""Each is looked at in every step until `min_tokens` are out."""
+Limit = 2**31 - 1
+"""Of counts that no model can reach: the engine's tensors hold 64 bits, JSON any number."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -28,16 +32,16 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: StopTokenIds | None = None
     seed: Seed | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=Limit)] | None = None
     user: str | None = None
     # Known to OpenAI and not done here: refused when they would change the answer, rather than ignored.
     presence_penalty: float | None = None

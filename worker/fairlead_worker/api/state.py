@@ -24,8 +24,9 @@ async def ready(worker: Worker, exchange: Exchange) -> None:
     """200 when the model is loaded and the worker is not draining. The index has no say."""
     state = worker.engine.state
     phase = "draining" if worker.draining else state.phase
-    document = {"ready": worker.serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
-    await exchange.whole(200 if worker.serving and worker.healthy else 503, msgspec.json.encode(document))
+    serving = worker.serving and worker.healthy
+    document = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
+    await exchange.whole(200 if serving else 503, msgspec.json.encode(document))
 
 
 async def load(worker: Worker, exchange: Exchange) -> None:

@@ -106,8 +106,9 @@ class Worker:
         """Token ids from outside: not none, and all in the vocabulary (a stray one would index past the embedding)."""
         if not tokens:
             raise invalid("prompt: has no tokens", param="prompt")
-        if (largest := max(tokens)) >= self.encoder.vocabulary_size:
-            raise invalid(f"prompt: token id {largest} is not in the vocabulary of {self.encoder.vocabulary_size}", param="prompt")
+        size = min(self.encoder.vocabulary_size, self.ready.vocabulary_size)
+        if (largest := max(tokens)) >= size:
+            raise invalid(f"prompt: token id {largest} is not in the model's vocabulary of {size}", param="prompt")
 
     def _loaded(self) -> tuple[Ready, PromptEncoder]:
         if self._model is None:

@@ -6,7 +6,7 @@ thousands of waiting requests by their longest prefix costs as much as the chang
 """
 
 from array import array
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from fairlead_worker.cache.node import Node
@@ -44,7 +44,8 @@ class Watches:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._page_bytes = 4 * page_size
-        self._unsettled: deque[Watch] = deque()
+        self._unsettled: OrderedDict[Watch, None] = OrderedDict()
+        """Touched by changes since `refresh` last named them, in that order. Without those removed: nobody may ever call `refresh`."""
 
     def add(self, root: Node, tokens: "array[int]") -> Watch:
         watch = Watch(root, tokens, self._page_size)
@@ -54,6 +55,7 @@ class Watches:
     def remove(self, watch: Watch) -> None:
         """Forgets it, settled or not."""
         watch.removed = True
+        self._unsettled.pop(watch, None)
         if watch.settled:
             watch.settled = False
             watchers = watch.node.watchers
@@ -103,13 +105,11 @@ class Watches:
     def _unsettle(self, watches: dict[Watch, None]) -> None:
         for watch in watches:
             watch.settled = False
-        self._unsettled.extend(watches)
+        self._unsettled.update(watches)
 
     def refresh(self, limit: int) -> Iterator[Watch]:
         """Settles up to `limit` watches that changes have unsettled, and names them: their depth may be another now."""
-        unsettled = self._unsettled
-        for _ in range(min(limit, len(unsettled))):
-            watch = unsettled.popleft()
-            if not watch.removed:
-                self.settle(watch)
-                yield watch
+        for _turn in range(min(limit, len(self._unsettled))):
+            watch, _ = self._unsettled.popitem(last=False)
+            self.settle(watch)
+            yield watch

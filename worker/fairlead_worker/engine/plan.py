@@ -37,10 +37,6 @@ class StepPlan:
     decodes: int = 0
     """Rows of requests that decode."""
 
-    @property
-    def tokens(self) -> int:
-        return sum(row.count for row in self.rows)
-
     def __bool__(self) -> bool:
         return bool(self.rows)
 

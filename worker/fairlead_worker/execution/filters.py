@@ -29,7 +29,7 @@ def _top(logits: torch.Tensor, samplings: Sequence[Sampling], width: int) -> tor
     """Keep each row's top_k largest, then the fewest of these that reach top_p of their probability."""
     device, vocabulary = logits.device, logits.shape[1]
     ordered, tokens = torch.topk(logits, width) if width < vocabulary else torch.sort(logits, dim=1, descending=True, stable=True)
-    top_k = torch.tensor([s.top_k if s.top_k > 0 else vocabulary for s in samplings], device=device)
+    top_k = torch.tensor([min(s.top_k, vocabulary) if s.top_k > 0 else vocabulary for s in samplings], device=device)
     ordered = ordered.masked_fill(torch.arange(width, device=device) >= top_k[:, None], float("-inf"))
     top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
     probabilities = ordered.softmax(1, dtype=torch.float64)

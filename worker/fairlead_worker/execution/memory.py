@@ -21,7 +21,10 @@ def kv_budget(device: torch.device) -> int:
 
 
 def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process could still use: the machine's available memory, or less under a cgroup v2 limit."""
+    """Bytes that this process could still use: the machine's available memory, or less under a cgroup v2 limit.
+
+    Inactive file cache counts as free, as in the kubelet's working set: reading the weights has filled it, up to the limit.
+    """
     available = 0
     for line in (proc / "meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -29,6 +32,7 @@ def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except OSError:
         return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used))
+    return available if limit == "max" else max(0, min(available, int(limit) - used + int(stat.get("inactive_file", 0))))

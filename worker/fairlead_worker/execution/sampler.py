@@ -28,7 +28,14 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int]
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     """Rows short of `min_tokens` cannot choose a token that would end them."""
-    early = [(i, token) for i, r in enumerate(requests) if r.output_length < r.sampling.min_tokens for token in r.stop_tokens]
+    vocabulary = logits.shape[1]  # a stop token outside it can never come, and must not be looked up
+    early = [
+        (i, token)
+        for i, r in enumerate(requests)
+        if r.output_length < r.sampling.min_tokens
+        for token in r.stop_tokens
+        if token < vocabulary
+    ]
     if not early:
         return logits
     rows, tokens = torch.tensor(early, device=logits.device).T
@@ -42,13 +49,16 @@ def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     """
     samplings = [request.sampling for request in requests]
     temperature = torch.tensor([s.temperature for s in samplings], dtype=logits.dtype, device=logits.device)
+    temperature.clamp_(min=torch.finfo(logits.dtype).tiny)  # 1e-50 is more than 0 for its sender, and 0 in float32
     # The largest is subtracted first, so that a tiny temperature cannot make infinity minus infinity.
     scaled = (logits - logits.amax(1, keepdim=True)) / temperature[:, None]
     cumulative = filter_logits(scaled, samplings).softmax(1, dtype=torch.float64).cumsum(1)
     noise = uniform([s.seed for s in samplings], [len(request.tokens) for request in requests])
     total = cumulative[:, -1]
     target = torch.minimum(torch.from_numpy(noise).to(logits.device) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    # Where the logits are not numbers, or every token is forbidden, the search ends behind the last token. That id would fail the
+    # next step, and with it everybody's requests.
+    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> list[tuple[TokenLogprobs, ...]]:

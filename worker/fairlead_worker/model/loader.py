@@ -32,6 +32,8 @@ class LoadedModel:
     """Folder of the files: the tokenizer is there too."""
     digest: str
     """Names config and weights: part of the root of block hashes."""
+    vocabulary_size: int
+    """Rows of the input embedding: a larger token id fails the forward pass."""
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     """Tokens of prompt and output that the model was made for."""
@@ -58,7 +60,17 @@ def load_model(
         layers = probe_layers(model)
     except UnsupportedAttention as error:
         raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
-    return LoadedModel(model, layers, folder, model_digest(folder), _eos_token_ids(folder, config), limit, model.dtype, model.device)
+    return LoadedModel(
+        model=model,
+        layers=layers,
+        path=folder,
+        digest=model_digest(folder),
+        vocabulary_size=model.get_input_embeddings().weight.shape[0],
+        eos_token_ids=_eos_token_ids(folder, config),
+        max_model_len=limit,
+        dtype=model.dtype,
+        device=model.device,
+    )
 
 
 def _read_config(uri: str, folder: Path) -> PreTrainedConfig:

@@ -1,0 +1,60 @@
+"""One loop with a stand-in for the API server: what only a particular order of events would show."""
+
+import asyncio
+import time
+from typing import Any, cast
+
+from tests.operator.manifests import SETTINGS, manifest, service
+
+from fairlead_operator.reconcile.client import Cluster
+from fairlead_operator.reconcile.fleet import Fleet
+from fairlead_operator.reconcile.kinds import Kind
+from fairlead_operator.reconcile.loop import Loop, Tools
+from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.reconcile.store import Store
+
+OWNER = ("default", "qwen")
+
+
+class EmptyCluster:
+    """An API server that has nothing; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+        self.asked += 1
+        return None
+
+
+class Broken:
+    async def complete(self, service: object) -> str:
+        raise RuntimeError("no such client")
+
+
+def tools(store: Store, cluster: object, prober: object = None) -> Tools:
+    return Tools(cast(Cluster, cluster), store, cast(Prober, prober), SETTINGS, lambda *_: None, asyncio.Semaphore(1))
+
+
+async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_and_then_left() -> None:
+    fleet, cluster = Fleet(), EmptyCluster()
+    store = Store(fleet.wake)
+    fleet.open(tools(store, cluster))
+    body = manifest()
+    body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
+    store.put(body)
+    fleet.start(OWNER)
+    deadline = time.monotonic() + 10
+    while len(fleet):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    assert store.service(OWNER) is None and cluster.asked == 2, "one child, and then the service itself"
+    await fleet.close()
+
+
+async def test_a_request_that_breaks_in_an_unforeseen_way_is_a_failed_request() -> None:
+    loop = Loop(OWNER, tools(Store(lambda _: None), EmptyCluster(), Broken()))
+    loop._start_probing(service())
+    assert loop._probing is not None
+    await loop._probing
+    assert loop._probing is None and loop._probe is not None and "no such client" in loop._probe.message
