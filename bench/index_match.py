@@ -25,6 +25,7 @@ import redis
 from fairlead.local.redis import find_redis_server
 from fairlead_index.connection import Scripts, script_source
 from fairlead_index.hashing import hash_bytes
+from fairlead_index.mirror import MirrorReader
 
 NAMESPACE = "bench/index"
 BLOCK_TOKENS = 64
@@ -142,6 +143,36 @@ def timed(client: "redis.Redis", wire: Wire, request: bytes, replies: int, repea
     return {"p50_us": times[len(times) // 2], "p99_us": times[int(0.99 * len(times))], "server_cpu_us": min(cpu)}
 
 
+async def follow(path: str, chain: list[int], expected: dict[str, int], repeats: int) -> Numbers:
+    """The mirror: seconds from its start to exact answers, memory for a placement, and its lookup, which asks nobody."""
+    before = resident()
+    mirror, start = MirrorReader(f"unix://{path}", NAMESPACE), time.perf_counter()
+    mirror.start()
+    await mirror.ready(600)
+    seconds = time.perf_counter() - start
+    grown = resident() - before
+    assert mirror.match(chain) == {address: depth * BLOCK_TOKENS for address, depth in expected.items()}, "the mirror is wrong"
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        mirror.match(chain)
+        times.append(1e6 * (time.perf_counter() - begin))
+    blocks = mirror.stats.blocks
+    await mirror.close()
+    times.sort()
+    return {
+        "p50_us": times[len(times) // 2],
+        "p99_us": times[int(0.99 * len(times))],
+        "start_s": seconds,
+        "bytes_per_block": grown / blocks,
+    }
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def measure(path: str, options: argparse.Namespace) -> dict[str, Numbers]:
     draw = random.Random(1)
     client, wire = redis.Redis(unix_socket_path=path), Wire(path)
@@ -177,7 +208,8 @@ def measure(path: str, options: argparse.Namespace) -> dict[str, Numbers]:
     ours |= timed(client, wire, request, 1, options.repeats)
     pipeline = b"".join(hiredis.pack_command(("HKEYS", str(value))) for value in chain)
     peer |= timed(client, wire, pipeline, len(chain), max(20, options.repeats // 10))
-    return {"fairlead": ours, "llm-d schema": peer}
+    mirror = asyncio.run(follow(path, chain, found, options.repeats))
+    return {"fairlead": ours, "llm-d schema": peer, "mirror": mirror}
 
 
 def main() -> None:
@@ -194,15 +226,20 @@ def main() -> None:
     with server() as path:
         table = measure(path, options)
     print(f"{'':14}{'B/placement':>12}{'stored/s':>10}{'p50 us':>9}{'p99 us':>9}{'server CPU us':>15}")
-    for name, row in table.items():
+    mirror = table["mirror"]
+    for name, row in list(table.items())[:2]:
         columns = [row[key] for key in ("bytes_per_placement", "stored_per_s", "p50_us", "p99_us", "server_cpu_us")]
         print("{:14}{:12.1f}{:10.0f}{:9.0f}{:9.0f}{:15.0f}".format(name, *columns))
+    figures = f"{mirror['bytes_per_block']:12.1f}{'':10}{mirror['p50_us']:9.0f}{mirror['p99_us']:9.0f}"
+    print(f"{'mirror':14}{figures}   exact after {mirror['start_s']:.1f} s")
     ours, peer = table["fairlead"], table["llm-d schema"]
     ratios = [
         ("index_bytes_per_placement", ours["bytes_per_placement"], 20, False),
         ("index_match_server_cpu_us", ours["server_cpu_us"], 150, False),
         ("index_memory_ratio", peer["bytes_per_placement"] / ours["bytes_per_placement"], 15, True),
         ("index_lookup_ratio", peer["p50_us"] / ours["p50_us"], 30, True),
+        ("mirror_lookup_ratio", peer["p50_us"] / mirror["p50_us"], 30, True),
+        ("mirror_start_seconds", mirror["start_s"], 1, False),
     ]
     for name, measured, target, more_is_better in ratios:
         good = measured >= target if more_is_better else measured <= target

@@ -203,11 +203,10 @@ class MirrorReader:
             buckets: list[dict[bytes, bytes]] = await pipe.execute()
         wide: list[bytes] = []
         for bucket in buckets:
-            for block, packed in bucket.items():
-                if packed == b"W":
-                    wide.append(block)
-                else:
-                    table.put(int.from_bytes(block, "little"), [packed[at : at + 2] for at in range(0, len(packed), 2)])
+            if b"W" in bucket.values():
+                wide += [block for block, packed in bucket.items() if packed == b"W"]
+                bucket = {block: packed for block, packed in bucket.items() if packed != b"W"}
+            table.put_packed(hashes_from_bytes(b"".join(bucket)), bucket.values())
         if wide:
             for block, bitmap in zip(wide, await redis.mget([key(b"w" + block) for block in wide]), strict=True):
                 table.put(int.from_bytes(block, "little"), _slots(bitmap or b""))
