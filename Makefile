@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format e2e gpu-check bench-engine bench-operator crds requirements clean
+.PHONY: help install demo test lint format e2e gpu-check bench-engine bench-index bench-operator crds requirements clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ gpu-check: install ## the engine on this machine's GPU against transformers; say
 
 bench-engine: install ## what a step costs the scheduler; writes bench/results/engine.json
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
+
+bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
+	$(BIN)/python bench/index_match.py --json bench/results/index.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

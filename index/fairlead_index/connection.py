@@ -78,6 +78,10 @@ class Scripts:
         except NoScriptError:
             return cast(list[Any], await self.redis.execute_command("EVAL", source, 1, self.prefix, *args))
 
+    def key(self, name: str | bytes) -> bytes:
+        """A key of the namespace, for what needs no script."""
+        return self.prefix.encode() + (name.encode() if isinstance(name, str) else name)
+
     async def close(self) -> None:
         await self.redis.aclose()
         await self.redis.connection_pool.disconnect()

@@ -73,6 +73,13 @@ def hash_bytes(hashes: Sequence[int]) -> bytes:
     return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
 
 
+def hashes_from_bytes(data: bytes | memoryview) -> "array[int]":
+    """The inverse of `hash_bytes`. Raises ValueError unless `data` is a whole number of hashes."""
+    hashes = array("Q")
+    hashes.frombytes(data)
+    return _swapped(hashes) if _BIG_ENDIAN else hashes
+
+
 def _swapped(values: "array[int]") -> "array[int]":
     copy = values[:]
     copy.byteswap()

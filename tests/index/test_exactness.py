@@ -62,7 +62,9 @@ class World:
         """Without a word; the next incarnation begins at once, with an empty cache."""
         task = self.writers[pod]._task
         assert task is not None
+        self.writers[pod]._leaving.set()  # redis-py may swallow a cancellation while it connects: the loop ends then by this
         task.cancel()
+        await asyncio.wait({task})
         await self.writers[pod]._scripts.close()
         self.boot(pod)
 

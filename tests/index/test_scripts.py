@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.index.conftest import eventually
 from tests.redis_server import RedisServer
 
 from fairlead_index.connection import Scripts
@@ -136,3 +137,16 @@ async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: Re
     await scripts.call("sweep", 10)
     mine = [key for key in server.client().keys("*") if namespace.encode() in key]
     assert mine and all(key.startswith(f"fl1:{{{namespace}}}:".encode()) for key in mine)
+
+
+async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:
+    silent, other = await Pod(scripts, "silent").join(lease_ms=400), await Pod(scripts, "other").join()
+    await silent.apply("S", CHAIN)
+    await other.apply("S", CHAIN[:3])
+
+    async def hidden() -> bool:
+        return await matched(scripts) == {"other:1": 3}
+
+    await eventually(hidden)
+    assert await silent.beat() == [b"OK", 0]
+    assert await matched(scripts) == {"silent:1": 16, "other:1": 3}

@@ -50,11 +50,14 @@ local function remove(key, hash)
   end
 end
 
+local told = { 'A' .. slot }
 for i = 4, #ARGV, 2 do
   local change, hashes = ARGV[i] == 'S' and store or remove, ARGV[i + 1]
   for o = 1, #hashes, 8 do
     change(bucket_key(p, buckets, hashes, o), sub(hashes, o, o + 7))
   end
+  told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes
 end
+tell(p, table.concat(told))
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }

@@ -3,10 +3,12 @@ local call = redis.call
 local byte, sub, char, floor = string.byte, string.sub, string.char, math.floor
 
 local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
-local LIVE_HEAD = '<ddHc0'             -- as much of it as a match needs
+local CARD = '<dHc0'                    -- as much of it as a match needs, from its 9th byte
 local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
 local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
 local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
+
+local LOGGED = 4096                    -- records kept for the mirrors: at most 2 KB each; 10 s at 100,000 changes a second
 
 local function now_ms()
   local t = call('TIME')
@@ -33,6 +35,30 @@ end
 local function pack_live(w)
   return struct.pack(LIVE, w.lease, w.bt, #w.address, w.address, #w.pod, w.pod, #w.revision, w.revision, w.lease_ms, w.at, w.running, w.waiting,
                      w.backlog, w.rate, w.step, w.free, w.total, w.page)
+end
+
+-- Tells the mirrors. A record's id is its number, without gaps, so that a mirror sees that it missed something, and the time in microseconds,
+-- so that after a failover which lost records a mirror does not take a new one for the one that it read under the same number.
+local function tell(p, record)
+  local number = call('HINCRBY', p .. 'meta', 'logged', 1)
+  local t = call('TIME')
+  call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, string.format('%.0f-%s%06d', number, t[1], t[2]), 'r', record)
+end
+
+-- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells a match who lives, however many workers there are.
+local function set_lease(p, slot, ends) call('SETRANGE', p .. 'leases', slot_number(slot) * 8, struct.pack('<d', ends)) end
+
+-- {slot -> whether it lives}, each looked up when it is first asked for.
+local function living(p, now)
+  local leases, unpack = call('GET', p .. 'leases') or '', struct.unpack
+  local length = #leases
+  return setmetatable({}, { __index = function(known, slot)
+    local a, b = byte(slot, 1, 2)
+    local at = (a * 256 + b) * 8 + 1
+    local lives = at + 7 <= length and unpack('<d', leases, at) > now
+    known[slot] = lives
+    return lives
+  end })
 end
 
 -- Slots whose lease has not run out, as {slot -> record}. Dead slots are not in `live` at all.
@@ -63,7 +89,9 @@ local function kill(p, slot)
     end
   end
   call('HDEL', p .. 'live', slot)
+  set_lease(p, slot, 0)
   call('HDEL', p .. 'fence', slot)
+  tell(p, 'K' .. slot)
   call('HDEL', p .. 'owed', slot)
   call('DEL', p .. 'r' .. slot)
   call('ZADD', p .. 'dead', slot_number(slot), slot)

@@ -13,6 +13,7 @@ if age >= 0 then
   w.step, w.free, w.total, w.page = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 end
 call('HSET', p .. 'live', slot, pack_live(w))
+set_lease(p, slot, w.lease)
 
 -- Promises that the worker has had time to receive are in its backlog, or done: they count no longer. The others run out after a minute.
 local ARRIVAL, LONGEST = 250, 60000

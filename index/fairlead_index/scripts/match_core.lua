@@ -2,24 +2,28 @@
 --
 -- A slot's set of blocks is prefix-closed (parents are stored first, children removed first, batches are atomic), so the sets of *living* holders only
 -- shrink with depth: binary-search the deepest block that anyone holds, then each depth where the set grows. Dead slots are filtered before every
--- comparison: one that is half swept is not closed any more and would mislead the search.
+-- comparison: one that is half swept is not closed any more and would mislead the search. `live[slot]` is true-ish of the living.
 local function match(p, hashes, live, max_levels)
   local count = #hashes / 8
   local buckets = buckets_of(p)
   if count == 0 or buckets == 0 then return {}, 0 end
-  local bits, sets, levels_seen = nil, { [''] = {} }, {}
+  local sets, levels_seen = { [''] = {} }, {}
 
   local function wide_holders(map)
-    if not bits then
-      bits = {}
-      for slot in pairs(live) do
-        local n = slot_number(slot)
-        bits[#bits + 1] = { slot, floor(n / 8) + 1, 2 ^ (7 - n % 8) }
+    local found, count = {}, 0
+    for at = 1, #map do
+      local bits, n = byte(map, at), at * 8 - 1
+      while bits > 0 do
+        if bits % 2 == 1 then
+          local slot = char(floor(n / 256), n % 256)
+          if live[slot] then
+            count = count + 1
+            found[count] = slot
+          end
+          bits = bits - 1
+        end
+        bits, n = bits / 2, n - 1
       end
-    end
-    local found = {}
-    for _, b in ipairs(bits) do
-      if bit.band(byte(map, b[2]) or 0, b[3]) ~= 0 then found[#found + 1] = b[1] end
     end
     return found
   end

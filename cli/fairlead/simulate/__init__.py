@@ -1,0 +1,1 @@
+"""`fairlead simulate`: a recorded trace against modelled pods, under our score and under the policies of others."""

@@ -1,0 +1,99 @@
+"""A modelled worker: prompts are prefilled one after the other at a fixed rate, in front of a prefix-closed LRU cache."""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fairlead.simulate.trace import BLOCK_TOKENS, Request
+
+
+@dataclass(frozen=True, slots=True)
+class PodModel:
+    """`rate`: prompt tokens a second. `cache_blocks` of 512 tokens. `token_seconds`: one output token. `report_seconds`: between loads."""
+
+    rate: float = 8000.0
+    cache_blocks: int = 1500
+    token_seconds: float = 0.02
+    step_seconds: float = 0.02
+    report_seconds: float = 0.5
+
+
+class PrefixLRU:
+    """Blocks by last use. A prompt's parents are used after its children, so the oldest block is always a leaf."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def depth(self, blocks: Sequence[int]) -> int:
+        """Blocks of the prompt that are here."""
+        for at, block in enumerate(blocks):
+            if block not in self._blocks:
+                return at
+        return len(blocks)
+
+    def use(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Keeps a prompt. Returns the blocks that came, parents first, and those that went, children first."""
+        kept = blocks[: self._capacity]
+        came = [block for block in kept if block not in self._blocks]
+        for block in reversed(kept):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        went = [self._blocks.popitem(last=False)[0] for _ in range(len(self._blocks) - self._capacity)]
+        return came, went
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of a request: seconds to its first token, prompt tokens cached and computed, when prefill and output end."""
+
+    ttft: float
+    cached: int
+    computed: int
+    first_token_at: float
+    done_at: float
+    came: list[int]
+    went: list[int]
+
+
+class Pod:
+    """One worker. Requests are given in the order of their times, so each one's cache is known when it is given: there is one queue."""
+
+    def __init__(self, model: PodModel, phase: float) -> None:
+        self.model = model
+        self.cache = PrefixLRU(model.cache_blocks)
+        self.busy_until = 0.0
+        self.computed = 0
+        self._phase = phase  # workers report at different moments
+        self._queued: deque[tuple[float, float]] = deque()  # (time, busy until) since the newest load
+        self._reported = (0.0, 0.0)  # when, busy until
+
+    def serve(self, request: Request) -> Served:
+        """Queues a request at its time."""
+        cached = min(self.cache.depth(request.blocks) * BLOCK_TOKENS, request.prompt_tokens - 1)
+        computed = request.prompt_tokens - cached
+        start = max(request.at, self.busy_until)
+        self.busy_until = start + computed / self.model.rate
+        first = self.busy_until + self.model.step_seconds
+        self._queued.append((request.at, self.busy_until))
+        self.computed += computed
+        came, went = self.cache.use(request.blocks)
+        done = first + request.output_tokens * self.model.token_seconds
+        return Served(first - request.at, cached, computed, first, done, came, went)
+
+    def backlog(self, now: float) -> float:
+        """Prompt tokens still to be computed."""
+        return max(0.0, self.busy_until - now) * self.model.rate
+
+    def load(self, now: float) -> tuple[float, float]:
+        """The newest load that the worker has reported: when, and its backlog then."""
+        every = self.model.report_seconds
+        at = now if every <= 0 else max(0.0, (now - self._phase) // every * every + self._phase)
+        busy = self._reported[1]
+        while self._queued and self._queued[0][0] < at:
+            busy = self._queued.popleft()[1]
+        self._reported = (at, busy)
+        return at, max(0.0, busy - at) * self.model.rate

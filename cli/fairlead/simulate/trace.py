@@ -1,0 +1,45 @@
+"""What is asked: one request a line, as Mooncake's traces have it."""
+
+import json
+from array import array
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from fairlead.bench.datasets import TRACE_BLOCK
+from fairlead.errors import UserError
+from fairlead_index.hashing import extend
+
+BLOCK_TOKENS = TRACE_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`at` in seconds after the start; `blocks`: chained hashes of the prompt's blocks, the last one may be a part of a block."""
+
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: "array[int]"
+
+
+def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
+    """The first `count` requests by time, `speed` times as fast. The trace's ids are chained already; hashing spreads them."""
+    requests = []
+    hashed: dict[int, int] = {}
+    try:
+        with path.open() as file:
+            for number, line in enumerate(islice(file, count), start=1):
+                try:
+                    entry = json.loads(line)
+                    ids = [int(each) for each in entry["hash_ids"]]
+                    blocks = array("Q", [hashed.setdefault(each, extend(0, [each])) for each in ids])
+                    length = max(1, int(entry["input_length"]))
+                    requests.append(Request(entry["timestamp"] / 1000 / speed, length, max(1, int(entry["output_length"])), blocks))
+                except (ValueError, KeyError, TypeError, OverflowError) as error:
+                    raise UserError(f"--trace {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
+    except OSError as error:
+        raise UserError(f"--trace {path}: {error.strerror}") from None
+    if not requests:
+        raise UserError(f"--trace {path}: there is no request in it")
+    return sorted(requests, key=lambda request: request.at)

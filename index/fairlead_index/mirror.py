@@ -1,0 +1,245 @@
+"""The index in a router's own memory: follows the log of changes, answers in microseconds, and goes on answering while Redis is away."""
+
+import asyncio
+import contextlib
+import logging
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fairlead_index.connection import REDIS_ERRORS, Scripts
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.hashing import hashes_from_bytes
+from fairlead_index.pause import Pause
+from fairlead_index.table import PrefixTable
+
+__all__ = ["MirrorReader", "MirrorStats"]
+
+PULSE_SECONDS: Final = 0.25  # how late a lease that ran out is seen
+BLOCK_MS: Final = 100
+RECORDS: Final = 16  # read at once: 4,096 changes, a few milliseconds of the event loop
+BUCKETS: Final = 64  # of the snapshot, read at once
+CALL_SECONDS: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class MirrorStats:
+    """For /metrics. `following` is false while Redis is away or a snapshot is loading: answers are of the last picture then."""
+
+    following: bool = False
+    records: int = 0
+    snapshots: int = 0
+    errors: int = 0
+    blocks: int = 0
+    workers: int = 0
+    last_error: str = ""
+
+
+class _Lost(Exception):
+    """What is in the log does not continue our picture: records were trimmed, or this is another Redis than it was."""
+
+
+@dataclass(slots=True)
+class _Picture:
+    """The table, and how far it has followed which log. `last` is the id of the newest record in it, None when the log lost that one."""
+
+    table: PrefixTable
+    birth: bytes | None
+    position: int
+    last: bytes | None
+
+
+class MirrorReader:
+    """Mirrors one namespace. Call it from one event loop; `match` needs no awaiting.
+
+    Raises ValueError for a url or a namespace that can never work.
+    """
+
+    def __init__(self, url: str, namespace: str, *, call_seconds: float = CALL_SECONDS) -> None:
+        self._scripts = Scripts(url, namespace, timeout=call_seconds, connections=2)
+        self._picture: _Picture | None = None
+        self._lost = False  # the picture cannot be continued: answer from it until there is a new one
+        self._following = False
+        self._closing = False
+        self._stats = MirrorStats()
+        self._pause = Pause(first=0.05, longest=1.0)
+        self._pulse_at = 0.0
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins, in the running event loop. Once."""
+        if self._task is not None:
+            raise RuntimeError("the mirror was started before")
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="index-mirror")
+
+    async def ready(self, timeout: float) -> None:
+        """Returns when there is a picture to answer from. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            await self._ready.wait()
+
+    def match(self, hashes: Sequence[int]) -> dict[str, int]:
+        """Tokens of the prompt that each living worker holds; workers that hold none are left out.
+
+        Exact as of the last record read. While Redis is away: as of then, and whoever lived then counts as living.
+        Raises IndexUnavailable before the first picture.
+        """
+        if self._picture is None:
+            raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
+        return self._picture.table.match(hashes)
+
+    @property
+    def stats(self) -> MirrorStats:
+        self._stats.following = self._following
+        if self._picture is not None:
+            self._stats.blocks, self._stats.workers = len(self._picture.table), self._picture.table.lives
+        return self._stats
+
+    async def close(self) -> None:
+        """Stops. Does not raise for a Redis that is away."""
+        self._closing = True  # redis-py may swallow a cancellation while it connects: the loop ends then by this
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        with contextlib.suppress(*REDIS_ERRORS):
+            await self._scripts.close()
+
+    async def _run(self) -> None:
+        while not self._closing:
+            try:
+                if self._picture is None or self._lost:
+                    self._picture = await self._load()
+                    self._lost = False
+                    self._ready.set()
+                await self._turn(self._picture)
+                self._pause.succeeded()
+            except _Lost as lost:
+                log.warning("mirror reads the index anew: %s", lost)
+                await self._failed(str(lost), lost=True)
+            except REDIS_ERRORS as error:
+                await self._failed(str(error) or type(error).__name__, lost=False)
+            except Exception as error:  # our own fault: the last picture still answers
+                log.exception("index mirror failed")
+                await self._failed(repr(error), lost=True)
+
+    async def _failed(self, reason: str, *, lost: bool) -> None:
+        self._following = False
+        self._lost = self._lost or lost
+        self._pulse_at = 0.0  # whoever answers next may be another server
+        self._stats.errors += 1
+        self._stats.last_error = reason
+        await asyncio.sleep(self._pause.failed(reason))
+
+    async def _turn(self, picture: _Picture) -> None:
+        """Takes the pulse when it is time, then what is new in the log, waiting a moment for it."""
+        if time.monotonic() >= self._pulse_at:
+            await self._pulse(picture)
+            self._pulse_at = time.monotonic() + PULSE_SECONDS
+        self._following = True
+        await self._read(picture, BLOCK_MS)
+        picture.table.sweep()
+
+    async def _pulse(self, picture: _Picture) -> None:
+        """Whether the log still continues our picture, and who is under a lease."""
+        key = self._scripts.key
+        async with self._scripts.redis.pipeline(transaction=True) as pipe:
+            pipe.hmget(key("meta"), "birth", "logged").get(key("leases")).time()
+            pipe.xrange(key("log"), picture.last or "-", picture.last or "-")
+            (birth, logged), leases, now, ours = await pipe.execute()
+        if birth != picture.birth:
+            raise _Lost("the namespace is new, or Redis was emptied")
+        if (picture.last is not None and not ours) or int(logged or 0) < picture.position:
+            raise _Lost(f"record {picture.position}, which we read, is not there")
+        picture.table.renew(leases or b"", _milliseconds(now))
+
+    async def _read(self, picture: _Picture, block_ms: int | None) -> int:
+        """Applies the next records, in order and without a gap. Returns how many there were."""
+        after = picture.last or f"{picture.position}-{2**64 - 1}"
+        reply = await self._scripts.redis.xread({self._scripts.key("log"): after}, count=RECORDS, block=block_ms)
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = reply[0][1] if reply else []
+        for name, fields in entries:
+            number = int(name.partition(b"-")[0])
+            if number != picture.position + 1:
+                raise _Lost(f"records {picture.position + 1} to {number - 1} are gone")
+            _apply(picture.table, fields[b"r"])
+            picture.position, picture.last = number, name
+        self._stats.records += len(entries)
+        return len(entries)
+
+    async def _load(self) -> _Picture:
+        """A snapshot that is consistent once the log has been followed past its end.
+
+        Records set or clear one (life, block) each, so reading a bucket that already shows some of them changes nothing in the end.
+        A slot that did not live at the start is left out of the buckets: whatever it gets comes through the log.
+        """
+        key = self._scripts.key
+        async with self._scripts.redis.pipeline(transaction=True) as pipe:
+            pipe.hmget(key("meta"), "birth", "logged", "buckets").hgetall(key("live")).get(key("leases")).time()
+            pipe.xrevrange(key("log"), count=1)
+            (birth, logged, buckets), live, leases, now, newest = await pipe.execute()
+        picture = _Picture(PrefixTable(), birth, int(logged or 0), newest[0][0] if newest else None)
+        for slot, record in live.items():
+            picture.table.join(slot, *_card(record, 8))
+        picture.table.renew(leases or b"", _milliseconds(now))
+        for first in range(0, int(buckets or 0), BUCKETS):
+            await self._load_buckets(picture.table, range(first, min(first + BUCKETS, int(buckets))))
+            await self._read(picture, None)
+        end = int(await self._scripts.redis.hget(key("meta"), "logged") or 0)
+        while picture.position < end:
+            if not await self._read(picture, None):
+                raise _Lost(f"records after {picture.position} are gone")
+        self._stats.snapshots += 1
+        return picture
+
+    async def _load_buckets(self, table: PrefixTable, numbers: range) -> None:
+        key, redis = self._scripts.key, self._scripts.redis
+        async with redis.pipeline(transaction=False) as pipe:
+            for number in numbers:
+                pipe.hgetall(key(b"b" + number.to_bytes(2, "big")))
+            buckets: list[dict[bytes, bytes]] = await pipe.execute()
+        wide: list[bytes] = []
+        for bucket in buckets:
+            if b"W" in bucket.values():
+                wide += [block for block, packed in bucket.items() if packed == b"W"]
+                bucket = {block: packed for block, packed in bucket.items() if packed != b"W"}
+            table.put_packed(hashes_from_bytes(b"".join(bucket)), bucket.values())
+        if wide:
+            for block, bitmap in zip(wide, await redis.mget([key(b"w" + block) for block in wide]), strict=True):
+                table.put(int.from_bytes(block, "little"), _slots(bitmap or b""))
+
+
+def _apply(table: PrefixTable, record: bytes) -> None:
+    """One record of the log, as the scripts write it: its kind, a slot, and what the kind needs."""
+    kind, slot = record[:1], record[1:3]
+    if kind == b"J":
+        table.join(slot, *_card(record, 3))
+    elif kind == b"K":
+        table.end(slot)
+    elif kind == b"A":
+        at = 3
+        while at < len(record):
+            change = table.stored if record[at : at + 1] == b"S" else table.removed
+            end = at + 5 + 8 * int.from_bytes(record[at + 1 : at + 5], "little")
+            change(slot, hashes_from_bytes(record[at + 5 : end]))
+            at = end
+    else:
+        raise ValueError(f"record of an unknown kind {kind!r} in the index's log")
+
+
+def _card(record: bytes, at: int) -> tuple[str, int]:
+    """Address and block tokens, packed at `at` as the scripts' CARD."""
+    block_tokens, length = struct.unpack_from("<dH", record, at)
+    return record[at + 10 : at + 10 + length].decode(), int(block_tokens)
+
+
+def _slots(bitmap: bytes) -> list[bytes]:
+    return [(8 * at + bit).to_bytes(2, "big") for at, byte in enumerate(bitmap) if byte for bit in range(8) if byte & (128 >> bit)]
+
+
+def _milliseconds(now: tuple[int, int]) -> float:
+    seconds, microseconds = now
+    return seconds * 1000 + microseconds / 1000

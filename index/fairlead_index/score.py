@@ -1,0 +1,73 @@
+"""The score of `route.lua` in Python, for whoever cannot ask Redis. A test holds the two equal; docs/index.md explains it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha1
+from typing import Final
+
+PRIOR_RATE: Final = 4000.0
+SLACK: Final = 1.25
+
+
+@dataclass(slots=True)
+class ScoredWorker:
+    """A living worker as the index knows it, and how many blocks of the prompt it holds. Zero means unknown for rate and pages.
+
+    `load_age` is in seconds; `owed` tokens were reserved and are not in its load yet.
+    """
+
+    address: str
+    block_tokens: int
+    depth: int = 0
+    owed: float = 0.0
+    backlog: float = 0.0
+    rate: float = 0.0
+    step: float = 0.0
+    load_age: float = 0.0
+    pages_free: int = 0
+    pages_total: int = 0
+    page_size: int = 0
+
+
+@dataclass(slots=True)
+class Start:
+    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute."""
+
+    address: str
+    cached: int
+    cost: float
+    seconds: float
+    fits: bool
+    rank: str
+
+
+def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int) -> list[Start]:
+    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes."""
+    known = list(workers)
+    blocks = len(hashes) // 8
+    deepest = max((worker.depth for worker in known), default=0)
+    block = deepest if deepest < blocks else deepest - 1  # the first that nobody holds
+    key = hashes[block * 8 : block * 8 + 8] if blocks else request
+    starts = sorted((_start(worker, prompt_tokens, key) for worker in known), key=_order)
+    best = starts[:wanted]
+    if deepest or not blocks or len(starts) < 2:
+        return best
+    home = min(sorted(starts, key=lambda start: start.rank)[:2], key=_order)
+    first = best[0]
+    if home is not first and home.seconds <= SLACK * first.seconds and (home.fits or not first.fits):
+        best = [home, *(start for start in best if start is not home)][:wanted]
+    return best
+
+
+def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
+    cached = max(0, min(worker.depth * worker.block_tokens, prompt_tokens - 1))  # the last token is always computed: it gives the logits
+    cost = max(prompt_tokens - cached, worker.block_tokens)
+    backlog = max(0.0, worker.backlog - worker.rate * worker.load_age)
+    seconds = (backlog + worker.owed + cost) / (worker.rate or PRIOR_RATE) + worker.step
+    unlimited = worker.pages_total == 0 or worker.page_size == 0
+    fits = unlimited or worker.pages_free * worker.page_size >= prompt_tokens - cached
+    return Start(worker.address, cached, cost, seconds, fits, sha1(key + worker.address.encode(), usedforsecurity=False).hexdigest())
+
+
+def _order(start: Start) -> tuple[bool, float, str]:
+    return (not start.fits, start.seconds, start.rank)

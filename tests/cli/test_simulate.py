@@ -1,0 +1,108 @@
+"""`fairlead simulate`: the modelled pods by hand, every policy on a small trace, and what a person sees of a wrong trace."""
+
+import json
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+
+from fairlead.main import main
+from fairlead.simulate.pods import Pod, PodModel, PrefixLRU
+from fairlead.simulate.policies import POLICIES
+from fairlead.simulate.replay import replay
+from fairlead.simulate.trace import BLOCK_TOKENS, Request, read_trace
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Twelve conversations that grow by two blocks a turn; all share their first block."""
+    draw, lines, fresh = random.Random(1), [], iter(range(1, 10_000))
+    talks: list[list[int]] = [[0] for _ in range(12)]
+    for number in range(240):
+        talk = talks[draw.randrange(12)]
+        talk += [next(fresh), next(fresh)]
+        length = len(talk) * BLOCK_TOKENS - draw.randrange(BLOCK_TOKENS)
+        lines.append({"timestamp": number * 300, "input_length": length, "output_length": 50, "hash_ids": list(talk)})
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def test_a_pod_prefills_in_order_and_only_what_is_not_cached() -> None:
+    pod = Pod(PodModel(rate=1024.0, step_seconds=0.0, report_seconds=0.0), phase=0.0)
+    blocks = array("Q", [1, 2])
+    first = pod.serve(Request(0.0, 1024, 10, blocks))
+    assert (first.ttft, first.cached, first.computed, first.came) == (1.0, 0, 1024, [1, 2])
+    behind = pod.serve(Request(0.5, 1536, 10, array("Q", [1, 2, 3])))
+    assert (behind.ttft, behind.cached, behind.computed) == (1.0, 1024, 512)
+    assert pod.backlog(1.0) == 512 and pod.load(1.0) == (1.0, 512.0)
+    whole = pod.serve(Request(5.0, 1024, 10, blocks))
+    assert (whole.cached, whole.computed) == (1023, 1)  # the last token gives the logits
+
+
+def test_reported_loads_are_as_old_as_the_reports() -> None:
+    pod = Pod(PodModel(rate=1000.0, step_seconds=0.0, report_seconds=2.0), phase=0.0)
+    pod.serve(Request(2.5, 3000, 1, array("Q", [1])))
+    assert pod.load(3.9) == (2.0, 0.0)
+    assert pod.load(4.1) == (4.0, 1500.0)
+
+
+def test_the_cache_stays_prefix_closed() -> None:
+    draw, cache, held = random.Random(3), PrefixLRU(20), set[int]()
+    for _ in range(500):
+        talk = draw.randrange(6)
+        blocks = [talk * 100 + level for level in range(draw.randrange(1, 30))]
+        came, went = cache.use(blocks)
+        held = (held | set(came)) - set(went)
+        assert len(cache) == len(held) <= 20
+        assert all(block % 100 == 0 or block - 1 in held for block in held)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_serves_every_request_the_same_way_twice(policy: str, trace: Path) -> None:
+    requests = read_trace(trace, count=None, speed=2.0)
+    outcome = replay(policy, requests, 4, PodModel(), seed=7)
+    assert len(outcome.ttft) == 240 and min(outcome.ttft) > 0 and len(outcome.computed) == 4
+    assert 0 <= outcome.hit_rate < 1 <= outcome.imbalance
+    assert outcome == replay(policy, requests, 4, PodModel(), seed=7)
+
+
+def test_steering_by_the_index_beats_taking_turns(trace: Path) -> None:
+    requests = read_trace(trace, count=None, speed=4.0)
+    ours, turns = (replay(policy, requests, 4, PodModel()).figures() for policy in ("fairlead", "round-robin"))
+    assert ours["hit_rate"] > turns["hit_rate"] + 0.15
+    assert ours["ttft_mean"] < 0.7 * turns["ttft_mean"]
+
+
+def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "--trace", str(trace), "--pods", "3", "--policy", "fairlead", "--policy", "random", "--json", str(out)])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "240 requests, 3 pods" in printed and "simulate_ttft_mean_over_random" in printed
+    figures = json.loads(out.read_text())
+    assert list(figures) == ["fairlead", "random"] and set(figures["random"]) >= {"hit_rate", "ttft_p99", "imbalance"}
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        ('{"timestamp": 0}', [], "line 1: not a Mooncake trace entry"),
+        ("", [], "there is no request in it"),
+        (None, [], "No such file"),
+        ("", ["--pods", "0"], "--pods 0: must be above 0"),
+        ("", ["--report-seconds", "-1"], "--report-seconds -1.0: must not be below 0"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    text: str | None, arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "--trace", str(path), *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,207 @@
+"""The mirror against the truth and against `match`: the same answers, through every fault, and answers while Redis is away."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.index.conftest import eventually
+from tests.index.test_exactness import BLOCK, PODS, World
+from tests.redis_server import RedisServer, free_port
+
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.hashing import block_hashes
+from fairlead_index.load import WorkerCard
+from fairlead_index.mirror import MirrorReader
+from fairlead_index.reader import IndexReader
+from fairlead_index.table import PrefixTable
+from fairlead_index.writer import IndexWriter
+
+WIPE = "for _, key in ipairs(redis.call('KEYS', '*')) do if key:find(ARGV[1], 1, true) then redis.call('DEL', key) end end"
+CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
+
+
+@pytest.fixture
+async def mirror(server: RedisServer, namespace: str) -> AsyncIterator[MirrorReader]:
+    mirror = MirrorReader(server.url, namespace)
+    mirror.start()
+    yield mirror
+    await mirror.close()
+
+
+def writer_for(server: RedisServer, namespace: str, pod: str, lease: float = 10.0) -> IndexWriter:
+    writer = IndexWriter(server.url, namespace, WorkerCard(pod, f"{pod}:1", BLOCK), lease, buckets=16, call_seconds=1.0)
+    writer.start()
+    return writer
+
+
+async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
+    async def equal() -> bool:
+        return mirror.match(CHAIN) == {f"{pod}:1": blocks * BLOCK for pod, blocks in expected.items()}
+
+    await mirror.ready(10)
+    await eventually(equal)
+
+
+def fault(world: World, server: RedisServer, namespace: str) -> None:
+    """Something that a mirror cannot follow by reading on: the log trimmed, gone, or set back; the namespace wiped."""
+    client, prefix = server.client(), f"fl1:{{{namespace}}}:"
+    kind = world.random.choice(["trim", "no log", "back", "wipe"])
+    if kind == "trim":
+        client.xtrim(prefix + "log", maxlen=0, approximate=False)
+    elif kind == "no log":
+        client.delete(prefix + "log")
+    elif kind == "back":  # as after a failover to a replica that lacks the newest records
+        logged = int(client.hget(prefix + "meta", "logged") or 0)
+        client.delete(prefix + "log")
+        client.hset(prefix + "meta", "logged", max(0, logged - 3))
+    else:
+        client.eval(WIPE, 0, prefix)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespace: str, mirror: MirrorReader, seed: int) -> None:
+    world = World(seed, server.url, namespace)
+    reader = IndexReader(server.url, namespace, deadline=5.0)
+    late: list[MirrorReader] = []
+    try:
+        for _ in range(10):
+            for _ in range(world.random.randint(5, 30)):
+                pod = f"p{world.random.randrange(PODS)}"
+                if pod not in world.writers:
+                    world.boot(pod)
+                action = world.random.random()
+                if action < 0.6:
+                    world.store(pod)
+                elif action < 0.9:
+                    world.evict(pod)
+                elif action < 0.95:
+                    await world.die(pod)
+                else:
+                    await world.leave(pod)
+                if world.random.random() < 0.2:
+                    await asyncio.sleep(0.001)
+            if world.random.random() < 0.4:
+                fault(world, server, namespace)
+            if world.random.random() < 0.2:  # a mirror that starts in the middle of things
+                late.append(MirrorReader(server.url, namespace))
+                late[-1].start()
+
+            async def converged() -> bool:
+                if {worker.pod for worker in await reader.workers()} != set(world.writers):
+                    return False
+                expected = [world.expected(world.chain(prompt)) for prompt in world.prompts]
+                if [await reader.match(world.chain(prompt)) for prompt in world.prompts] != expected:
+                    return False
+                for each in (mirror, *late):
+                    await each.ready(10)
+                    if [each.match(world.chain(prompt)) for prompt in world.prompts] != expected:
+                        return False
+                return True
+
+            await eventually(converged)
+            await reader._call("sweep", world.random.randint(1, 200))
+    finally:
+        await asyncio.gather(*(writer.leave() for writer in world.writers.values()), *(each.close() for each in late))
+        await reader.close()
+
+
+async def test_more_holders_than_a_bucket_lists(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
+    writers = [writer_for(server, namespace, f"p{n:02}") for n in range(40)]
+    late = MirrorReader(server.url, namespace)
+    try:
+        for n, writer in enumerate(writers):
+            writer.stored(CHAIN[: n + 1])
+        await shows(mirror, {f"p{n:02}": n + 1 for n in range(40)})
+        late.start()
+        await shows(late, {f"p{n:02}": n + 1 for n in range(40)})
+    finally:
+        await asyncio.gather(*(writer.leave() for writer in writers))
+        await late.close()
+    await shows(mirror, {})
+
+
+async def test_it_answers_while_redis_is_away_and_is_exact_after_an_empty_restart(own_server: RedisServer, namespace: str) -> None:
+    writers = {pod: writer_for(own_server, namespace, pod, lease=1.0) for pod in "ab"}
+    mirror = MirrorReader(own_server.url, namespace, call_seconds=0.5)
+    mirror.start()
+    try:
+        writers["a"].stored(CHAIN)
+        writers["b"].stored(CHAIN[:9])
+        await shows(mirror, {"a": 64, "b": 9})
+        own_server.kill()
+
+        async def noticed() -> bool:
+            return not mirror.stats.following
+
+        await eventually(noticed)
+        until = time.monotonic() + 1.2  # longer than the lease
+        while time.monotonic() < until:
+            assert mirror.match(CHAIN) == {"a:1": 64 * BLOCK, "b:1": 9 * BLOCK}
+            await asyncio.sleep(0.05)
+        writers["a"].removed(CHAIN[20:][::-1])
+        own_server.start()
+        await shows(mirror, {"a": 20, "b": 9})
+        assert mirror.stats.following and mirror.stats.snapshots >= 2
+    finally:
+        await asyncio.gather(*(writer.leave() for writer in writers.values()))
+        await mirror.close()
+
+
+async def test_a_silent_worker_is_not_named_past_its_lease(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
+    silent = writer_for(server, namespace, "a", lease=0.6)
+    silent.stored(CHAIN)
+    await shows(mirror, {"a": 64})
+    assert silent._task is not None
+    silent._leaving.set()  # dies without a word
+    assert silent._task is not None
+    silent._task.cancel()
+    await shows(mirror, {})
+    await silent._scripts.close()
+
+
+async def test_without_a_picture_it_is_unavailable(namespace: str) -> None:
+    mirror = MirrorReader(f"redis://127.0.0.1:{free_port()}/0", namespace, call_seconds=0.2)
+    mirror.start()
+    with pytest.raises(TimeoutError):
+        await mirror.ready(0.3)
+    with pytest.raises(IndexUnavailable, match="no picture"):
+        mirror.match(CHAIN)
+    await mirror.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_table_against_plain_sets(seed: int) -> None:
+    """Lives that come, store, evict and end, with sweeps in between, against one set each."""
+    draw = random.Random(seed)
+    table, truth = PrefixTable(), {}
+    chains = [list(range(n * 100, n * 100 + 12)) for n in range(3)]
+    for _ in range(400):
+        slot = draw.randrange(6).to_bytes(2, "big")
+        action, chain = draw.random(), draw.choice(chains)
+        if slot not in truth or action < 0.05:
+            table.join(slot, slot.hex(), 2)
+            truth[slot] = dict.fromkeys(range(3), 0)
+        elif action < 0.1:
+            table.end(slot)
+            del truth[slot]
+        elif action < 0.15:
+            table.sweep(draw.randrange(1, 20))
+        else:
+            n, depth = chains.index(chain), draw.randrange(13)
+            held = truth[slot][n]
+            if depth > held:
+                table.stored(slot, chain[:depth])
+            else:
+                table.removed(slot, chain[depth:held][::-1])
+            truth[slot][n] = depth
+        for n, whole in enumerate(chains):
+            assert table.match(whole) == {slot.hex(): 2 * held[n] for slot, held in truth.items() if held[n]}
+    while table.sweep(50):
+        pass
+    for slot in list(truth):
+        table.end(slot)
+    while table.sweep(50):
+        pass
+    assert len(table) == 0 and table.lives == 0

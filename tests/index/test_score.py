@@ -1,0 +1,76 @@
+"""The Python score and route.lua give the same workers, in the same order, with the same times, in random states of a fleet."""
+
+import os
+import random
+import struct
+
+import pytest
+import redis
+from tests.redis_server import RedisServer
+
+from fairlead_index.connection import Scripts, script_source
+from fairlead_index.hashing import hash_bytes
+from fairlead_index.score import ScoredWorker, best_starts
+
+NOW = 10**13  # ms: a fixed clock for script and test
+BLOCK = 16
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: str, seed: int) -> None:
+    draw = random.Random(seed)
+    scripts = Scripts(server.url, namespace, timeout=5, connections=2)
+    client = server.client()
+    route = script_source("route").replace("local now = now_ms()", f"local now = {NOW}")
+    assert str(NOW) in route
+    chain = [draw.getrandbits(64) for _ in range(24)]
+    slots = {}
+    for n in range(12):
+        address, epoch = f"10.0.0.{n}:8000", os.urandom(8)
+        _, slots[address] = await scripts.call("join", f"p{n}", address, "r", BLOCK, epoch, 10**6, 16)
+        depth = draw.choice([0, 0, 3, 9, 10, 24]) if seed else 0
+        if depth:
+            await scripts.call("apply", slots[address], epoch, 1, "S", hash_bytes(chain[:depth]))
+    for turn in range(150):
+        hashes = hash_bytes([draw.getrandbits(64) for _ in range(4)] if turn % 3 == 0 else chain[: draw.choice([0, 5, 24])])
+        prompt = max(1, len(hashes) // 8 * BLOCK + draw.randrange(BLOCK))
+        depths = _depths(await scripts.call("match", hashes))
+        workers = []
+        for address, slot in slots.items():
+            worker = ScoredWorker(
+                address=address,
+                block_tokens=BLOCK,
+                depth=depths.get(address, 0),
+                owed=draw.choice([0, 0, 100, 5000]),
+                backlog=draw.choice([0, 0, 800, 20_000]),
+                rate=draw.choice([0.0, 1000.0, 1000.0, 8000.0]),
+                step=draw.choice([0.0, 0.0, 0.25]),
+                load_age=draw.choice([0.0, 0.5, 4.0]),
+                pages_free=draw.choice([0, 1, 100]),
+                pages_total=draw.choice([0, 200]),
+                page_size=16,
+            )
+            workers.append(worker)
+            _set(client, f"fl1:{{{namespace}}}:", slot, worker)
+        request = os.urandom(8)
+        reply = await scripts.redis.eval(route, 1, scripts.prefix, hashes, prompt, request, 8)
+        found = [(reply[at].decode(), reply[at + 2], reply[at + 3]) for at in range(1, len(reply), 4)]
+        mine = best_starts(workers, hashes, prompt, request, 8)
+        assert [(start.address, start.cached) for start in mine] == [(address, cached) for address, cached, _ in found]
+        assert [start.seconds for start in mine] == pytest.approx([microseconds / 1e6 for *_, microseconds in found], abs=2e-6)
+    await scripts.close()
+
+
+def _depths(reply: list[bytes | int]) -> dict[str, int]:
+    pairs = zip(reply[::2], reply[1::2], strict=True)
+    return {address.decode(): int(tokens) // BLOCK for address, tokens in pairs if isinstance(address, bytes)}
+
+
+def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) -> None:
+    """Writes the record of `live` that common.lua packs."""
+    address, pod, revision = worker.address.encode(), b"pod", b"r"
+    record = struct.pack(f"<ddH{len(address)}sH{len(pod)}sH{len(revision)}s", NOW + 1000, BLOCK, len(address), address, 3, pod, 1, revision)
+    load = (0, 0, worker.backlog, worker.rate, worker.step, worker.pages_free, worker.pages_total, worker.page_size)
+    record += struct.pack("<dd8d", 1000, NOW - worker.load_age * 1000, *load)
+    client.hset(prefix + "live", slot, record)
+    client.hset(prefix + "owed", slot, worker.owed)
