@@ -26,6 +26,25 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     """None: none; k >= 0: the chosen token's logprob and the k most likely ones."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that is in the output; `frequency_penalty` as often as it is there."""
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides the positive and multiplies the negative logits of tokens in the prompt or the output (Keskar et al. 2019)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), each token once."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Where not empty: no other token can be chosen."""
+
+    @property
+    def penalized(self) -> bool:
+        """The choice depends on the tokens before it."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def adjusted(self) -> bool:
+        """The logits are changed before temperature."""
+        return self.penalized or bool(self.logit_bias) or bool(self.allowed_token_ids)
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):

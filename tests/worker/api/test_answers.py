@@ -122,6 +122,22 @@ def test_equal_seeds_give_equal_tokens_and_others_do_not(shared: WorkerProcess) 
     assert len({choice["text"] for choice in many}) == 3
 
 
+def test_penalties_and_bias_change_the_choice(shared: WorkerProcess) -> None:
+    def tokens(**options: Any) -> list[str]:
+        choice = shared.complete(**{"prompt": PROMPT, **GREEDY, "logprobs": 0, **options})["choices"][0]
+        return choice["logprobs"]["tokens"]
+
+    first, plain = shared.post("/tokenize", prompt="ab").json()["tokens"][0], tokens()
+    assert len(set(tokens(logit_bias={str(first): 100}))) == 1
+    assert len(set(tokens(logit_bias={str(first): 100}, frequency_penalty=2, max_tokens=120))) > 1, "100 is used up after 50 times"
+    assert set(tokens(allowed_token_ids=[first])) == set(tokens(logit_bias={str(first): 100}))
+    assert tokens(repetition_penalty=50.0) != plain
+    assert tokens(presence_penalty=0, frequency_penalty=0, repetition_penalty=1, logit_bias={}) == plain
+    chat = {"messages": MESSAGES, "max_tokens": 9, "temperature": 0, "ignore_eos": True, "logit_bias": {str(first): 100}}
+    answer = shared.post("/v1/chat/completions", **chat).json()["choices"][0]["message"]["content"]
+    assert answer == answer[: len(answer) // 9] * 9
+
+
 def test_the_second_identical_prompt_is_cached(shared: WorkerProcess) -> None:
     prompt = "A prompt that no other test has. " * 20
     first, second = (shared.post("/v1/completions", prompt=prompt, max_tokens=2) for _ in range(2))

@@ -11,7 +11,7 @@ import msgspec
 from fairlead_worker.api.choice import Choice, Piece, SequenceFailed
 from fairlead_worker.api.engine_client import Generation, Submission
 from fairlead_worker.api.errors import failed
-from fairlead_worker.api.sampling import Wanted, choice_seed, fit
+from fairlead_worker.api.sampling import Wanted, check_vocabulary, choice_seed, fit
 from fairlead_worker.api.worker import Worker
 
 
@@ -41,6 +41,7 @@ class Prepared:
 def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> Prepared:
     """Check the prompts against the context and make a submission for each choice. Raises ApiError 400."""
     root = worker.encoder.format.root()
+    check_vocabulary(wanted.base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     submissions, choices = [], []
     for prompt in prompts:
         worker.check_tokens(prompt)

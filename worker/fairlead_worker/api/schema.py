@@ -13,6 +13,9 @@ logger = logging.getLogger(__name__)
 Count = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Repetition = Annotated[float, Meta(ge=0.01, le=100)]
+"""Beyond these a logit would leave the range of float32."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -39,11 +42,12 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     user: str | None = None
-    # Known to OpenAI and not done here: refused when they would change the answer, rather than ignored.
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    # Known to OpenAI and not done here: refused when it would change the answer, rather than ignored.
     response_format: dict[str, Any] | None = None
 
 

@@ -5,20 +5,25 @@ from collections.abc import Sequence
 import torch
 
 from fairlead_worker.engine.request import Request
+from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.filters import filter_logits
 from fairlead_worker.execution.noise import uniform
 from fairlead_worker.messages import TokenLogprobs
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
+def sample(
+    logits: torch.Tensor, requests: Sequence[Request], histories: Histories | None = None
+) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
     """logits [rows, vocabulary] -> one token a row, and its log-probabilities (empty tuples where not asked; empty if nobody asked).
 
-    A row's token depends on its logits, its request's sampling and the token's position only: not on the other rows.
+    A row's token depends on its logits, its request's sampling and tokens only: not on the other rows. `histories` keeps from step
+    to step what penalties need to know of the tokens; without it, that is counted anew.
     """
     if not requests:
         return [], []
     logits = logits.float()
-    allowed = _forbid_early_stops(logits, requests)
+    adjusted = (histories or Histories()).adjust(logits, requests)
+    allowed = _forbid_early_stops(adjusted, requests)
     tokens = allowed.argmax(1)
     random = [i for i, request in enumerate(requests) if request.sampling.temperature > 0]
     if random:
@@ -28,7 +33,14 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int]
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     """Rows short of `min_tokens` cannot choose a token that would end them."""
-    early = [(i, token) for i, r in enumerate(requests) if r.output_length < r.sampling.min_tokens for token in r.stop_tokens]
+    vocabulary = logits.shape[1]
+    early = [
+        (i, token)
+        for i, r in enumerate(requests)
+        if r.output_length < r.sampling.min_tokens
+        for token in r.stop_tokens
+        if token < vocabulary  # a request may name any number: one that cannot be chosen needs no ban
+    ]
     if not early:
         return logits
     rows, tokens = torch.tensor(early, device=logits.device).T
@@ -48,11 +60,12 @@ def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     noise = uniform([s.seed for s in samplings], [len(request.tokens) for request in requests])
     total = cumulative[:, -1]
     target = torch.minimum(torch.from_numpy(noise).to(logits.device) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    # Within the vocabulary even where no number is one (logits of a broken model): a stray id would end the engine at its embedding.
+    return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> list[tuple[TokenLogprobs, ...]]:
-    """Of the model's own distribution: before temperature, filters and forbidden stops."""
+    """Of the model's own distribution: before penalties, bias, temperature, filters and forbidden stops."""
     asked = [(i, request.sampling.logprobs) for i, request in enumerate(requests) if request.sampling.logprobs is not None]
     if not asked:
         return []
