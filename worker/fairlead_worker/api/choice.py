@@ -45,6 +45,8 @@ class Choice:
         self.tokens = 0
         """Tokens generated, the stop token and the tokens of a stop string included."""
         self.cached_tokens = 0
+        self.logprob = 0.0
+        """Sum over the tokens; 0 where the engine was not asked for log-probabilities."""
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
@@ -53,6 +55,11 @@ class Choice:
         self._min_tokens = min_tokens
         self._eos = eos
         self._logprobs = logprobs
+
+    @property
+    def mean_logprob(self) -> float:
+        """How likely the model found its tokens, whatever their number: what `best_of` ranks by."""
+        return self.logprob / max(self.tokens, 1)
 
     def take(self, output: Output) -> Piece:
         """Add an output. Once `finish_reason` is set, nothing more may come. Raises SequenceFailed."""
@@ -65,8 +72,10 @@ class Choice:
         for place, token in enumerate(tokens):
             self.tokens += 1
             piece.tokens.append(token)
+            logprobs = output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS
+            self.logprob += logprobs.chosen
             if self._logprobs:
-                piece.logprobs.append(output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS)
+                piece.logprobs.append(logprobs)
             if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token:
                 break
             # One token at a time, however many came at once: where a stop string ends must not depend on the batching.

@@ -17,18 +17,26 @@ from fairlead_worker.api.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the engine is asked for. Choice `i` belongs to prompt `i // n`."""
+    """What the engine is asked for. Choice `i` belongs to prompt `i // best_of`."""
 
     prompts: Sequence["array[int]"]
     n: int
+    best_of: int
     submissions: list[Submission]
     choices: list[Choice]
 
+    def best(self) -> list[int]:
+        """The choices to show: of each prompt the n most likely ones, the likeliest first; all in their order where all are shown."""
+        if self.best_of == self.n:
+            return list(range(len(self.choices)))
+        groups = (range(at, at + self.best_of) for at in range(0, len(self.choices), self.best_of))
+        return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[: self.n]]
+
     def usage(self) -> dict[str, Any]:
-        """Tokens so far. Of n choices of one prompt, the one that found least in the cache says what was cached before this request."""
+        """Tokens so far. Of several choices of one prompt, the one that found least in the cache says what was cached before it."""
         prompt = sum(map(len, self.prompts))
         completion = sum(choice.tokens for choice in self.choices)
-        groups = (self.choices[at : at + self.n] for at in range(0, len(self.choices), self.n))
+        groups = (self.choices[at : at + self.best_of] for at in range(0, len(self.choices), self.best_of))
         cached = sum(min((choice.cached_tokens for choice in group if choice.tokens), default=0) for group in groups)
         return {
             "prompt_tokens": prompt,
@@ -46,7 +54,7 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
     for prompt in prompts:
         worker.check_tokens(prompt)
         max_tokens = fit(wanted.max_tokens, len(prompt), worker.max_model_len)
-        for choice in range(wanted.n):
+        for choice in range(wanted.best_of):
             sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=choice_seed(wanted.seed, choice))
             submissions.append(Submission(prompt, sampling, root))
             choices.append(
@@ -56,10 +64,10 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
                     stops=wanted.stops,
                     min_tokens=wanted.base.min_tokens,
                     eos=worker.ready.eos_token_ids,
-                    logprobs=wanted.base.logprobs is not None,
+                    logprobs=wanted.logprobs,
                 )
             )
-    return Prepared(prompts, wanted.n, submissions, choices)
+    return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices)
 
 
 @dataclass(slots=True)

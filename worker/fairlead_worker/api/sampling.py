@@ -30,6 +30,10 @@ class Wanted:
     seed: int
     stops: tuple[str, ...]
     n: int
+    best_of: int
+    """Sequences to generate for each prompt: the `n` most likely ones are shown."""
+    logprobs: bool
+    """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
 
 
 def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
@@ -43,6 +47,8 @@ def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
     else:
         max_tokens, max_field = request.max_tokens or COMPLETION_MAX_TOKENS, "max_tokens"
         logprobs = request.logprobs
+    n = request.n or 1
+    best_of = _best_of(request, n)
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"min_tokens: {min_tokens} is more than {max_field} {max_tokens}", param="min_tokens")
@@ -58,14 +64,14 @@ def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
-        logprobs=logprobs,
+        logprobs=0 if logprobs is None and best_of > n else logprobs,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         logit_bias=_biases(request.logit_bias or {}),
         allowed_token_ids=_allowed(request.allowed_token_ids),
     )
-    return Wanted(max_tokens, base, seed, _stops(request.stop), request.n or 1)
+    return Wanted(max_tokens, base, seed, _stops(request.stop), n, best_of, logprobs is not None)
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -98,6 +104,15 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     if "" in stops:
         raise invalid("stop: an empty string would stop everything", param="stop")
     return stops
+
+
+def _best_of(request: CommonRequest, n: int) -> int:
+    best_of = request.best_of if isinstance(request, CompletionRequest) and request.best_of is not None else n
+    if best_of < n:
+        raise invalid(f"best_of: {best_of} is less than n {n}", param="best_of")
+    if best_of > n and request.stream:
+        raise invalid("best_of: the best are known at the end only; leave stream out, or give the value of n", param="best_of")
+    return best_of
 
 
 def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -139,8 +154,6 @@ def _refuse_unsupported(request: CommonRequest) -> None:
     if request.response_format and request.response_format.get("type") != "text":
         raise invalid("response_format: only text is supported", param="response_format")
     if isinstance(request, CompletionRequest):
-        if request.best_of not in (None, request.n or 1):
-            raise invalid("best_of: not supported; leave it out or give the value of n", param="best_of")
         if request.suffix:
             raise invalid("suffix: not supported; leave it out", param="suffix")
         if request.echo and request.logprobs is not None:

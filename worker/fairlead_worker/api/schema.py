@@ -10,6 +10,7 @@ from fairlead_worker.api.errors import invalid
 
 logger = logging.getLogger(__name__)
 
+Choices = Annotated[int, Meta(ge=1, le=128)]
 Count = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -36,7 +37,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     seed: Seed | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Choices | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -55,7 +56,7 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    best_of: Count | None = None
+    best_of: Choices | None = None
     suffix: str | None = None
 
 

@@ -73,7 +73,7 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
     async for batch in pieces:
         for index, piece in batch:
             gathered[index].add(piece)
-    choices = [reply.shape.whole(index, choice, gathered[index]) for index, choice in enumerate(prepared.choices)]
+    choices = [reply.shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
     usage = prepared.usage()
     document = reply.document(reply.shape.whole_object, choices) | {"usage": usage}
     await exchange.json(document, {CACHED_HEADER: str(usage["prompt_tokens_details"]["cached_tokens"])})
