@@ -21,6 +21,7 @@ from fairlead_worker.messages import Failed, Loading, Ready
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
+    from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import ModelRunner
 
@@ -60,9 +61,18 @@ def run(config: WorkerConfig, end: EngineEnd) -> int:
         end.send(Failed(reason=_reason(error)))
         return 1
     from fairlead_worker.engine.loop import run_plain
+    from fairlead_worker.engine.watch import StepWatch
 
+    try:
+        watch = StepWatch(_trace(config, ready))
+    except OSError as error:
+        end.send(Failed(reason=f"--trace-schedule {config.trace_schedule} cannot be written: {error.strerror}"))
+        return 1
     end.send(ready)
-    return run_plain(scheduler, runner, end, end)
+    try:
+        return run_plain(scheduler, runner, end, end, watch)
+    finally:
+        watch.close()
 
 
 def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner, Ready]":
@@ -118,6 +128,21 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         prompt_format=_prompt_format(config, loaded.path, loaded.digest, longest),
     )
     return scheduler, runner, ready
+
+
+def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
+    from fairlead_worker.engine.schedule_trace import ScheduleTrace
+
+    if not config.trace_schedule:
+        return None
+    about = {
+        "model": config.names[0],
+        "page_size": ready.page_size,
+        "pages": ready.pages,
+        "chunked_prefill_size": config.chunked_prefill_size,
+        "policy": config.policy,
+    }
+    return ScheduleTrace(Path(config.trace_schedule), about)
 
 
 def default_threads() -> int:

@@ -77,6 +77,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_logprobs: tuple[float, ...] = ()
 
 
+class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Host times of one request in the engine, seconds."""
+
+    queue_seconds: float
+    """From its arrival at the engine to the step that admitted it (the first time)."""
+    prefill_seconds: float
+    """From there to its first token."""
+    retractions: int = 0
+
+
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step added to one request. The last one of a request carries `finish`."""
 
@@ -90,6 +100,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The stop token id that ended it, where `finish` is "stop"."""
     error: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    timing: Timing | None = None
+    """With the first token, and again with the first one after a retraction."""
 
 
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -128,6 +140,12 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     outputs: tuple[Output, ...] = ()
     events: tuple[CacheEvent, ...] = ()
     load: Load | None = None
+    seconds: float = 0.0
+    """Wall time of the step, measured by the runner; 0 when idle."""
+    prefill_tokens: int = 0
+    decodes: int = 0
+    stall_seconds: float = 0.0
+    """How much longer the step was for its decodes than recent ones without prefill: each of them waited so long for others."""
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):

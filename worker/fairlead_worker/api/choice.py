@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fairlead_index.prompt import PromptEncoder
 from fairlead_worker.api.stops import StopScanner
-from fairlead_worker.messages import Output, TokenLogprobs
+from fairlead_worker.messages import Output, Timing, TokenLogprobs
 
 _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
@@ -47,6 +47,8 @@ class Choice:
         self.cached_tokens = 0
         self.logprob = 0.0
         """Sum over the tokens; 0 where the engine was not asked for log-probabilities."""
+        self.timing: Timing | None = None
+        """The engine's latest word on it."""
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
@@ -67,6 +69,8 @@ class Choice:
             raise SequenceFailed(output.error or "the engine dropped the request")
         if self.tokens == 0:
             self.cached_tokens = output.cached_tokens
+        if output.timing is not None:
+            self.timing = output.timing
         piece = Piece()
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):

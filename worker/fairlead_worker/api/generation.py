@@ -1,16 +1,14 @@
-"""A request made ready for the engine, and its way through it: the same for both endpoints, streamed or whole."""
+"""A request made ready for the engine: the same for both endpoints, streamed or whole."""
 
-import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from fairlead_worker.api.choice import Choice, Piece, SequenceFailed
-from fairlead_worker.api.engine_client import Generation, Submission
-from fairlead_worker.api.errors import failed
+from fairlead_worker.api.choice import Choice
+from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.sampling import Wanted, check_vocabulary, choice_seed, fit
 from fairlead_worker.api.worker import Worker
 
@@ -68,50 +66,3 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
                 )
             )
     return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices)
-
-
-@dataclass(slots=True)
-class Run:
-    """One pass of a prepared request through the engine, timed for the metrics."""
-
-    worker: Worker
-    prepared: Prepared
-    began: float = field(default_factory=time.monotonic)
-    _last: dict[int, float] = field(default_factory=dict)
-
-    async def pieces(self, generation: Generation) -> AsyncIterator[list[tuple[int, Piece]]]:
-        """Batches of (choice, piece). Raises EngineGone, or ApiError where the engine gave a sequence up."""
-        metrics, choices = self.worker.metrics, self.prepared.choices
-        async for batch in generation.outputs():
-            now = time.monotonic()
-            pieces = []
-            for index, output in batch:
-                choice = choices[index]
-                if choice.finish_reason is not None:  # a stop string was met earlier in this batch
-                    continue
-                self._time(index, now)
-                try:
-                    pieces.append((index, choice.take(output)))
-                except SequenceFailed as error:
-                    metrics.finished("error")
-                    raise failed(str(error)) from error
-                if choice.finish_reason is not None:
-                    metrics.finished(choice.finish_reason)
-                    metrics.whole_request.observe(now - self.began)
-                    if output.finish is None:
-                        generation.abort(index)
-            if pieces:
-                yield pieces
-
-    def gone(self) -> None:
-        """The client left before the end."""
-        for choice in self.prepared.choices:
-            if choice.finish_reason is None:
-                self.worker.metrics.finished("abort")
-
-    def _time(self, index: int, now: float) -> None:
-        if not self._last:
-            self.worker.metrics.first_token.observe(now - self.began)
-        if index in self._last:
-            self.worker.metrics.token_gap.observe(now - self._last[index])
-        self._last[index] = now

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from fairlead_worker.api.choice import Choice, Piece
-from fairlead_worker.api.generation import Prepared, Run
+from fairlead_worker.api.generation import Prepared
 from fairlead_worker.api.http import ClientGone, Exchange, as_api_error
+from fairlead_worker.api.run import Run
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, reply: 
     except ClientGone:
         run.gone()
         raise
+    finally:
+        run.log(exchange.request_id)
 
 
 async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
