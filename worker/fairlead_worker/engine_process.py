@@ -86,6 +86,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.model.loader import load_model
 
     torch.set_num_threads(config.threads or default_threads())
@@ -126,6 +127,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         eos_token_ids=loaded.eos_token_ids,
         backend=type(runner.backend).__name__,
         prompt_format=_prompt_format(config, loaded.path, loaded.digest, longest),
+        sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
     )
     return scheduler, runner, ready
 

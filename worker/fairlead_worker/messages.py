@@ -169,6 +169,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     backend: str = ""
     prompt_format: bytes = b""
     """`fairlead_index.prompt.PromptFormat` as JSON: the engine process has transformers to make it with, the API process need not."""
+    sampling_defaults: dict[str, float] = {}
+    """temperature, top_p, top_k, min_p, repetition_penalty where the model's authors recommend one and the configuration lets them."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

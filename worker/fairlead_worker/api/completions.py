@@ -49,7 +49,7 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
-    how = wanted(request)
+    how = wanted(request, worker.ready.sampling_defaults)
     prompts = [given] if given is not None else await _prompts(worker, request, how.best_of)
     prepared = prepare(worker, prompts, how)
     echoes = [worker.encoder.decode(prompt) if request.echo else "" for prompt in prompts]

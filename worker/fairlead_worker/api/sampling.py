@@ -1,7 +1,7 @@
 """From a request's fields to what the engine needs: sampling parameters, stop strings, limits. Same rules for both endpoints."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlead_worker.api.errors import ApiError, invalid
@@ -36,8 +36,8 @@ class Wanted:
     """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
 
 
-def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
-    """Check what single fields cannot say, and gather the rest. Raises ApiError 400."""
+def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
+    """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
     _refuse_unsupported(request)
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
@@ -57,21 +57,25 @@ def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
     seed = secrets.randbits(63) if request.seed is None else request.seed
     base = Sampling(
         max_tokens=0,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0,
+        temperature=_given(request.temperature, defaults, "temperature", 1.0),
+        top_p=_given(request.top_p, defaults, "top_p", 1.0),
+        top_k=max(0, int(_given(request.top_k, defaults, "top_k", 0))),
+        min_p=_given(request.min_p, defaults, "min_p", 0.0),
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=0 if logprobs is None and best_of > n else logprobs,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        repetition_penalty=_given(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
         logit_bias=_biases(request.logit_bias or {}),
         allowed_token_ids=_allowed(request.allowed_token_ids),
     )
     return Wanted(max_tokens, base, seed, _stops(request.stop), n, best_of, logprobs is not None)
+
+
+def _given(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
+    return defaults.get(field, neutral) if value is None else value
 
 
 def choice_seed(seed: int, choice: int) -> int:
