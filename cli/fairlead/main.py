@@ -9,6 +9,7 @@ from fairlead.demo import command as demo
 from fairlead.errors import UserError
 from fairlead.local import up
 from fairlead.random_model import command as make_model
+from fairlead.schedule import command as schedule
 from fairlead.simulate import command as simulate
 from fairlead.tools import doctor, status
 
@@ -16,7 +17,7 @@ from fairlead.tools import doctor, status
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fairlead", description="Kubernetes-native LLM inference: local mode, benchmarks and tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (up, demo, status, bench, simulate, make_model, doctor):
+    for module in (up, demo, status, bench, simulate, schedule, make_model, doctor):
         module.add_parser(commands)
     return parser
 

@@ -4,6 +4,8 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -69,3 +71,44 @@ def test_status_with_nothing_running_says_what_to_do(
     with pytest.raises(SystemExit) as left:
         main(["status"])
     assert left.value.code == 1 and "fairlead up -f FILE" in capsys.readouterr().out
+
+
+TRACE = """{"format":"fairlead-schedule-1","page_size":4,"chunked_prefill_size":8}
+{"step":0,"at":0.01,"seconds":0.01,"rows":[["r0",0,8,false]]}
+{"step":1,"at":0.02,"seconds":0.01,"rows":[["r0",8,2,true],["r1",0,1,true]]}
+{"step":2,"at":0.03,"seconds":0.01,"rows":[["r0",10,1,true],["r1",1,1,true],["r2",0,6,true]]}
+{"step":3,"at":0.05,"seconds":0.02,"rows":[["r0",0,8,false],["r2",6,1,true]]}
+{"step":4,"at":0.06,"seconds":0.01,"rows":[["r0",8,4,true],["r2",7,1,"""
+
+
+def _schedule(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as left:
+        main(["schedule", *arguments])
+    return left.value.code
+
+
+def test_schedule_draws_who_prefilled_and_who_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    path.write_text(TRACE)
+    assert _schedule(str(path), "--width", "40") == 0
+    shown = capsys.readouterr().out
+    lines = {words[0]: line for line in shown.splitlines() if (words := line.split())}
+    assert lines["r0"] == "r0      ▒█·▒", "two chunks, a decode, and after a retraction from the beginning"
+    assert lines["r1"] == "r1       █·", "a prompt of one token is no decode"
+    assert lines["r2"] == "r2        █·"
+    assert "4 steps (2 mixed), 3 requests" in shown
+    assert _schedule(str(path), "--list", "--steps", "1:2") == 0
+    assert "prefill r2[0:6]*  decode r0 r1" in capsys.readouterr().out
+    assert _schedule(str(path), "--svg", str(tmp_path / "out.svg")) == 0
+    assert ElementTree.parse(tmp_path / "out.svg").getroot().tag.endswith("svg")
+
+
+def test_schedule_refuses_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").write_text("{}\n")
+    for arguments, says in (
+        ((str(tmp_path / "none"),), "No such file"),
+        ((str(tmp_path / "other"),), "no schedule trace"),
+        ((str(tmp_path),), "Is a directory"),
+    ):
+        assert _schedule(*arguments) == 2
+        assert says in capsys.readouterr().err

@@ -52,6 +52,11 @@ class WorkerConfig(BaseSettings):
     threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from the machine")] = 0
     termination_log: Annotated[str, Field(description="file for the reason of a failure; empty: none")] = "/dev/termination-log"
     policy: Annotated[Literal["lpm", "fcfs"], Field(description="order of admission")] = "lpm"
+    trace_schedule: Annotated[str, Field(description="file for each step's plan, for `fairlead schedule`; empty: none")] = ""
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Field(description="auto: what a request leaves out is as the model's generation_config.json says; none: as OpenAI says"),
+    ] = "auto"
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
     engine_timeout: Annotated[
         float,

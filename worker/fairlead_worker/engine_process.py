@@ -22,6 +22,7 @@ from fairlead_worker.messages import Failed, Loading, Ready
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
+    from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import ModelRunner
 
@@ -61,13 +62,22 @@ def run(config: WorkerConfig, end: EngineEnd) -> int:
         end.send(Failed(reason=_reason(error)))
         return 1
     from fairlead_worker.engine.loop import run_plain
+    from fairlead_worker.engine.watch import StepWatch
 
+    try:
+        watch = StepWatch(_trace(config, ready))
+    except OSError as error:
+        end.send(Failed(reason=f"--trace-schedule {config.trace_schedule} cannot be written: {error.strerror}"))
+        return 1
     # What the load has made lives as long as the process. Walking it (400,000 objects of torch and transformers) stopped every
     # stream for 0.2 seconds at each full collection.
     gc.collect()
     gc.freeze()
     end.send(ready)
-    return run_plain(scheduler, runner, end, end)
+    try:
+        return run_plain(scheduler, runner, end, end, watch)
+    finally:
+        watch.close()
 
 
 def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner, Ready]":
@@ -81,6 +91,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.model.loader import load_model
 
     torch.set_num_threads(config.threads or default_threads())
@@ -122,8 +133,24 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         eos_token_ids=loaded.eos_token_ids,
         backend=type(runner.backend).__name__,
         prompt_format=_prompt_format(config, loaded.path, loaded.digest, longest),
+        sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
     )
     return scheduler, runner, ready
+
+
+def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
+    from fairlead_worker.engine.schedule_trace import ScheduleTrace
+
+    if not config.trace_schedule:
+        return None
+    about = {
+        "model": config.names[0],
+        "page_size": ready.page_size,
+        "pages": ready.pages,
+        "chunked_prefill_size": config.chunked_prefill_size,
+        "policy": config.policy,
+    }
+    return ScheduleTrace(Path(config.trace_schedule), about)
 
 
 def default_threads() -> int:

@@ -26,6 +26,25 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     """None: none; k >= 0: the chosen token's logprob and the k most likely ones."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that is in the output; `frequency_penalty` as often as it is there."""
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides the positive and multiplies the negative logits of tokens in the prompt or the output (Keskar et al. 2019)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), each token once."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Where not empty: no other token can be chosen."""
+
+    @property
+    def penalized(self) -> bool:
+        """The choice depends on the tokens before it."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def adjusted(self) -> bool:
+        """The logits are changed before temperature."""
+        return self.penalized or bool(self.logit_bias) or bool(self.allowed_token_ids)
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -58,6 +77,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_logprobs: tuple[float, ...] = ()
 
 
+class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Host times of one request in the engine, seconds."""
+
+    queue_seconds: float
+    """From its arrival at the engine to the step that admitted it (the first time)."""
+    prefill_seconds: float
+    """From there to its first token."""
+    retractions: int = 0
+
+
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step added to one request. The last one of a request carries `finish`."""
 
@@ -71,6 +100,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The stop token id that ended it, where `finish` is "stop"."""
     error: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    timing: Timing | None = None
+    """With the first token, and again with the first one after a retraction."""
 
 
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -109,6 +140,12 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     outputs: tuple[Output, ...] = ()
     events: tuple[CacheEvent, ...] = ()
     load: Load | None = None
+    seconds: float = 0.0
+    """Wall time of the step, measured by the runner; 0 when idle."""
+    prefill_tokens: int = 0
+    decodes: int = 0
+    stall_seconds: float = 0.0
+    """How much longer the step was for its decodes than recent ones without prefill: each of them waited so long for others."""
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):
@@ -134,6 +171,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     backend: str = ""
     prompt_format: bytes = b""
     """`fairlead_index.prompt.PromptFormat` as JSON: the engine process has transformers to make it with, the API process need not."""
+    sampling_defaults: dict[str, float] = {}
+    """temperature, top_p, top_k, min_p, repetition_penalty where the model's authors recommend one and the configuration lets them."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

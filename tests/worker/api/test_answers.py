@@ -122,6 +122,39 @@ def test_equal_seeds_give_equal_tokens_and_others_do_not(shared: WorkerProcess) 
     assert len({choice["text"] for choice in many}) == 3
 
 
+def test_penalties_and_bias_change_the_choice(shared: WorkerProcess) -> None:
+    def tokens(**options: Any) -> list[str]:
+        choice = shared.complete(**{"prompt": PROMPT, **GREEDY, "logprobs": 0, **options})["choices"][0]
+        return choice["logprobs"]["tokens"]
+
+    first, plain = shared.post("/tokenize", prompt="ab").json()["tokens"][0], tokens()
+    assert len(set(tokens(logit_bias={str(first): 100}))) == 1
+    assert len(set(tokens(logit_bias={str(first): 100}, frequency_penalty=2, max_tokens=120))) > 1, "100 is used up after 50 times"
+    assert set(tokens(allowed_token_ids=[first])) == set(tokens(logit_bias={str(first): 100}))
+    assert tokens(repetition_penalty=50.0) != plain
+    assert tokens(presence_penalty=0, frequency_penalty=0, repetition_penalty=1, logit_bias={}) == plain
+    chat = {"messages": MESSAGES, "max_tokens": 9, "temperature": 0, "ignore_eos": True, "logit_bias": {str(first): 100}}
+    answer = shared.post("/v1/chat/completions", **chat).json()["choices"][0]["message"]["content"]
+    assert answer == answer[: len(answer) // 9] * 9
+
+
+def test_best_of_shows_the_likeliest(shared: WorkerProcess) -> None:
+    def mean(choice: dict[str, Any]) -> float:
+        return sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["tokens"])
+
+    body = {"prompt": [PROMPT, "Other words"], "max_tokens": 12, "seed": 21, "temperature": 1.3, "logprobs": 0}
+    every = shared.complete(**body, n=6)["choices"]
+    answer = shared.complete(**body, n=2, best_of=6)
+    expected = [sorted(group, key=mean, reverse=True)[:2] for group in (every[:6], every[6:])]
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [choice["text"] for group in expected for choice in group]
+    assert texts != [choice["text"] for choice in (*every[:2], *every[6:8])], "a seed for which the first are the best shows nothing"
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] == sum(len(choice["logprobs"]["tokens"]) for choice in every), "all that was generated"
+    silent = shared.complete(**body | {"logprobs": None}, n=2, best_of=6, echo=True)["choices"]
+    assert [(c["text"], c["logprobs"]) for c in silent[:2]] == [(PROMPT + text, None) for text in texts[:2]]
+
+
 def test_the_second_identical_prompt_is_cached(shared: WorkerProcess) -> None:
     prompt = "A prompt that no other test has. " * 20
     first, second = (shared.post("/v1/completions", prompt=prompt, max_tokens=2) for _ in range(2))

@@ -41,8 +41,21 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": "x", "stream": "yes"}, 400, "stream", None),
         ("completions", {"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options", None),
         ("completions", {"prompt": "x", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", None),
-        ("completions", {"prompt": "x", "presence_penalty": 1}, 400, "presence_penalty", None),
-        ("completions", {"prompt": "x", "best_of": 4}, 400, "best_of", None),
+        ("completions", {"prompt": "x", "presence_penalty": 2.1}, 400, "presence_penalty", None),
+        ("completions", {"prompt": "x", "frequency_penalty": -3}, 400, "frequency_penalty", None),
+        ("completions", {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty", None),
+        ("completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", None),
+        ("completions", {"prompt": "x", "logit_bias": {"-1": 1}}, 400, "logit_bias", None),
+        ("completions", {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias", None),
+        ("completions", {"prompt": "x", "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias", None),
+        ("completions", {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "logit_bias", None),
+        ("completions", {"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, 400, "logit_bias", None),
+        ("completions", {"prompt": "x", "allowed_token_ids": []}, 400, "allowed_token_ids", None),
+        ("completions", {"prompt": "x", "allowed_token_ids": [99999]}, 400, "allowed_token_ids", None),
+        ("completions", {"prompt": "x", "allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 2}, 400, "allowed_token_ids", None),
+        ("completions", {"prompt": "x", "best_of": 2, "n": 3}, 400, "best_of", None),
+        ("completions", {"prompt": "x", "best_of": 4, "stream": True}, 400, "best_of", None),
+        ("completions", {"prompt": "x", "best_of": 129}, 400, "best_of", None),
         ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo", None),
         ("completions", {"prompt": "x", "model": "other"}, 404, "model", "model_not_found"),
         ("completions", {"prompt": [5] * 5000}, 400, "prompt", "context_length_exceeded"),
@@ -109,6 +122,11 @@ def test_bad_tokenized_bodies(shared: WorkerProcess, tokens: str, body: bytes) -
 
 def test_unknown_fields_are_ignored(shared: WorkerProcess) -> None:
     assert shared.complete(prompt="x", max_tokens=1, no_such_field={"a": 1}, user="me")["object"] == "text_completion"
+
+
+def test_a_stop_token_that_is_none_ends_no_worker(shared: WorkerProcess) -> None:
+    answer = shared.complete(prompt="x", max_tokens=3, min_tokens=3, stop_token_ids=[4_000_000_000])
+    assert answer["usage"]["completion_tokens"] == 3
 
 
 def test_null_means_left_out(shared: WorkerProcess) -> None:

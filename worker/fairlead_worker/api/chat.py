@@ -46,7 +46,7 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
     request = parse(body, ChatRequest)
     model = worker.check_model(request.model)
-    how = wanted(request)
+    how = wanted(request, worker.ready.sampling_defaults)
     prompt = given if given is not None else await _prompt(worker, request, len(body))
     prepared = prepare(worker, [prompt], how)
     options = request.stream_options

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fairlead_index.prompt import PromptEncoder
 from fairlead_worker.api.stops import StopScanner
-from fairlead_worker.messages import Output, TokenLogprobs
+from fairlead_worker.messages import Output, Timing, TokenLogprobs
 
 _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
@@ -45,6 +45,10 @@ class Choice:
         self.tokens = 0
         """Tokens generated, the stop token and the tokens of a stop string included."""
         self.cached_tokens = 0
+        self.logprob = 0.0
+        """Sum over the tokens; 0 where the engine was not asked for log-probabilities."""
+        self.timing: Timing | None = None
+        """The engine's latest word on it."""
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
@@ -54,19 +58,28 @@ class Choice:
         self._eos = eos
         self._logprobs = logprobs
 
+    @property
+    def mean_logprob(self) -> float:
+        """How likely the model found its tokens, whatever their number: what `best_of` ranks by."""
+        return self.logprob / max(self.tokens, 1)
+
     def take(self, output: Output) -> Piece:
         """Add an output. Once `finish_reason` is set, nothing more may come. Raises SequenceFailed."""
         if output.finish in ("error", "abort"):
             raise SequenceFailed(output.error or "the engine dropped the request")
         if self.tokens == 0:
             self.cached_tokens = output.cached_tokens
+        if output.timing is not None:
+            self.timing = output.timing
         piece = Piece()
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):
             self.tokens += 1
             piece.tokens.append(token)
+            logprobs = output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS
+            self.logprob += logprobs.chosen
             if self._logprobs:
-                piece.logprobs.append(output.logprobs[place] if place < len(output.logprobs) else _NO_LOGPROBS)
+                piece.logprobs.append(logprobs)
             if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token:
                 break
             # One token at a time, however many came at once: where a stop string ends must not depend on the batching.

@@ -16,7 +16,7 @@ from fairlead_worker.api.tokenized import split
 from fairlead_worker.api.worker import Worker
 
 MAX_SEQUENCES = 1024
-"""Prompts times n of one request."""
+"""Prompts times best_of (or n) of one request."""
 
 
 class CompletionShape:
@@ -49,8 +49,8 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
-    how = wanted(request)
-    prompts = [given] if given is not None else await _prompts(worker, request, how.n)
+    how = wanted(request, worker.ready.sampling_defaults)
+    prompts = [given] if given is not None else await _prompts(worker, request, how.best_of)
     prepared = prepare(worker, prompts, how)
     echoes = [worker.encoder.decode(prompt) if request.echo else "" for prompt in prompts]
     options = request.stream_options
@@ -65,7 +65,7 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     await answer(exchange, worker, prepared, reply)
 
 
-async def _prompts(worker: Worker, request: CompletionRequest, n: int) -> "list[array[int]]":
+async def _prompts(worker: Worker, request: CompletionRequest, each: int) -> "list[array[int]]":
     """One text, several texts, one list of token ids, or several."""
     prompt = request.prompt
     if prompt is None or prompt == []:
@@ -77,8 +77,8 @@ async def _prompts(worker: Worker, request: CompletionRequest, n: int) -> "list[
         texts = list(prompt)
     else:
         raise invalid("prompt: the list mixes strings and token ids", param="prompt")
-    if len(texts) * n > MAX_SEQUENCES:
-        raise invalid(f"prompt: {len(texts)} prompts times n {n} are more than {MAX_SEQUENCES} sequences", param="prompt")
+    if len(texts) * each > MAX_SEQUENCES:
+        raise invalid(f"prompt: {len(texts)} prompts times {each} choices are more than {MAX_SEQUENCES} sequences", param="prompt")
     return [await _encode(worker, text) for text in texts]
 
 

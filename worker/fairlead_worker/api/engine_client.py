@@ -42,6 +42,8 @@ class EngineState:
     load: Load = field(default_factory=Load)
     heard: float = 0.0
     """Monotonic time of the engine's last message."""
+    stall_seconds: float = 0.0
+    """How long a decode that ran all the time would have waited for others' prefill, since the start."""
 
 
 class Generation:
@@ -109,6 +111,7 @@ class EngineClient:
         self.gone = asyncio.Event()
         self.on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None
         self.on_load: Callable[[Load], None] = lambda load: None
+        self.on_step: Callable[[Step], None] = lambda step: None
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
         self._numbers = itertools.count()
@@ -181,6 +184,9 @@ class EngineClient:
         if step.load is not None:
             self.state.load = step.load
             self.on_load(step.load)
+        if step.seconds:
+            self.state.stall_seconds += step.stall_seconds
+            self.on_step(step)
         if step.events:
             self.on_events(step.events)
         for output in step.outputs:

@@ -158,6 +158,9 @@ class Life:
             ready.max_model_len,
             ready.backend,
         )
+        if ready.sampling_defaults:
+            told = ", ".join(f"{name} {value:g}" for name, value in ready.sampling_defaults.items())
+            logger.info("requests that leave them out get what generation_config.json says: %s (--generation-config none: OpenAI's)", told)
 
     async def _drain(self) -> None:
         """Leave the index, let running requests finish within the deadline, end the rest with an error event."""

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.messages import Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
@@ -34,12 +35,34 @@ class Metrics:
             for name, text, buckets in (
                 ("time_to_first_token_seconds", "From the request's arrival to its first token.", LATENCY),
                 ("inter_token_latency_seconds", "Between outputs of one sequence.", GAPS),
+                ("request_queue_time_seconds", "From a sequence's arrival at the engine to its admission.", LATENCY),
+                ("request_prefill_time_seconds", "From a sequence's admission to its first token.", LATENCY),
+                ("request_decode_time_seconds", "From a sequence's first token to its last.", LATENCY),
                 ("e2e_request_latency_seconds", "From a request's arrival to its end.", LATENCY),
             )
         }
         self.first_token = histogram["time_to_first_token_seconds"]
         self.token_gap = histogram["inter_token_latency_seconds"]
         self.whole_request = histogram["e2e_request_latency_seconds"]
+        self.queue_time = histogram["request_queue_time_seconds"]
+        self.prefill_time = histogram["request_prefill_time_seconds"]
+        self.decode_time = histogram["request_decode_time_seconds"]
+        steps = Histogram(
+            "fairlead_step_seconds",
+            "Time of a step, by what was in it: prefill, decodes, or both.",
+            (*labels, "kind"),
+            buckets=GAPS,
+            registry=self.registry,
+        )
+        self._steps = {kind: steps.labels(model_name, kind) for kind in ("prefill", "decode", "mixed")}
+        stall = Counter(
+            "fairlead_decode_stall_seconds",
+            "Time that decodes waited for prefill in their step, summed over them.",
+            labels,
+            registry=self.registry,
+        )
+        self._stall = stall.labels(model_name)
+        engine.on_step = self._step
         in_flight = Gauge("fairlead_http_requests_in_flight", "Inference requests being answered.", labels, registry=self.registry)
         self.in_flight = in_flight.labels(model_name)
         joined = Gauge(
@@ -52,6 +75,11 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         self._finished[reason].inc()
+
+    def _step(self, step: Step) -> None:
+        self._steps[("mixed" if step.decodes else "prefill") if step.prefill_tokens else "decode"].observe(step.seconds)
+        if step.stall_seconds:
+            self._stall.inc(step.stall_seconds * step.decodes)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -1,6 +1,7 @@
 """From a request's fields to what the engine needs: sampling parameters, stop strings, limits. Same rules for both endpoints."""
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlead_worker.api.errors import ApiError, invalid
@@ -9,6 +10,10 @@ from fairlead_worker.messages import Sampling
 
 MAX_STOPS = 16
 """OpenAI allows 4; each costs a search of every piece of text."""
+MAX_BIASES = 1024
+"""OpenAI allows 300."""
+MAX_BIAS = 100
+"""OpenAI's bounds: at either end a token is as good as banned or forced."""
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -25,10 +30,14 @@ class Wanted:
     seed: int
     stops: tuple[str, ...]
     n: int
+    best_of: int
+    """Sequences to generate for each prompt: the `n` most likely ones are shown."""
+    logprobs: bool
+    """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
 
 
-def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
-    """Check what single fields cannot say, and gather the rest. Raises ApiError 400."""
+def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
+    """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
     _refuse_unsupported(request)
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
@@ -38,6 +47,8 @@ def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
     else:
         max_tokens, max_field = request.max_tokens or COMPLETION_MAX_TOKENS, "max_tokens"
         logprobs = request.logprobs
+    n = request.n or 1
+    best_of = _best_of(request, n)
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"min_tokens: {min_tokens} is more than {max_field} {max_tokens}", param="min_tokens")
@@ -46,16 +57,25 @@ def wanted(request: CompletionRequest | ChatRequest) -> Wanted:
     seed = secrets.randbits(63) if request.seed is None else request.seed
     base = Sampling(
         max_tokens=0,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0,
+        temperature=_given(request.temperature, defaults, "temperature", 1.0),
+        top_p=_given(request.top_p, defaults, "top_p", 1.0),
+        top_k=max(0, int(_given(request.top_k, defaults, "top_k", 0))),
+        min_p=_given(request.min_p, defaults, "min_p", 0.0),
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
-        logprobs=logprobs,
+        logprobs=0 if logprobs is None and best_of > n else logprobs,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_given(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
+        logit_bias=_biases(request.logit_bias or {}),
+        allowed_token_ids=_allowed(request.allowed_token_ids),
     )
-    return Wanted(max_tokens, base, seed, _stops(request.stop), request.n or 1)
+    return Wanted(max_tokens, base, seed, _stops(request.stop), n, best_of, logprobs is not None)
+
+
+def _given(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
+    return defaults.get(field, neutral) if value is None else value
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -90,18 +110,54 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
+def _best_of(request: CommonRequest, n: int) -> int:
+    best_of = request.best_of if isinstance(request, CompletionRequest) and request.best_of is not None else n
+    if best_of < n:
+        raise invalid(f"best_of: {best_of} is less than n {n}", param="best_of")
+    if best_of > n and request.stream:
+        raise invalid("best_of: the best are known at the end only; leave stream out, or give the value of n", param="best_of")
+    return best_of
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """OpenAI's form: token ids as JSON keys, so as strings."""
+    if len(given) > MAX_BIASES:
+        raise invalid(f"logit_bias: at most {MAX_BIASES} tokens, not {len(given)}", param="logit_bias")
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise invalid(f'logit_bias: {key[:40]!r} is no token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias")
+        if not -MAX_BIAS <= value <= MAX_BIAS:
+            raise invalid(f"logit_bias: {value} for token {key} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
+        if int(key) in biases:
+            raise invalid(f"logit_bias: token {int(key)} is there twice", param="logit_bias")
+        biases[int(key)] = value
+    return tuple(biases.items())
+
+
+def _allowed(given: list[int] | None) -> tuple[int, ...]:
+    if given is not None and not given:
+        raise invalid("allowed_token_ids: an empty list allows nothing; leave it out to allow every token", param="allowed_token_ids")
+    return tuple(dict.fromkeys(given or ()))
+
+
+def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) -> None:
+    """Token ids that a request names must be tokens of this model, and leave something to choose. Raises ApiError 400."""
+    for field, tokens in (("logit_bias", [token for token, _ in sampling.logit_bias]), ("allowed_token_ids", sampling.allowed_token_ids)):
+        if tokens and (largest := max(tokens)) >= vocabulary:
+            raise invalid(f"{field}: token id {largest} is not in the vocabulary of {vocabulary}", param=field)
+    ending = set(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos)
+    if sampling.min_tokens and sampling.allowed_token_ids and ending.issuperset(sampling.allowed_token_ids):
+        raise invalid(
+            f"allowed_token_ids: only tokens that end the answer, but min_tokens is {sampling.min_tokens}", param="allowed_token_ids"
+        )
+
+
 def _refuse_unsupported(request: CommonRequest) -> None:
     """Fields that would change the answer and are not done by this worker: better refused than ignored."""
-    for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
-        if getattr(request, name) not in (None, neutral):
-            raise invalid(f"{name}: not supported; leave it out or give {neutral}", param=name)
-    if request.logit_bias:
-        raise invalid("logit_bias: not supported; leave it out", param="logit_bias")
     if request.response_format and request.response_format.get("type") != "text":
         raise invalid("response_format: only text is supported", param="response_format")
     if isinstance(request, CompletionRequest):
-        if request.best_of not in (None, request.n or 1):
-            raise invalid("best_of: not supported; leave it out or give the value of n", param="best_of")
         if request.suffix:
             raise invalid("suffix: not supported; leave it out", param="suffix")
         if request.echo and request.logprobs is not None:

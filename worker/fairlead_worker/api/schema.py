@@ -10,6 +10,7 @@ from fairlead_worker.api.errors import invalid
 
 logger = logging.getLogger(__name__)
 
+Choices = Annotated[int, Meta(ge=1, le=128)]
 Count = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -17,6 +18,9 @@ StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 """Each is looked at in every step until `min_tokens` are out."""
 Limit = 2**31 - 1
 """Of counts that no model can reach: the engine's tensors hold 64 bits, JSON any number."""
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Repetition = Annotated[float, Meta(ge=0.01, le=100)]
+"""Beyond these a logit would leave the range of float32."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -37,17 +41,18 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: StopTokenIds | None = None
     seed: Seed | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Choices | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=Limit)] | None = None
     user: str | None = None
-    # Known to OpenAI and not done here: refused when they would change the answer, rather than ignored.
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    # Known to OpenAI and not done here: refused when it would change the answer, rather than ignored.
     response_format: dict[str, Any] | None = None
 
 
@@ -55,7 +60,7 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    best_of: Count | None = None
+    best_of: Choices | None = None
     suffix: str | None = None
 
 

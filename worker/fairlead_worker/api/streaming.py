@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from fairlead_worker.api.choice import Choice, Piece
-from fairlead_worker.api.generation import Prepared, Run
+from fairlead_worker.api.generation import Prepared
 from fairlead_worker.api.http import ClientGone, Exchange, as_api_error
+from fairlead_worker.api.run import Run
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, reply: 
     except ClientGone:
         run.gone()
         raise
+    finally:
+        run.log(exchange.request_id)
 
 
 async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
@@ -73,7 +76,7 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
     async for batch in pieces:
         for index, piece in batch:
             gathered[index].add(piece)
-    choices = [reply.shape.whole(index, choice, gathered[index]) for index, choice in enumerate(prepared.choices)]
+    choices = [reply.shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
     usage = prepared.usage()
     document = reply.document(reply.shape.whole_object, choices) | {"usage": usage}
     await exchange.json(document, {CACHED_HEADER: str(usage["prompt_tokens_details"]["cached_tokens"])})

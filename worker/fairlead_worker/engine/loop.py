@@ -3,9 +3,10 @@
 import logging
 from typing import Protocol
 
-from fairlead_worker.engine.plan import Runner
+from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler, refusal
-from fairlead_worker.messages import Abort, Failed, FromEngine, Output, Step, Stop, Submit, ToEngine
+from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.messages import Abort, Failed, FromEngine, Output, Stop, Submit, ToEngine
 
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of an idle engine."""
@@ -29,30 +30,34 @@ class Outbox(Protocol):
         ...
 
 
-def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox) -> int:
+def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox, watch: StepWatch | None = None) -> int:
     """Plans, executes and reports step after step until `Stop` (returns 0) or until a step fails (sends `Failed`, returns 1).
 
     Every step is reported, and every second of idleness: a silent engine is a dead one.
     """
     busy = False
+    watch = watch or StepWatch()
     while True:
         outputs: list[Output] = []
         for message in inbox.receive(0.0 if busy else HEARTBEAT_SECONDS):
             if isinstance(message, Stop):
                 return 0
+            watch.received(message)
             answer = receive(scheduler, message)
             if answer is not None:
                 outputs.append(answer)
         try:
-            plan = scheduler.plan()
+            plan, result = scheduler.plan(), StepResult([])
             busy = bool(plan)
             if busy:
-                outputs += scheduler.advance(plan, runner.execute(plan))
+                watch.planned(plan)
+                result = runner.execute(plan)
+                outputs += scheduler.advance(plan, result)
         except Exception as error:
             logger.exception("step %d failed", scheduler.meter.steps)
             outbox.send(Failed(reason=f"step {scheduler.meter.steps} failed: {type(error).__name__}: {error}"))
             return 1
-        outbox.send(Step(tuple(outputs), scheduler.drain_events(), scheduler.load()))
+        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
 
 
 def receive(scheduler: Scheduler, message: Submit | Abort) -> Output | None:

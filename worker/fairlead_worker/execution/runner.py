@@ -5,6 +5,7 @@ import time
 import torch
 
 from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
@@ -19,6 +20,7 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
         self.loaded = loaded
         self.backend = backend
+        self.histories = Histories()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's rows, write their KV, and choose a token for each row that samples."""
@@ -27,7 +29,7 @@ class ModelRunner:
             return StepResult([])
         requests = [row.request for row in plan.rows if row.samples]
         with torch.inference_mode():
-            tokens, logprobs = sample(self.logits(plan), requests)
+            tokens, logprobs = sample(self.logits(plan), requests, self.histories)
         return StepResult([[token] for token in tokens], logprobs, time.perf_counter() - began)
 
     @torch.inference_mode()

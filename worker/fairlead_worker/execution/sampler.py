@@ -5,20 +5,25 @@ from collections.abc import Sequence
 import torch
 
 from fairlead_worker.engine.request import Request
+from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.filters import filter_logits
 from fairlead_worker.execution.noise import uniform
 from fairlead_worker.messages import TokenLogprobs
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
+def sample(
+    logits: torch.Tensor, requests: Sequence[Request], histories: Histories | None = None
+) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
     """logits [rows, vocabulary] -> one token a row, and its log-probabilities (empty tuples where not asked; empty if nobody asked).
 
-    A row's token depends on its logits, its request's sampling and the token's position only: not on the other rows.
+    A row's token depends on its logits, its request's sampling and tokens only: not on the other rows. `histories` keeps from step
+    to step what penalties need to know of the tokens; without it, that is counted anew.
     """
     if not requests:
         return [], []
     logits = logits.float()
-    allowed = _forbid_early_stops(logits, requests)
+    adjusted = (histories or Histories()).adjust(logits, requests)
+    allowed = _forbid_early_stops(adjusted, requests)
     tokens = allowed.argmax(1)
     random = [i for i, request in enumerate(requests) if request.sampling.temperature > 0]
     if random:
@@ -62,7 +67,7 @@ def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> list[tuple[TokenLogprobs, ...]]:
-    """Of the model's own distribution: before temperature, filters and forbidden stops."""
+    """Of the model's own distribution: before penalties, bias, temperature, filters and forbidden stops."""
     asked = [(i, request.sampling.logprobs) for i, request in enumerate(requests) if request.sampling.logprobs is not None]
     if not asked:
         return []

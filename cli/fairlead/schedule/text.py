@@ -1,0 +1,70 @@
+"""A schedule as text: a line for each request, a column for each step."""
+
+from collections.abc import Iterator, Sequence
+
+from fairlead.schedule.trace import Row, Step, Trace
+
+CHUNK, LAST, DECODE, NOTHING = "▒", "█", "·", " "
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def summary(trace: Trace) -> str:
+    steps = trace.steps
+    about = ", ".join(f"{name} {value}" for name, value in trace.about.items() if name != "format")
+    mixed = sum(1 for step in steps if step.decodes and step.prefill_tokens)
+    return (
+        f"{len(steps)} steps ({mixed} mixed), {len(trace.requests)} requests, {sum(step.seconds for step in steps):.3f} s computing; "
+        f"{sum(step.prefill_tokens for step in steps)} prefill tokens, {sum(step.decodes for step in steps)} decodes\n{about}"
+    )
+
+
+def legend() -> str:
+    return f"{CHUNK} chunk of a prompt   {LAST} last chunk, first token   {DECODE} decode"
+
+
+def grid(trace: Trace, width: int) -> Iterator[str]:
+    """Lines of at most `width` characters: bands of steps, under each the prefill tokens and the time of its steps."""
+    names = trace.requests
+    margin = max([len("prefill"), *map(len, names)]) + 1
+    columns = max(10, width - margin)
+    most_tokens = max((step.prefill_tokens for step in trace.steps), default=0)
+    most_seconds = max((step.seconds for step in trace.steps), default=0.0)
+    for at in range(0, len(trace.steps), columns):
+        band = trace.steps[at : at + columns]
+        yield f"{'step':<{margin}}{_ruler(band)}".rstrip()
+        present = {row.request for step in band for row in step.rows}
+        cells = [{row.request: _cell(row) for row in step.rows} for step in band]
+        for name in names:
+            if name in present:
+                yield f"{name:<{margin}}{''.join(cell.get(name, NOTHING) for cell in cells)}".rstrip()
+        yield f"{'prefill':<{margin}}{''.join(_bar(step.prefill_tokens, most_tokens) for step in band)}  up to {most_tokens} tokens"
+        yield f"{'time':<{margin}}{''.join(_bar(step.seconds, most_seconds) for step in band)}  up to {most_seconds * 1000:.1f} ms"
+        yield ""
+
+
+def listing(trace: Trace) -> Iterator[str]:
+    """A line for each step: who prefilled what, who decoded."""
+    for step in trace.steps:
+        parts = [f"{row.request}[{row.start}:{row.start + row.count}]{'*' if row.samples else ''}" for row in step.rows if not row.decode]
+        decodes = [row.request for row in step.rows if row.decode]
+        prefill = f"prefill {' '.join(parts)}" if parts else ""
+        decode = f"decode {' '.join(decodes)}" if decodes else ""
+        yield f"{step.number:>6} {step.seconds * 1000:>9.2f} ms  {'  '.join(filter(None, (prefill, decode)))}"
+
+
+def _cell(row: Row) -> str:
+    return DECODE if row.decode else LAST if row.samples else CHUNK
+
+
+def _ruler(band: Sequence[Step]) -> str:
+    marks = ""
+    for column, step in enumerate(band):
+        if step.number % 10 == 0 and len(marks) <= column:
+            marks = f"{marks:<{column}}{step.number} "
+    return marks[: len(band) + 8]
+
+
+def _bar(value: float, most: float) -> str:
+    if value <= 0 or most <= 0:
+        return _LEVELS[0]
+    return _LEVELS[max(1, round(value / most * (len(_LEVELS) - 1)))]

@@ -1,0 +1,51 @@
+"""A model's own sampling defaults."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.worker.api.process import WorkerProcess
+
+from fairlead_worker.api.sampling import wanted
+from fairlead_worker.api.schema import ChatRequest, CompletionRequest
+from fairlead_worker.model.generation_config import sampling_defaults
+
+
+def test_what_is_valid_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert sampling_defaults(tmp_path) == {}
+    path = tmp_path / "generation_config.json"
+    for text in ("[1]", "{", "null"):
+        path.write_text(text)
+        assert sampling_defaults(tmp_path) == {}
+    path.write_text(json.dumps({"temperature": 0.6, "top_k": 20, "top_p": 7, "min_p": True, "max_new_tokens": 3, "do_sample": True}))
+    assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+    assert "top_p 7 is not between" in caplog.text and "min_p True" in caplog.text
+
+
+def test_a_request_has_the_last_word() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
+    base = wanted(ChatRequest(), defaults).base
+    assert {name: getattr(base, name) for name in defaults} == defaults
+    own = wanted(CompletionRequest(temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1), defaults).base
+    assert (own.temperature, own.top_k, own.top_p, own.min_p, own.repetition_penalty) == (0, 0, 1, 0, 1)
+    plain = wanted(ChatRequest(), {}).base
+    assert (plain.temperature, plain.top_k, plain.top_p, plain.min_p, plain.repetition_penalty) == (1, 0, 1, 0, 1)
+
+
+def test_a_worker_applies_and_names_them(model: Path, start: Callable[..., WorkerProcess], tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(model, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.0}))
+    body = {"prompt": "The sea", "max_tokens": 16, "ignore_eos": True}
+
+    def texts(worker: WorkerProcess) -> set[str]:
+        return {choice["text"] for choice in worker.wait_ready().complete(**body, n=4)["choices"]}
+
+    authors, openai = (start("--model", f"file://{folder}", "--generation-config", value) for value in ("auto", "none"))
+    assert len(texts(authors)) == 1, "greedy, as the authors say"
+    assert len(texts(openai)) > 1
+    assert "generation_config.json says: temperature 0 (" in authors.log.read_text()
+    assert "generation_config.json says" not in openai.log.read_text()

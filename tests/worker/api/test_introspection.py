@@ -1,0 +1,81 @@
+"""What a worker says of its requests and steps: histograms, one line for each request, the trace of its schedule."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker.api.process import WorkerProcess, until
+
+from fairlead.main import main
+
+SECRET = "Nobody may read this sentence in a log. "
+
+
+def lines(worker: WorkerProcess, request: str) -> list[dict[str, Any]]:
+    found = re.findall(r"finished (\{.*\})$", worker.log.read_text(), re.M)
+    return [line for line in map(json.loads, found) if line["request"] == request]
+
+
+def ask(worker: WorkerProcess, name: str, **body: Any) -> dict[str, Any]:
+    response = worker.client.post("/v1/completions", json={"prompt": SECRET * 9, **body}, headers={"X-Request-Id": name})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_finished_request_leaves_one_line_without_its_words(shared: WorkerProcess) -> None:
+    usage = ask(shared, "line-1", max_tokens=7, n=2, ignore_eos=True)["usage"]
+    (line,) = lines(shared, "line-1")
+    assert (line["prompt_tokens"], line["output_tokens"], line["sequences"], line["finish"]) == (usage["prompt_tokens"], 14, 2, ["length"])
+    assert line["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+    assert 0 <= line["queue_ms"] <= line["ttft_ms"] <= line["e2e_ms"]
+    assert 0 < line["prefill_ms"] <= line["ttft_ms"]
+    assert line["retractions"] == 0 and line["stall_ms"] >= 0
+    assert "Nobody" not in shared.log.read_text()
+
+
+def test_a_client_that_leaves_is_in_the_log_too(shared: WorkerProcess) -> None:
+    with shared.client.stream(
+        "POST",
+        "/v1/completions",
+        json={"prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True},
+        headers={"X-Request-Id": "line-2"},
+    ) as response:
+        next(response.iter_lines())
+    until(lambda: lines(shared, "line-2"), "the line of a request whose client left")
+    (line,) = lines(shared, "line-2")
+    assert line["finish"] == ["abort"] and line["ttft_ms"] is not None
+
+
+def test_times_and_steps_are_in_the_metrics(shared: WorkerProcess) -> None:
+    names = [f"fairlead_request_{part}_time_seconds_count" for part in ("queue", "prefill", "decode")]
+    before = [shared.metric(name) for name in names]
+    steps = shared.metric("fairlead_engine_steps_total")
+    ask(shared, "line-3", max_tokens=5, ignore_eos=True)
+    assert [shared.metric(name) for name in names] == [value + 1 for value in before]
+    text = shared.client.get("/metrics").text
+    counts = [float(value) for value in re.findall(r"^fairlead_step_seconds_count\{.*\} (\S+)$", text, re.M)]
+    assert len(counts) == 3 and sum(counts) >= steps + 5
+    assert shared.metric("fairlead_decode_stall_seconds_total") >= 0
+
+
+def test_a_traced_schedule_can_be_drawn(start: Callable[..., WorkerProcess], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace"
+    worker = start("--trace-schedule", str(trace), "--chunked-prefill-size", "64").wait_ready()
+    ask(worker, "traced", max_tokens=4, ignore_eos=True)
+    assert worker.stop() == 0
+    with pytest.raises(SystemExit) as left:
+        main(["schedule", str(trace), "--width", "80"])
+    shown = capsys.readouterr().out
+    assert left.value.code == 0
+    assert re.search(r"^r0 +▒+█···$", shown, re.M), shown
+    assert "chunked_prefill_size 64" in shown
+    assert "Nobody" not in trace.read_text()
+
+
+def test_a_trace_that_cannot_be_written_is_named(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--trace-schedule", "/nowhere/trace")
+    assert worker.wait() == 1
+    assert "--trace-schedule /nowhere/trace cannot be written: No such file or directory" in worker.termination_log.read_text()

@@ -1,0 +1,96 @@
+"""Times and traces of the loop, with a clock of the test's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.worker.engine.engine_model import EngineModel
+from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
+
+from fairlead_worker.engine.loop import run_plain
+from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.schedule_trace import ScheduleTrace
+from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.messages import Abort, Output, Step
+
+
+class Clock:
+    """Stands still but for the runner."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowRunner(FakeRunner):
+    """10 ms a step and 1 ms for each prompt token in it."""
+
+    def __init__(self, machine: EngineModel, clock: Clock) -> None:
+        super().__init__(machine)
+        self.clock = clock
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        result.seconds = 0.010 + 0.001 * plan.prefill_tokens
+        self.clock.now += result.seconds
+        return result
+
+
+def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = None, pages: int = 64) -> list[Step]:
+    clock, machine = clock or Clock(), EngineModel(pages, 4)
+    watch = StepWatch(trace, clock)
+    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, watch) == 0
+    watch.close()
+    assert not watch._seen and not watch._waiting and not watch._silent, "nothing is kept of requests that are over"
+    return [step for step in pipe.sent if isinstance(step, Step)]
+
+
+def outputs(steps: list[Step], name: str) -> list[Output]:
+    return [output for step in steps for output in step.outputs if output.id == name]
+
+
+def test_queue_and_prefill_time_come_with_the_first_token() -> None:
+    steps = run(Pipe([ask("a", max_tokens=9)], [], [ask("b", tokens=15)]))
+    first, *rest = outputs(steps, "a")
+    assert first.timing is not None and first.timing.queue_seconds == 0
+    until = next(number for number, step in enumerate(steps) if first in step.outputs)
+    assert first.timing.prefill_seconds == pytest.approx(sum(step.seconds for step in steps[: until + 1]))
+    assert all(output.timing is None for output in rest)
+    assert outputs(steps, "b")[0].timing is not None
+
+
+def test_what_prefill_costs_the_decodes_beside_it() -> None:
+    steps = run(Pipe([ask("a", tokens=3, max_tokens=30)], [], [], [], [ask("b", tokens=8, max_tokens=2)]))
+    mixed = [step for step in steps if step.decodes and step.prefill_tokens]
+    assert mixed and all(step.stall_seconds == pytest.approx(0.001 * step.prefill_tokens) for step in mixed)
+    assert not any(step.stall_seconds for step in steps if step not in mixed)
+
+
+def test_waiting_for_others_is_queue_time_and_aborts_leave_nothing() -> None:
+    # 8 pages of 4 tokens: the second of 20 tokens has to wait for the first, the third goes before it is admitted.
+    steps = run(Pipe([ask("a", tokens=20, max_tokens=4), ask("b", tokens=21, max_tokens=2), ask("c", tokens=22)], [Abort("c")]), pages=8)
+    timing = outputs(steps, "b")[0].timing
+    assert timing is not None and timing.queue_seconds > 0.030
+
+
+def test_a_trace_has_every_row(tmp_path: Path) -> None:
+    path, clock = tmp_path / "trace", Clock()
+    steps = run(Pipe([ask("a", max_tokens=3)]), ScheduleTrace(path, {"page_size": 4}, clock), clock)
+    about, *lines = map(json.loads, path.read_text().splitlines())
+    assert about == {"format": "fairlead-schedule-1", "page_size": 4}
+    assert [line["step"] for line in lines] == list(range(len(lines)))
+    assert [line["seconds"] for line in lines] == pytest.approx([step.seconds for step in steps if step.seconds])
+    rows = [row for line in lines for row in line["rows"]]
+    assert sum(count for _, _, count, _ in rows) == 22, "20 of the prompt, two of three output tokens"
+    assert rows[-1] == ["a", 21, 1, True]
+
+
+def test_a_trace_that_cannot_go_on_ends_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trace = ScheduleTrace(tmp_path / "trace", {})
+    trace._file.close()
+    trace._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115  # the trace closes it
+    steps = run(Pipe([ask("a", max_tokens=3)]), trace)
+    assert outputs(steps, "a")[-1].finish == "length"
+    assert caplog.text.count("no more of it is written") == 1

@@ -1,0 +1,64 @@
+"""`--trace-schedule FILE`: each step's plan as one line of JSON, for `fairlead schedule FILE`. No tokens, texts or client's ids."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from fairlead_worker.engine.plan import StepPlan
+
+FORMAT = "fairlead-schedule-1"
+FLUSH_SECONDS = 1.0
+"""A worker that is killed loses no more of its trace than this."""
+
+logger = logging.getLogger(__name__)
+
+
+class ScheduleTrace:
+    """Writes `{"format", "page_size", …}`, then each step as `{"step", "at", "seconds", "rows": [[request, start, count, samples], …]}`.
+
+    `at`: seconds from the trace's beginning to the step's end. `start`: tokens of the request computed before.
+    """
+
+    def __init__(self, path: Path, about: dict[str, object], clock: Callable[[], float] = time.monotonic) -> None:
+        """OSError where the file cannot be written. What was there is replaced."""
+        self._file = path.open("wb", buffering=1 << 16)
+        self._path = path
+        self._clock = clock
+        self._began = self._flushed = clock()
+        self._steps = 0
+        self._encoder = msgspec.json.Encoder()
+        self._write({"format": FORMAT, **about}, flush=True)
+
+    def step(self, plan: StepPlan, seconds: float) -> None:
+        """One step that is over. Never fails: a disk that is full ends the trace, not the engine."""
+        if self._file.closed:
+            return
+        now = self._clock()
+        flush = now - self._flushed >= FLUSH_SECONDS
+        if plan:
+            rows = [(row.request.id, row.start, row.count, row.samples) for row in plan.rows]
+            self._write({"step": self._steps, "at": round(now - self._began, 6), "seconds": round(seconds, 6), "rows": rows}, flush)
+            self._steps += 1
+        elif flush:
+            self._write(None, flush)
+        if flush:
+            self._flushed = now
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            logger.warning("--trace-schedule %s: %s; its end is missing", self._path, error)
+
+    def _write(self, line: object, flush: bool) -> None:
+        try:
+            if line is not None:
+                self._file.write(self._encoder.encode(line) + b"\n")
+            if flush:
+                self._file.flush()
+        except OSError as error:
+            logger.warning("--trace-schedule %s: %s; no more of it is written", self._path, error)
+            self.close()

@@ -1,0 +1,120 @@
+"""Penalties, logit bias and allowed tokens: what changes a row's logits before temperature. In vLLM's order: bias, penalties, allowed.
+
+What penalties need of a request's tokens is kept sparse, its distinct tokens and their counts, and grows with the request: a step
+costs Python one dictionary look-up for each new token, and arrays as long as the distinct tokens, not as the vocabulary.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fairlead_worker.engine.request import Request
+
+_ROOM = 64
+"""Free places of a new history: it doubles when they are used up."""
+
+
+class History:
+    """The distinct tokens of one request, in order of appearance, and how often each is in its output."""
+
+    def __init__(self, request: Request) -> None:
+        self.tokens: array[int] = request.tokens
+        """The request's own, which only grows: also how a history is known to be this request's."""
+        prompt = np.unique(np.frombuffer(self.tokens[: request.prompt_length], np.uint32)).astype(np.int64)
+        self._seen = request.prompt_length
+        self._place = {token: place for place, token in enumerate(prompt.tolist())}
+        self._ids = np.concatenate([prompt, np.zeros(_ROOM, np.int64)])
+        self._counts = np.zeros(len(self._ids), np.float32)
+
+    def catch_up(self) -> None:
+        """Take in the tokens that came since the last time."""
+        for token in self.tokens[self._seen :]:
+            place = self._place.setdefault(token, len(self._place))
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[place] = token
+            self._counts[place] += 1
+        self._seen = len(self.tokens)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """[distinct] int64: tokens of prompt and output."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """[distinct] float32: of each, how often it is in the output; 0 for those of the prompt alone."""
+        return self._counts[: len(self._place)]
+
+
+class Histories:
+    """The histories of the requests of the latest step. One that comes back from a retraction is counted anew, once."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, History] = {}
+
+    def adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+        """logits [rows, vocabulary] float32 -> the same with each row's bias, penalties and allowed tokens; untouched where nobody asks."""
+        rows = [(i, request) for i, request in enumerate(requests) if request.sampling.adjusted]
+        penalized = [(i, request) for i, request in rows if request.sampling.penalized]
+        self._of = {request.id: self._history(request) for _, request in penalized}
+        if not rows:
+            return logits
+        logits = logits.clone()
+        _bias(logits, [(i, request) for i, request in rows if request.sampling.logit_bias])
+        self._penalize(logits, penalized)
+        _allow(logits, [(i, request) for i, request in rows if request.sampling.allowed_token_ids])
+        return logits
+
+    def _history(self, request: Request) -> History:
+        history = self._of.get(request.id)
+        if history is None or history.tokens is not request.tokens:
+            history = History(request)
+        history.catch_up()
+        return history
+
+    def _penalize(self, logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
+        """In place, at the distinct tokens of all rows together."""
+        if not rows:
+            return
+        device = logits.device
+        histories = [self._of[request.id] for _, request in rows]
+        lengths = [len(history.ids) for history in histories]
+        place = _places([i for i, _ in rows], lengths), torch.from_numpy(np.concatenate([history.ids for history in histories]))
+        counts = torch.from_numpy(np.concatenate([history.counts for history in histories])).to(device)
+        settings = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in (request.sampling for _, request in rows)]
+        repetition, frequency, presence = torch.from_numpy(np.repeat(np.array(settings, np.float32), lengths, 0)).to(device).unbind(1)
+        index = tuple(part.to(device) for part in place)
+        values = logits[index]
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        logits[index] = values - frequency * counts - presence * (counts > 0)
+
+
+def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
+    """In place: add to single logits. Tokens outside the vocabulary are passed over."""
+    vocabulary, device = logits.shape[1], logits.device
+    entries = [(i, token, value) for i, request in rows for token, value in request.sampling.logit_bias if token < vocabulary]
+    if entries:
+        at, tokens, values = zip(*entries, strict=True)
+        index = torch.tensor(at, device=device), torch.tensor(tokens, device=device)
+        logits[index] += torch.tensor(values, dtype=logits.dtype, device=device)
+
+
+def _allow(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
+    """In place: every token of these rows but the allowed ones to -inf."""
+    if not rows:
+        return
+    vocabulary, device = logits.shape[1], logits.device
+    allowed = [np.array([token for token in request.sampling.allowed_token_ids if token < vocabulary], np.int64) for _, request in rows]
+    index = _places([i for i, _ in rows], [len(ids) for ids in allowed]).to(device), torch.from_numpy(np.concatenate(allowed)).to(device)
+    kept = logits[index]
+    logits[torch.tensor([i for i, _ in rows], device=device)] = float("-inf")
+    logits[index] = kept
+
+
+def _places(rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """Each row as often as its length says."""
+    return torch.from_numpy(np.repeat(np.array(rows, np.int64), lengths))

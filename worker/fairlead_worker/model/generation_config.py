@@ -1,0 +1,28 @@
+"""What a model's authors recommend for sampling: `generation_config.json`, read as it is, without transformers' own defaults."""
+
+import json
+import logging
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_BOUNDS = {"temperature": (0, 2), "top_p": (1e-9, 1), "top_k": (0, 2**31), "min_p": (0, 1), "repetition_penalty": (0.01, 100)}
+"""The fields that are taken over, as vLLM does, within the API's own bounds."""
+
+
+def sampling_defaults(folder: Path) -> dict[str, float]:
+    """The recommended values that are there and valid. A file that cannot be read recommends nothing."""
+    try:
+        raw = json.loads((folder / "generation_config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    defaults: dict[str, float] = {}
+    for name, (least, most) in _BOUNDS.items():
+        value = raw.get(name) if isinstance(raw, dict) else None
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            logger.warning("generation_config.json: %s %r is not between %s and %s; it is not used", name, value, least, most)
+            continue
+        defaults[name] = int(value) if name == "top_k" else float(value)
+    return defaults
