@@ -164,7 +164,7 @@ class EngineModel:
         assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests)
         assert [r.arrival for r in running] == sorted(r.arrival for r in running)
         for request in running:
-            assert 0 <= request.cached <= request.computed <= len(request.tokens) and not request.in_flight
+            assert 0 <= request.cached <= request.computed <= len(request.tokens)
             assert (request.uncomputed == 1) or request is scheduler.chunked_req, "at most one request is partly prefilled"
             if request is scheduler.chunked_req:
                 assert request.computed % self.cache.page_size == 0, "chunks are cut at pages"
@@ -172,6 +172,10 @@ class EngineModel:
             assert request.lease is None and request.watch is not None
             if request.watch.settled:
                 assert request.watch.node is self._deepest(request), "a settled match is exact"
+        assert [row.request for row in scheduler._decodes] == [r for r in running if r is not scheduler.chunked_req]
+        assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler._decodes)
+        growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
+        assert set(scheduler._growing) == set(growing) and len(scheduler._growing) == len(growing) and not scheduler._departed
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
         load: Load = scheduler.load()

@@ -59,19 +59,23 @@ class OutputReserve:
         return -(-int((self.tokens + extra) * self.ratio) // page_size)
 
     def add(self, request: Request) -> None:
-        request.reserved = self.estimate(request)
-        self.tokens += request.reserved
+        estimate = self.estimate(request)
+        request.reserved_end = len(request.tokens) + estimate
+        self.tokens += estimate
 
-    def wrote(self, request: Request, tokens: int) -> None:
-        """It has put out some of them."""
-        if tokens > request.reserved:
-            tokens = request.reserved
-        request.reserved -= tokens
+    def wrote(self, tokens: int) -> None:
+        """Requests in the reserve have put out some of them."""
         self.tokens -= tokens
+
+    def renew(self, request: Request) -> None:
+        """It has written all that was counted and goes on: as much again, clipped again."""
+        if len(request.tokens) >= request.reserved_end:
+            self.drop(request)
+            self.add(request)
 
     def drop(self, request: Request) -> None:
         self.tokens -= request.reserved
-        request.reserved = 0
+        request.reserved_end = 0
 
     def decay(self) -> None:
         """A step went by without retraction."""

@@ -8,9 +8,12 @@ from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import TokenLogprobs
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
-    """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`."""
+    """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`.
+
+    The row of a decode is the same object in every step, moved on by `advance`: read it until then, keep it no longer.
+    """
 
     request: Request
     start: int
@@ -36,6 +39,10 @@ class StepPlan:
     """Tokens of rows that prefill (prompts, or known tokens again after a retraction)."""
     decodes: int = 0
     """Rows of requests that decode."""
+    samples: int = 0
+    """Rows that sample: the decodes, and prompts that end in this step."""
+    number: int = 0
+    """Counts the plans with rows, from 1."""
 
     @property
     def tokens(self) -> int:

@@ -78,6 +78,13 @@ class WaitingQueue:
         """True when it has been passed as often as may be: it waits for nobody now."""
         return self._bypassed >= self._max_bypass and request is self._oldest()
 
+    def refresh(self) -> None:
+        """Brings the order up to date with what the cache has gained and lost, a bounded number of requests at a time."""
+        if self._lpm:
+            for watch in self._cache.refresh(self._refresh):
+                if watch in self._requests:
+                    self._push(watch, self._requests[watch])
+
     def candidates(self) -> Generator[Request, None, None]:
         """Requests to admit, best first; those not taken out stay. Close the iterator when done (contextlib.closing)."""
         for request in self._retracted[:]:
@@ -104,9 +111,6 @@ class WaitingQueue:
                     return
 
     def _longest_prefixes(self) -> Iterator[Request]:
-        for watch in self._cache.refresh(self._refresh):
-            if watch in self._requests:
-                self._push(watch, self._requests[watch])
         heap = self._heap
         seen: dict[Watch, tuple[int, int, Watch]] = {}
         try:
