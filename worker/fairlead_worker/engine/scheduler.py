@@ -117,27 +117,28 @@ class Scheduler:
         return outputs
 
     def _advance_quickly(self, plan: StepPlan, result: StepResult) -> list[Output]:
-        """The same, and nearly nothing for a decode that only adds a token: 15 of 16 of them with pages of 16 tokens.
+        """The same, and nearly nothing for a decode that only adds a token.
 
-        No calls but to C, and the counters are brought up to date once for all: this loop is most of what a step costs the scheduler.
+        No calls but to C until a page fills, and the counters are brought up to date once for all: this loop is most of what a step costs the scheduler.
         """
         outputs: list[Output] = []
-        put, sampled, quick = outputs.append, iter(result.tokens), 0
-        for row in plan.rows:
+        rows, put, quick = plan.rows, outputs.append, 0
+        if plan.samples < len(rows):
+            for row in [row for row in rows if not row.samples]:
+                self._advance_row(row, (), (), outputs)
+            rows = [row for row in rows if row.samples]
+        for row, tokens in zip(rows, result.tokens, strict=True):
             request = row.request
-            computed = request.computed + 1
-            if computed < request.alarm:
-                tokens = next(sampled)
-                token = tokens[0]
-                if token not in request.stop_tokens and len(tokens) == 1:
-                    request.tokens.append(token)
-                    request.computed = row.start = computed
-                    put(Output(request.id, token.to_bytes(4, "little"), request.first_cached))  # type: ignore[arg-type]  # set at admission
-                    quick += 1
-                else:
-                    self._advance_row(row, tokens, (), outputs)
+            computed = row.start + 1
+            if computed < request.alarm and len(tokens) == 1 and (token := tokens[0]) not in request.stop_tokens:
+                row.start = request.computed = computed
+                request.tokens.append(token)
+                put(Output(request.id, token.to_bytes(4, "little"), request.first_cached))  # type: ignore[arg-type]  # set at admission
+                quick += 1
+                if computed == request.page_end:
+                    self._page_filled(request)
             else:
-                self._advance_row(row, next(sampled) if row.samples else (), (), outputs)
+                self._advance_row(row, tokens, (), outputs)
         self.reserve.wrote(quick)
         self.meter.output_tokens += quick
         return outputs
@@ -167,7 +168,14 @@ class Scheduler:
         if len(request.tokens) > len(lease.pages) * self._page_size:
             self._growing.append(request)
         self.reserve.renew(request)
-        request.alarm = min((lease.shared + 1) * self._page_size, request.length_limit - 1, request.reserved_end - 1)
+        request.page_end = (lease.shared + 1) * self._page_size
+        request.alarm = min(request.length_limit, request.reserved_end) - 1
+
+    def _page_filled(self, request: Request) -> None:
+        """A decode has filled its last page: that one goes to the cache, and the next token needs a new one."""
+        self.cache.publish(_lease(request), request.tokens, request.computed)
+        request.page_end += self._page_size
+        self._growing.append(request)
 
     # Out
 
@@ -203,9 +211,9 @@ class Scheduler:
             self._make_room()
         else:
             self.reserve.decay()
-        for request in self._growing:
-            self.cache.grow(_lease(request), len(request.tokens))
-        self._growing.clear()
+        if self._growing:
+            self.cache.grow_each([_lease(request) for request in self._growing])
+            self._growing.clear()
         plan.rows = self._decodes.copy()
         plan.decodes = plan.samples = len(plan.rows)
 
