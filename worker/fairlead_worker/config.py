@@ -41,6 +41,9 @@ class WorkerConfig(BaseSettings):
     max_model_len: Annotated[NonNegative, Field(description="most tokens of prompt and output; 0: the model's own")] = 0
     max_num_seqs: Annotated[Positive, Field(description="most requests in one step")] = 256
     chunked_prefill_size: Annotated[int, Field(description="most prompt tokens of one request in a step; 0 or less: off")] = 512
+    enable_mixed_chunk: Annotated[bool, Field(description="decodes ride along in steps with prefill; off: a step is one or the other")] = (
+        True
+    )
     max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0

@@ -97,6 +97,8 @@ class EngineModel:
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
         plan = self.scheduler.plan()
         self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
+        assert self.config.enable_mixed_chunk or not plan.decodes or not plan.prefill_tokens, "unmixed: one or the other"
+        assert plan.samples == sum(row.samples for row in plan.rows)
         result = self._forward(plan)
         if abort_in_flight is not None:
             self.abort(abort_in_flight)

@@ -69,6 +69,7 @@ events = st.lists(
     page_size=st.sampled_from([1, 4, 16]),
     chunk=st.sampled_from([-1, 1, 8, 16, 64]),
     policy=st.sampled_from(["fcfs", "lpm"]),
+    enable_mixed_chunk=st.booleans(),
     max_prefill_tokens=st.sampled_from([8, 64, 8192]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([1, 32]),

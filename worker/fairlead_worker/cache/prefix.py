@@ -124,10 +124,10 @@ class PrefixCache:
         node = lease.place
         raw = tokens[first * size : last * size].tobytes()
         if last == first + 1 and raw not in node.children:  # a decode has filled a page: nearly every call
-            child = self._insert(node, raw, lease.pages[first], tokens)
-            child.users = 1  # the lease moves down, and what it held above is held by the new page: no lock changes
+            below = self._insert(node, raw, lease.pages[first], tokens)
+            below.users = 1  # the lease moves down, and what it held above is held by the new page: no lock changes
             self._in_use += 1
-            lease.moved_down(child)
+            lease.moved_down(below)
             return
         for index in range(first, last):
             offset = 4 * size * (index - first)

@@ -18,6 +18,8 @@ class SchedulerConfig:
     """Tokens of a step with prefill in it, running decodes included; 0 or less: prompts are computed whole."""
     max_prefill_tokens: int = 8192
     """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
+    enable_mixed_chunk: bool = True
+    """Decodes and prefill share a step; off: a step is one or the other, prefill first (for comparison)."""
     policy: PolicyName = "lpm"
     eos_token_ids: tuple[int, ...] = ()
 

@@ -81,12 +81,17 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Chooses the work of one step: decodes first, then the open chunk, then admissions, within the step's token and page budget.
 
-        Rows come in arrival order. An empty plan means that there is nothing to do.
+        With mixing off, a step is the prefill that there is to do, or else the decodes. Rows come in arrival order. An empty plan means
+        that there is nothing to do.
         """
         plan = StepPlan()
-        self._extend_running(plan)
+        mixed = self.config.enable_mixed_chunk
+        if mixed:
+            self._extend_running(plan)
         if self.chunked_req is not None or len(self.waiting):
             self._add_prefill(plan)
+        if not mixed and not plan.rows:
+            self._extend_running(plan)
         if plan.rows:
             self._planned += 1
         plan.number = self._planned
@@ -96,10 +101,7 @@ class Scheduler:
         """Takes in what a step brought: new tokens, filled pages, finished requests. Outputs come in the plan's order."""
         if plan.samples != len(result.tokens):
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
-        if result.logprobs:
-            outputs = self._advance_rows(plan, result)
-        else:
-            outputs = self._advance_quickly(plan, result)
+        outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
         self._advanced = plan.number
         if self._departed:
             self._release_departed()
@@ -119,7 +121,8 @@ class Scheduler:
     def _advance_quickly(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """The same, and nearly nothing for a decode that only adds a token.
 
-        No calls but to C until a page fills, and the counters are brought up to date once for all: this loop is most of what a step costs the scheduler.
+        No calls but to C until a page fills, and the counters are brought up to date once for all: this loop is most of what a step
+        costs the scheduler.
         """
         outputs: list[Output] = []
         rows, put, quick = plan.rows, outputs.append, 0
@@ -277,7 +280,7 @@ class Scheduler:
         """
         pages = -(-len(request.tokens) // self._page_size) - node.depth
         if self.running:
-            pages += self.reserve.wanted(self.reserve.estimate(request), self._page_size)
+            pages += self.reserve.wanted(self.reserve.estimate(request), self._page_size) + len(self._growing)
         return pages <= self.cache.available and pages <= self.cache.available - self.cache.unused_above(node)
 
     def _admit(self, request: Request, node: Node) -> None:
