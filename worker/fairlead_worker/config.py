@@ -44,6 +44,10 @@ class WorkerConfig(BaseSettings):
     enable_mixed_chunk: Annotated[bool, Field(description="decodes ride along in steps with prefill; off: a step is one or the other")] = (
         True
     )
+    itl_target_ms: Annotated[
+        float,
+        Field(ge=0, allow_inf_nan=False, description="milliseconds of a step with decodes that prefill keeps to; 0: the fixed chunk size"),
+    ] = 0
     max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
@@ -88,6 +92,8 @@ class WorkerConfig(BaseSettings):
                 f"--block-tokens {self.block_tokens} is not a multiple of --page-size {self.page_size}; "
                 f"try --block-tokens {-(-self.block_tokens // self.page_size) * self.page_size}"
             )
+        if self.itl_target_ms and self.chunked_prefill_size <= 0:
+            raise ValueError("--itl-target-ms cuts prompts into chunks; give --chunked-prefill-size above 0 with it")
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
         return self

@@ -6,6 +6,7 @@ Greedy output is a hash of the prefix, so it is the same cold, warm, chunked and
 """
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -73,6 +74,7 @@ class EngineModel:
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.told: dict[str, Told] = {}
+        self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""
 
@@ -144,7 +146,7 @@ class EngineModel:
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
-        return StepResult([[next_token(values[id(row)][-1])] for row in sampled], seconds=0.01)
+        return StepResult([[next_token(values[id(row)][-1])] for row in sampled], seconds=self.seconds(plan))
 
     # Checks
 

@@ -70,6 +70,8 @@ events = st.lists(
     chunk=st.sampled_from([-1, 1, 8, 16, 64]),
     policy=st.sampled_from(["fcfs", "lpm"]),
     enable_mixed_chunk=st.booleans(),
+    itl_target_ms=st.sampled_from([0, 0, 10, 300]),
+    noise=st.randoms(use_true_random=False),
     max_prefill_tokens=st.sampled_from([8, 64, 8192]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([1, 32]),
@@ -78,8 +80,10 @@ events = st.lists(
     refresh=st.sampled_from([0, 1, 64]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
 )
-def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, **limits):
+def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, itl_target_ms, noise, **limits):
+    limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
+    machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
     names: list[str] = []
     work = 0
     for happening in events:

@@ -20,6 +20,8 @@ class SchedulerConfig:
     """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
     enable_mixed_chunk: bool = True
     """Decodes and prefill share a step; off: a step is one or the other, prefill first (for comparison)."""
+    itl_target_ms: float = 0.0
+    """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
     policy: PolicyName = "lpm"
     eos_token_ids: tuple[int, ...] = ()
 
@@ -42,5 +44,9 @@ class SchedulerConfig:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.itl_target_ms < float("inf"):
+            raise ValueError(f"itl-target-ms must be 0 (off) or more, not {self.itl_target_ms}")
+        if self.itl_target_ms and self.chunked_prefill_size <= 0:
+            raise ValueError("itl-target-ms cuts prompts into chunks, so it needs a chunked-prefill-size above 0")
         if self.policy not in ("fcfs", "lpm"):
             raise ValueError(f"policy must be fcfs or lpm, not {self.policy!r}")

@@ -39,6 +39,10 @@ class StepPlan:
     """Tokens of rows that prefill (prompts, or known tokens again after a retraction)."""
     decodes: int = 0
     """Rows of requests that decode."""
+    prefill_work: float = 0.0
+    """Positions of the prefilled tokens, summed: what their attention costs."""
+    decode_context: int = 0
+    """Lengths of the decodes, summed; kept only where the chunk size follows an ITL target."""
     samples: int = 0
     """Rows that sample: the decodes, and prompts that end in this step."""
     number: int = 0

@@ -12,6 +12,7 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.inflight import OpenPrefixes
 from fairlead_worker.engine.intake import Refused, accept
 from fairlead_worker.engine.meter import Meter
+from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.policy import WaitingQueue
 from fairlead_worker.engine.request import Request
@@ -32,6 +33,7 @@ class Scheduler:
         self.waiting = WaitingQueue(config, cache)
         self.chunked_req: Request | None = None
         self.reserve = OutputReserve(config)
+        self.pacer = Pacer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.meter = Meter()
         self._requests: dict[str, Request] = {}
         self._decodes: list[Row] = []
@@ -105,6 +107,8 @@ class Scheduler:
         self._advanced = plan.number
         if self._departed:
             self._release_departed()
+        if self.pacer is not None:
+            self.pacer.observe((plan.prefill_work, plan.prefill_tokens, plan.decode_context, plan.decodes, 1.0), result.seconds)
         self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
@@ -219,6 +223,8 @@ class Scheduler:
             self._growing.clear()
         plan.rows = self._decodes.copy()
         plan.decodes = plan.samples = len(plan.rows)
+        if self.pacer is not None:
+            plan.decode_context = sum([row.start for row in plan.rows])
 
     def _make_room(self) -> None:
         """Retracts until the others can go on. The oldest stays: alone, it always fits."""
@@ -244,13 +250,14 @@ class Scheduler:
 
     def _add_prefill(self, plan: StepPlan) -> None:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
-        budget = StepBudget(self.config, self._page_size, plan.decodes)
+        allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context)
+        budget = StepBudget(self.config, self._page_size, plan.decodes, allowance)
         prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
         if self.chunked_req is not None:
             self._prefill(self.chunked_req, plan, budget, prefixes)
         if len(self.waiting):
             self._admit_waiting(plan, budget, prefixes)
-        plan.prefill_tokens = budget.spent
+        plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
     def _admit_waiting(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
         """New requests in policy order, while tokens and pages last."""
@@ -265,7 +272,8 @@ class Scheduler:
                     return
                 assert request.watch is not None, "candidates wait"
                 node = self.cache.match(request.watch)
-                if not budget.cut(len(request.tokens) - node.depth * self._page_size):
+                cached = node.depth * self._page_size
+                if not budget.cut(len(request.tokens) - cached, cached):
                     return
                 if prefixes.computing(request, node) and not self.waiting.must_go(request):
                     continue
@@ -299,8 +307,8 @@ class Scheduler:
 
     def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
         """As much of the request as the budget has; what is left makes it `chunked_req`. Until then it reserves no output."""
-        count = budget.cut(request.uncomputed)
-        budget.spend(count)
+        count = budget.cut(request.uncomputed, request.computed)
+        budget.spend(count, request.computed)
         whole = count == request.uncomputed
         if whole:
             self.chunked_req = None if request is self.chunked_req else self.chunked_req
@@ -308,6 +316,7 @@ class Scheduler:
         else:
             assert self.chunked_req in (None, request), "one partly prefilled request at a time"
             self.chunked_req = request
+            budget.left = 0  # what rounding to a page has left over is nobody's: a second prompt would be cut too
         lease = _lease(request)
         prefixes.open(request, lease.place)
         plan.samples += whole
