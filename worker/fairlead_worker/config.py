@@ -57,7 +57,7 @@ class WorkerConfig(BaseSettings):
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
     threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from the machine")] = 0
     termination_log: Annotated[str, Field(description="file for the reason of a failure; empty: none")] = "/dev/termination-log"
-    policy: Annotated[Literal["lpm", "fcfs"], Field(description="order of admission")] = "lpm"
+    policy: Annotated[Literal["lpm", "fcfs", "priority", "fair"], Field(description="order of admission")] = "lpm"
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
     engine_timeout: Annotated[
         float,

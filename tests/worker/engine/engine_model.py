@@ -85,10 +85,20 @@ class EngineModel:
 
     # Events
 
-    def submit(self, prompt: list[int], max_tokens: int = 4, *, root: int = 1, name: str = "", **sampling: object) -> str:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        root: int = 1,
+        name: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        **sampling: object,
+    ) -> str:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
-        message = Submit(name, array("I", prompt).tobytes(), settings, root)
+        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant)
         self.told[name] = Told(message)
         self._tell(self.scheduler.submit(message))
         return name
@@ -180,6 +190,10 @@ class EngineModel:
         assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler._decodes)
         growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
         assert set(scheduler._growing) == set(growing) and len(scheduler._growing) == len(growing) and not scheduler._departed
+        if scheduler.waiting.fair is not None:
+            queued = [r for queue in scheduler.waiting.fair._queues.values() for r in queue]
+            assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}
+        assert all(r.preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
         load: Load = scheduler.load()

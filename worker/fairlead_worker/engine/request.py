@@ -29,6 +29,7 @@ class Request:
     arrival: int
     """Order of arrival, from the scheduler's counter."""
     priority: int = 0
+    """Lower is more urgent, as with vLLM."""
     tenant: str = ""
     cached: int = 0
     """Leading tokens whose KV came from the prefix cache at the latest admission."""
@@ -41,6 +42,10 @@ class Request:
     watch: "Watch | None" = None
     """What is cached of it while it waits; None while it runs."""
     retractions: int = 0
+    preemptions: int = 0
+    """Retractions for the sake of somebody of more priority."""
+    charged: int = 0
+    """Output tokens that its tenant's counter has; policy fair."""
     lost: int = 0
     """Tokens that were computed when it was retracted the last time."""
     stop_tokens: frozenset[int] = field(default_factory=frozenset)

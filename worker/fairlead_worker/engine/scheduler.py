@@ -87,6 +87,8 @@ class Scheduler:
         that there is nothing to do.
         """
         plan = StepPlan()
+        if self.config.policy == "priority":
+            self._preempt()
         mixed = self.config.enable_mixed_chunk
         if mixed:
             self._extend_running(plan)
@@ -181,6 +183,8 @@ class Scheduler:
     def _page_filled(self, request: Request) -> None:
         """A decode has filled its last page: that one goes to the cache, and the next token needs a new one."""
         self.cache.publish(_lease(request), request.tokens, request.computed)
+        if self.waiting.fair is not None:
+            self.waiting.fair.wrote(request)
         request.page_end += self._page_size
         self._growing.append(request)
 
@@ -208,6 +212,7 @@ class Scheduler:
             output_tokens=meter.output_tokens,
             retractions=meter.retractions,
             evicted_pages=self.cache.evicted_pages,
+            retraction_recomputed_tokens=meter.recomputed_tokens,
         )
 
     # Planning
@@ -232,21 +237,53 @@ class Scheduler:
             victim = min(self.running[1:], key=self._cost_to_redo)
             self.reserve.retracted(self.running)
             self._retract(victim)
+            self.waiting.add_retracted(victim)
 
-    def _cost_to_redo(self, request: Request) -> tuple[int, int]:
-        """Tokens to compute again if its own pages are lost; the latest arrival among equals."""
+    def _preempt(self) -> None:
+        """Retracts running requests of less priority than the first that waits, if that lets it run; else nobody is touched.
+
+        Each request gives way `max_preemptions` times at most, and only to strictly more urgent ones, so everybody comes to an end.
+        """
+        urgent, most = self.waiting.most_urgent(), self.config.max_preemptions
+        if urgent is None:
+            return
+        victims = [r for r in self.running if r.priority > urgent.priority and r.preemptions < most]
+        if not victims:
+            return
+        assert urgent.watch is not None, "it waits"
+        seats = len(self.running) - self.config.max_num_seqs + 1
+        node = self.cache.match(urgent.watch)
+        lacking = self._lacking(urgent, node)
+        if seats <= 0 and lacking <= 0:
+            return
+        victims.sort(key=self._cost_to_redo)
+        count = pages = output = 0
+        while count < len(victims) and (count < seats or lacking > 0):
+            pages += self.cache.exclusive_pages(_lease(victims[count]))
+            output += victims[count].reserved
+            count += 1
+            lacking = self._lacking(urgent, node, output) - pages
+        if count < seats or (lacking > 0 and count < len(self.running)):  # alone, it fits: `submit` has seen to that
+            return
+        for victim in victims[:count]:
+            victim.preemptions += 1
+            self._retract(victim)
+            self.waiting.add(victim)
+
+    def _cost_to_redo(self, request: Request) -> tuple[int, int, int]:
+        """Tokens to compute again if its own pages are lost; the latest arrival among equals. With policy priority, the least urgent."""
         shared = (len(_lease(request).pages) - self.cache.exclusive_pages(_lease(request))) * self._page_size
-        return max(request.computed - shared, 0), -request.arrival
+        urgency = -request.priority if self.config.policy == "priority" else 0
+        return urgency, max(request.computed - shared, 0), -request.arrival
 
     def _retract(self, request: Request) -> None:
-        """Back to the head of the queue. What it published stays cached until somebody needs the room."""
+        """Out of its pages, to wait again. What it published stays cached until somebody needs the room."""
         self._leave(request)
         self._release(request)
         self.meter.retractions += 1
         request.retractions += 1
         request.lost = request.computed
         request.computed = request.cached = 0
-        self.waiting.add_retracted(request)
 
     def _add_prefill(self, plan: StepPlan) -> None:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
@@ -277,19 +314,21 @@ class Scheduler:
                     return
                 if prefixes.computing(request, node) and not self.waiting.must_go(request):
                     continue
-                if self._fits(request, node):
+                if self._lacking(request, node) <= 0:
                     self._admit(request, node)
                     self._prefill(request, plan, budget, prefixes)
 
-    def _fits(self, request: Request, node: Node) -> bool:
-        """True when there are pages for its whole prompt, and for the output to be expected of it and of all that run.
+    def _lacking(self, request: Request, node: Node, released: int = 0) -> int:
+        """Pages that are missing for its whole prompt, and for the output to be expected of it and of all that run; 0 or less: it fits.
+
+        `released`: output of running requests that need not be kept for.
 
         Alone it is admitted on its prompt: `submit` has made sure that the pool holds all of it.
         """
         pages = -(-len(request.tokens) // self._page_size) - node.depth
         if self.running:
-            pages += self.reserve.wanted(self.reserve.estimate(request), self._page_size) + len(self._growing)
-        return pages <= self.cache.available and pages <= self.cache.available - self.cache.unused_above(node)
+            pages += self.reserve.wanted(self.reserve.estimate(request) - released, self._page_size) + len(self._growing)
+        return pages + self.cache.unused_above(node) - self.cache.available
 
     def _admit(self, request: Request, node: Node) -> None:
         """Leases the pages of all its known tokens, the cached ones shared."""
@@ -301,6 +340,8 @@ class Scheduler:
             request.first_cached = request.cached
             self.meter.prompt_tokens += request.prompt_length
             self.meter.cached_tokens += request.cached
+            if self.waiting.fair is not None:
+                self.waiting.fair.admitted(request)
         else:
             self.meter.recomputed_tokens += max(request.lost - request.cached, 0)
         insort(self.running, request, key=_arrival)
@@ -349,6 +390,8 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         """It runs no more."""
         self.running.remove(request)
+        if self.waiting.fair is not None:
+            self.waiting.fair.wrote(request)
         self.reserve.drop(request)
         request.alarm = 0
         if request.row is not None:
