@@ -41,6 +41,13 @@ class WorkerConfig(BaseSettings):
     max_model_len: Annotated[NonNegative, Field(description="most tokens of prompt and output; 0: the model's own")] = 0
     max_num_seqs: Annotated[Positive, Field(description="most requests in one step")] = 256
     chunked_prefill_size: Annotated[int, Field(description="most prompt tokens of one request in a step; 0 or less: off")] = 512
+    enable_mixed_chunk: Annotated[bool, Field(description="decodes ride along in steps with prefill; off: a step is one or the other")] = (
+        True
+    )
+    itl_target_ms: Annotated[
+        float,
+        Field(ge=0, allow_inf_nan=False, description="milliseconds of a step with decodes that prefill keeps to; 0: the fixed chunk size"),
+    ] = 0
     max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
@@ -51,7 +58,7 @@ class WorkerConfig(BaseSettings):
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
     threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from the machine")] = 0
     termination_log: Annotated[str, Field(description="file for the reason of a failure; empty: none")] = "/dev/termination-log"
-    policy: Annotated[Literal["lpm", "fcfs"], Field(description="order of admission")] = "lpm"
+    policy: Annotated[Literal["lpm", "fcfs", "priority", "fair"], Field(description="order of admission")] = "lpm"
     trace_schedule: Annotated[str, Field(description="file for each step's plan, for `fairlead schedule`; empty: none")] = ""
     generation_config: Annotated[
         Literal["auto", "none"],
@@ -95,6 +102,8 @@ class WorkerConfig(BaseSettings):
             raise ValueError(
                 f"--tensor-parallel {self.tensor_parallel}: this release runs a model on one device; set spec.engine.tensorParallel to 1"
             )
+        if self.itl_target_ms and self.chunked_prefill_size <= 0:
+            raise ValueError("--itl-target-ms cuts prompts into chunks; give --chunked-prefill-size above 0 with it")
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
         return self

@@ -132,6 +132,8 @@ class Load(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     retractions: int = 0
     evicted_pages: int = 0
+    retraction_recomputed_tokens: int = 0
+    """Tokens computed again because their request was retracted: no prefix hits, and no new work."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

@@ -6,6 +6,7 @@ Greedy output is a hash of the prefix, so it is the same cold, warm, chunked and
 """
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -73,6 +74,7 @@ class EngineModel:
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
         self.told: dict[str, Told] = {}
+        self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""
 
@@ -83,10 +85,20 @@ class EngineModel:
 
     # Events
 
-    def submit(self, prompt: list[int], max_tokens: int = 4, *, root: int = 1, name: str = "", **sampling: object) -> str:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        root: int = 1,
+        name: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        **sampling: object,
+    ) -> str:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
-        message = Submit(name, array("I", prompt).tobytes(), settings, root)
+        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant)
         self.told[name] = Told(message)
         self._tell(self.scheduler.submit(message))
         return name
@@ -97,6 +109,8 @@ class EngineModel:
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
         plan = self.scheduler.plan()
         self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
+        assert self.config.enable_mixed_chunk or not plan.decodes or not plan.prefill_tokens, "unmixed: one or the other"
+        assert plan.samples == sum(row.samples for row in plan.rows)
         result = self._forward(plan)
         if abort_in_flight is not None:
             self.abort(abort_in_flight)
@@ -142,7 +156,7 @@ class EngineModel:
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
-        return StepResult([[next_token(values[id(row)][-1])] for row in sampled], seconds=0.01)
+        return StepResult([[next_token(values[id(row)][-1])] for row in sampled], seconds=self.seconds(plan))
 
     # Checks
 
@@ -164,7 +178,7 @@ class EngineModel:
         assert {r.id for r in running} | {r.id for r in waiting} == set(scheduler._requests)
         assert [r.arrival for r in running] == sorted(r.arrival for r in running)
         for request in running:
-            assert 0 <= request.cached <= request.computed <= len(request.tokens) and not request.in_flight
+            assert 0 <= request.cached <= request.computed <= len(request.tokens)
             assert (request.uncomputed == 1) or request is scheduler.chunked_req, "at most one request is partly prefilled"
             if request is scheduler.chunked_req:
                 assert request.computed % self.cache.page_size == 0, "chunks are cut at pages"
@@ -172,6 +186,14 @@ class EngineModel:
             assert request.lease is None and request.watch is not None
             if request.watch.settled:
                 assert request.watch.node is self._deepest(request), "a settled match is exact"
+        assert [row.request for row in scheduler._decodes] == [r for r in running if r is not scheduler.chunked_req]
+        assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler._decodes)
+        growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
+        assert set(scheduler._growing) == set(growing) and len(scheduler._growing) == len(growing) and not scheduler._departed
+        if scheduler.waiting.fair is not None:
+            queued = [r for queue in scheduler.waiting.fair._queues.values() for r in queue]
+            assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}
+        assert all(r.preemptions <= self.config.max_preemptions for r in running + waiting)
         assert scheduler.reserve.tokens == sum(r.reserved for r in running)
         assert scheduler.waiting.tokens == sum(len(r.tokens) for r in waiting)
         load: Load = scheduler.load()

@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from tests.worker.engine.engine_model import EngineModel
 
+from fairlead_worker.engine.config import POLICIES
+
 STEMS = [[(stem * 31 + 11 * i) % 23 for i in range(80)] for stem in range(3)]
 STEMS.append(STEMS[0][:20] + STEMS[1][20:])  # parts from the first one on the way
 
@@ -20,6 +22,8 @@ class Arrival:
     ignore_eos: bool
     min_tokens: int
     stop: tuple[int, ...]
+    priority: int
+    tenant: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ arrivals = st.builds(
     ignore_eos=st.sampled_from([True, True, True, False]),
     min_tokens=st.sampled_from([0, 0, 5]),
     stop=st.sampled_from([(), (), (3, 9)]),
+    priority=st.sampled_from([0, 0, -1, 5]),
+    tenant=st.sampled_from(["", "a", "b"]),
 )
 events = st.lists(
     st.one_of(
@@ -68,17 +74,23 @@ events = st.lists(
     pages=st.integers(8, 64),
     page_size=st.sampled_from([1, 4, 16]),
     chunk=st.sampled_from([-1, 1, 8, 16, 64]),
-    policy=st.sampled_from(["fcfs", "lpm"]),
+    policy=st.sampled_from(POLICIES),
+    enable_mixed_chunk=st.booleans(),
+    itl_target_ms=st.sampled_from([0, 0, 10, 300]),
+    noise=st.randoms(use_true_random=False),
     max_prefill_tokens=st.sampled_from([8, 64, 8192]),
     max_num_seqs=st.sampled_from([1, 3, 64]),
     dedupe_tokens=st.sampled_from([1, 32]),
+    max_preemptions=st.sampled_from([0, 1, 3]),
     max_bypass=st.sampled_from([0, 2, 64]),
     lookahead=st.sampled_from([1, 3, 16]),
     refresh=st.sampled_from([0, 1, 64]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
 )
-def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, **limits):
+def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, itl_target_ms, noise, **limits):
+    limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
+    machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
     names: list[str] = []
     work = 0
     for happening in events:
@@ -94,6 +106,8 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
                     ignore_eos=happening.ignore_eos,
                     min_tokens=happening.min_tokens,
                     stop_token_ids=happening.stop,
+                    priority=happening.priority,
+                    tenant=happening.tenant,
                 )
             )
             work += len(prompt) + max_tokens

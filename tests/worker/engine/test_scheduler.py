@@ -77,6 +77,20 @@ def test_decodes_are_in_every_step() -> None:
     finish(machine)
 
 
+def test_without_mixing_a_step_is_prefill_or_decodes_and_prefill_goes_first() -> None:
+    machine = EngineModel(512, 16, chunked_prefill_size=64, enable_mixed_chunk=False)
+    decoding = [machine.submit(prompt(5, seed), 9, ignore_eos=True) for seed in range(3)]
+    machine.step()
+    long = machine.submit(prompt(160, 9), 4, ignore_eos=True)
+    steps = []
+    for _ in range(4):
+        machine.step()
+        machine.check()
+        steps.append(set(rows(machine)))
+    assert steps == [{long}, {long}, {long}, {*decoding, long}], "whole chunks, and the decodes wait"
+    finish(machine)
+
+
 # Memory
 
 

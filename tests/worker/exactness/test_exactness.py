@@ -94,3 +94,22 @@ def test_sampled_tokens_do_not_depend_on_batch_chunks_or_cache(tmp_path: Path) -
         engine = Engine(case.loaded, chunk)
         assert engine.serve(case.prompts, **sampling) == expected
         assert engine.serve(case.prompts, **sampling) == expected
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enable_mixed_chunk": False},
+        {"itl_target_ms": 5},
+        {"policy": "priority"},
+        {"policy": "fair", "itl_target_ms": 30},
+        {"policy": "fcfs", "enable_mixed_chunk": False},
+    ],
+    ids=str,
+)
+def test_scheduling_changes_no_token(settings: dict[str, float], page_size: int, tmp_path: Path) -> None:
+    case = make_case("llama", tmp_path)
+    engine = Engine(case.loaded, chunk=64, pages=16384 // page_size, page_size=page_size, settings=settings)
+    assert engine.serve(case.prompts) == case.expected
+    assert engine.serve(case.prompts) == case.expected

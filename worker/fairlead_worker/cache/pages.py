@@ -43,6 +43,9 @@ class PagePool:
         """`count` free pages, leased from now on."""
         if count > len(self._free):
             raise OutOfPages(f"{count} pages asked for, {len(self._free)} free of {self.total}")
+        if count == 1:
+            self.leased += 1
+            return [self._free.pop()]
         if not count:
             return []
         pages = self._free[: -count - 1 : -1]
@@ -113,6 +116,11 @@ class KvLease(Generic[PlaceT]):
         """The first `shared` pages are the cache's now, and `place` (locked by the caller) the deepest of them."""
         before, self._place, self.shared = self.place, place, shared
         self._owner.unlock(before)
+
+    def moved_down(self, place: PlaceT) -> None:
+        """Its next page is the cache's now, and `place` holds it. The owner has passed the lock on."""
+        self._place = place
+        self.shared += 1
 
     def release(self) -> None:
         """Lets go of everything: private pages become free, cached ones evictable unless another request holds them."""

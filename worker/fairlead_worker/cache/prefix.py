@@ -102,8 +102,16 @@ class PrefixCache:
         """Makes the lease cover `tokens` tokens, evicting cached pages if it must. Raises OutOfPages, and takes nothing then."""
         missing = -(-tokens // self.page_size) - len(lease.pages)
         if missing > 0:
-            self._evict(missing - self.pool.free)
+            if missing > self.pool.free:
+                self._evict(missing - self.pool.free)
             lease.extend(self.pool.take(missing))
+
+    def grow_each(self, leases: list[Lease]) -> None:
+        """One page more for each of these leases. Raises OutOfPages, and takes nothing then."""
+        if len(leases) > self.pool.free:
+            self._evict(len(leases) - self.pool.free)
+        for lease, page in zip(leases, self.pool.take(len(leases)), strict=True):
+            lease.pages.append(page)
 
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         """Gives the pages that `tokens[:computed]` fill to the cache; the lease goes on sharing them.
@@ -115,6 +123,12 @@ class PrefixCache:
             return
         node = lease.place
         raw = tokens[first * size : last * size].tobytes()
+        if last == first + 1 and raw not in node.children:  # a decode has filled a page: nearly every call
+            below = self._insert(node, raw, lease.pages[first], tokens)
+            below.users = 1  # the lease moves down, and what it held above is held by the new page: no lock changes
+            self._in_use += 1
+            lease.moved_down(below)
+            return
         for index in range(first, last):
             offset = 4 * size * (index - first)
             key = raw[offset : offset + 4 * size]
@@ -162,11 +176,12 @@ class PrefixCache:
         node = Node(parent, key, page, parent.chain)
         parent.children[key] = node
         self.pool.to_cache(1)
-        if self._ends_block(node):
+        if node.depth % self._block_pages == 0:
             end = node.depth * self.page_size
             node.chain = self._extend_hash(parent.chain, tokens[end - self._block_tokens : end])
             self._events.add("stored", node.chain)
-        self._watches.published(parent, key)
+        if parent.watchers is not None:
+            self._watches.published(parent, key)
         return node
 
     def _lock(self, node: Node) -> None:
@@ -211,7 +226,8 @@ class PrefixCache:
         self.evicted_pages += 1
         if self._ends_block(node):
             self._events.add("removed", node.chain)
-        self._watches.evicted(node)
+        if node.watchers is not None:
+            self._watches.evicted(node)
         if not parent.children and not parent.users:
             if parent.parent is None:
                 self._drop_if_empty(parent)

@@ -1,6 +1,7 @@
 """What one step may still take on, and what the running requests will want of memory. SGLang's PrefillAdder, in two small parts."""
 
 from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.pace import Allowance, prefill_work
 from fairlead_worker.engine.request import Request
 
 
@@ -10,27 +11,38 @@ class StepBudget:
     At least one page is left to prefill however many decodes run: a prompt always gets on.
     """
 
-    __slots__ = ("_chunking", "_page_size", "left", "spent")
+    __slots__ = ("_allowance", "_chunking", "_page_size", "left", "spent", "work")
 
-    def __init__(self, config: SchedulerConfig, page_size: int, decodes: int) -> None:
+    def __init__(self, config: SchedulerConfig, page_size: int, decodes: int, allowance: Allowance | None = None) -> None:
+        """`allowance`: the tokens of this step by their time, instead of `chunked_prefill_size`."""
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
+        self._allowance = allowance
         self.left = config.max_prefill_tokens
-        if self._chunking:
+        if allowance is not None:
+            self.left = max(min(allowance.limit, self.left), page_size)
+        elif self._chunking:
             self.left = max(min(config.chunked_prefill_size - decodes, self.left), page_size)
         self.spent = 0
+        self.work = 0.0
 
-    def cut(self, tokens: int) -> int:
-        """How many of `tokens` prompt tokens may be computed now: all, a whole number of pages, or none."""
-        if tokens <= self.left:
+    def cut(self, tokens: int, start: int) -> int:
+        """How many of `tokens` prompt tokens from `start` on may be computed now: all, a whole number of pages, or none."""
+        left = self.left
+        if self._allowance is not None:
+            left = min(left, max(self._allowance.tokens(start), self._allowance.floor - self.spent))
+        if tokens <= left:
             return tokens
         if self._chunking:
-            return self.left // self._page_size * self._page_size
+            return left // self._page_size * self._page_size
         return 0 if self.spent else tokens
 
-    def spend(self, tokens: int) -> None:
+    def spend(self, tokens: int, start: int) -> None:
         self.left -= tokens
         self.spent += tokens
+        self.work += prefill_work(start, tokens)
+        if self._allowance is not None:
+            self._allowance.spend(start, tokens)
 
 
 class OutputReserve:
@@ -59,19 +71,23 @@ class OutputReserve:
         return -(-int((self.tokens + extra) * self.ratio) // page_size)
 
     def add(self, request: Request) -> None:
-        request.reserved = self.estimate(request)
-        self.tokens += request.reserved
+        estimate = self.estimate(request)
+        request.reserved_end = len(request.tokens) + estimate
+        self.tokens += estimate
 
-    def wrote(self, request: Request, tokens: int) -> None:
-        """It has put out some of them."""
-        if tokens > request.reserved:
-            tokens = request.reserved
-        request.reserved -= tokens
+    def wrote(self, tokens: int) -> None:
+        """Requests in the reserve have put out some of them."""
         self.tokens -= tokens
+
+    def renew(self, request: Request) -> None:
+        """It has written all that was counted and goes on: as much again, clipped again."""
+        if len(request.tokens) >= request.reserved_end:
+            self.drop(request)
+            self.add(request)
 
     def drop(self, request: Request) -> None:
         self.tokens -= request.reserved
-        request.reserved = 0
+        request.reserved_end = 0
 
     def decay(self) -> None:
         """A step went by without retraction."""

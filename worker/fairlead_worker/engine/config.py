@@ -1,9 +1,10 @@
 """What the scheduler is told once, at start."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-PolicyName = Literal["fcfs", "lpm"]
+PolicyName = Literal["fcfs", "lpm", "priority", "fair"]
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class SchedulerConfig:
     """Tokens of a step with prefill in it, running decodes included; 0 or less: prompts are computed whole."""
     max_prefill_tokens: int = 8192
     """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
+    enable_mixed_chunk: bool = True
+    """Decodes and prefill share a step; off: a step is one or the other, prefill first (for comparison)."""
+    itl_target_ms: float = 0.0
+    """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
     policy: PolicyName = "lpm"
     eos_token_ids: tuple[int, ...] = ()
 
@@ -25,6 +30,8 @@ class SchedulerConfig:
     """A request waits for a prefix that is being computed now if they share at least this many tokens (SGLang's in-batch threshold)."""
     max_bypass: int = 64
     """Later requests that may be admitted before the oldest one; then it goes next, whatever its prefix."""
+    max_preemptions: int = 3
+    """Times that one request gives way to others of more priority; then it runs to its end."""
     lookahead: int = 16
     """Requests that one step may look at and leave waiting: bounds a step's cost."""
     refresh: int = 64
@@ -40,5 +47,9 @@ class SchedulerConfig:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if self.policy not in ("fcfs", "lpm"):
-            raise ValueError(f"policy must be fcfs or lpm, not {self.policy!r}")
+        if not 0 <= self.itl_target_ms < float("inf"):
+            raise ValueError(f"itl-target-ms must be 0 (off) or more, not {self.itl_target_ms}")
+        if self.itl_target_ms and self.chunked_prefill_size <= 0:
+            raise ValueError("itl-target-ms cuts prompts into chunks, so it needs a chunked-prefill-size above 0")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")

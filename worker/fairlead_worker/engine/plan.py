@@ -8,9 +8,12 @@ from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import TokenLogprobs
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
-    """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`."""
+    """One request's part of a step: compute `tokens[start : start + count]`, writing KV into `pages`.
+
+    The row of a decode is the same object in every step, moved on by `advance`: read it until then, keep it no longer.
+    """
 
     request: Request
     start: int
@@ -36,6 +39,14 @@ class StepPlan:
     """Tokens of rows that prefill (prompts, or known tokens again after a retraction)."""
     decodes: int = 0
     """Rows of requests that decode."""
+    prefill_work: float = 0.0
+    """Positions of the prefilled tokens, summed: what their attention costs."""
+    decode_context: int = 0
+    """Lengths of the decodes, summed; kept only where the chunk size follows an ITL target."""
+    samples: int = 0
+    """Rows that sample: the decodes, and prompts that end in this step."""
+    number: int = 0
+    """Counts the plans with rows, from 1."""
 
     def __bool__(self) -> bool:
         return bool(self.rows)

@@ -1,58 +1,59 @@
-"""Who is admitted next: the waiting requests, in the order of the policy."""
+"""Who is admitted next: the waiting requests, in the order of the policy, and nobody passed for ever."""
 
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Generator, Iterator
-from heapq import heapify, heappop, heappush
-from itertools import islice
+from contextlib import closing
 
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.cache.watch import Watch
 from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.fair import FairOrder
+from fairlead_worker.engine.orders import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority
 from fairlead_worker.engine.request import Request
 
 
-def _arrival(request: Request) -> int:
-    return request.arrival
-
-
 class WaitingQueue:
-    """Requests without pages. Retracted ones come first, oldest first, and nobody passes them: two that take turns in evicting each
-    other would get nowhere (TokenSpeed's rule).
+    """Requests without pages. Retracted ones come first, oldest first, and nobody passes them but the more urgent (policy priority): two
+    that take turns in evicting each other would get nowhere (TokenSpeed's rule).
 
-    The others come in arrival order (fcfs) or by the longest cached prefix (lpm), ties by arrival. The oldest of them can be passed
-    `max_bypass` times, by longer prefixes or because it does not fit yet; then it is next. So each one waits for a bounded number of
-    others.
-
-    lpm keeps a heap keyed by matched pages. Entries of requests that have gone, or match something else by now, are dropped as they
-    come up; a request whose match changed gets a new entry. Nothing is ever sorted.
+    The others come as the policy says (`orders.py`, `fair.py`). The oldest of them can be passed `max_bypass` times, by better ones
+    or because it does not fit yet; then it is next. So each one waits for a bounded number of others.
     """
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
         self.tokens = 0
         """Known tokens of all that wait."""
         self._cache = cache
-        self._lpm = config.policy == "lpm"
         self._max_bypass = config.max_bypass
         self._lookahead = config.lookahead
         self._refresh = config.refresh
         self._retracted: list[Request] = []
         self._requests: OrderedDict[Watch, Request] = OrderedDict()
-        self._heap: list[tuple[int, int, Watch]] = []
         self._bypassed = 0
+        self._lpm = config.policy == "lpm"
+        self._priority = config.policy == "priority"
+        self.fair = FairOrder() if config.policy == "fair" else None
+        """The tenants' counters, where the policy is fair."""
+        self._order: Order
+        if self.fair is not None:
+            self._order = self.fair
+        elif config.policy == "fcfs":
+            self._order = ArrivalOrder(self._requests)
+        else:
+            self._order = HeapOrder(self._requests, cache, by_prefix if self._lpm else by_priority)
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._retracted)
 
     def add(self, request: Request) -> None:
-        watch = self._watch(request)
-        self._requests[watch] = request
-        if self._lpm:
-            self._push(watch, request)
+        """It has come, or was preempted: among its equals it is where its arrival puts it, but nobody's turn is put off by it."""
+        self._requests[self._watch(request)] = request
+        self._order.add(request)
 
     def add_retracted(self, request: Request) -> None:
         self._watch(request)
-        insort(self._retracted, request, key=_arrival)
+        insort(self._retracted, request, key=self._rank)
 
     def remove(self, request: Request) -> None:
         """It was admitted or aborted."""
@@ -62,6 +63,7 @@ class WaitingQueue:
             if watch is next(iter(self._requests)):
                 self._bypassed = 0
             del self._requests[watch]
+            self._order.gone(request)
         else:
             self._retracted.remove(request)
         self._cache.unwatch(watch)
@@ -78,9 +80,18 @@ class WaitingQueue:
         """True when it has been passed as often as may be: it waits for nobody now."""
         return self._bypassed >= self._max_bypass and request is self._oldest()
 
+    def refresh(self) -> None:
+        """Brings the order up to date with what the cache has gained and lost, a bounded number of requests at a time."""
+        if self._lpm:
+            for watch in self._cache.refresh(self._refresh):
+                if watch in self._requests:
+                    self._order.changed(self._requests[watch])
+
     def candidates(self) -> Generator[Request, None, None]:
         """Requests to admit, best first; those not taken out stay. Close the iterator when done (contextlib.closing)."""
         for request in self._retracted[:]:
+            if self._priority:
+                yield from self._in_order(request.priority)
             yield request
             if request.watch is not None:
                 return
@@ -89,45 +100,29 @@ class WaitingQueue:
             yield request
             if request.watch is not None:
                 return
-        yield from self._longest_prefixes() if self._lpm else self._in_order()
+        yield from self._in_order()
 
-    def _in_order(self) -> Iterator[Request]:
+    def most_urgent(self) -> Request | None:
+        """With policy priority: the first that running requests of less priority may have to make room for."""
+        if not self._priority or not self._requests or self._bypassed >= self._max_bypass:
+            return None
+        with closing(self._order.candidates()) as candidates:
+            first = next(candidates)
+        return None if self._retracted and self._retracted[0].priority <= first.priority else first
+
+    def _in_order(self, before: int | None = None) -> Iterator[Request]:
+        """As the policy has them, while there is one to pass; only those more urgent than priority `before`."""
+        if self._bypassed >= self._max_bypass:
+            return
         left = 0
-        while left < self._lookahead:
-            some = list(islice(self._requests.values(), left, left + 32))
-            if not some:
-                return
-            for request in some:
+        with closing(self._order.candidates()) as candidates:
+            for request in candidates:
+                if before is not None and request.priority >= before:
+                    return
                 yield request
                 left += request.watch is not None
-                if left == self._lookahead or self._bypassed >= self._max_bypass:
+                if left >= self._lookahead or self._bypassed >= self._max_bypass:
                     return
-
-    def _longest_prefixes(self) -> Iterator[Request]:
-        for watch in self._cache.refresh(self._refresh):
-            if watch in self._requests:
-                self._push(watch, self._requests[watch])
-        heap = self._heap
-        seen: dict[Watch, tuple[int, int, Watch]] = {}
-        try:
-            while heap and len(seen) < self._lookahead and self._bypassed < self._max_bypass:
-                entry = heappop(heap)
-                watch = entry[2]
-                request = self._requests.get(watch)
-                if request is None or watch.depth != -entry[0] or watch in seen:
-                    continue
-                self._cache.match(watch)
-                if watch.depth != -entry[0]:  # was unsettled: its turn may be later, or was earlier
-                    self._push(watch, request)
-                    continue
-                seen[watch] = entry
-                yield request
-                if request.watch is None:
-                    del seen[watch]
-        finally:
-            for watch, entry in seen.items():
-                if watch in self._requests:
-                    heappush(heap, entry)
 
     def _watch(self, request: Request) -> Watch:
         request.watch = self._cache.watch(request.root, request.tokens)
@@ -137,8 +132,5 @@ class WaitingQueue:
     def _oldest(self) -> Request:
         return next(iter(self._requests.values()))
 
-    def _push(self, watch: Watch, request: Request) -> None:
-        heappush(self._heap, (-watch.depth, request.arrival, watch))
-        if len(self._heap) > 2 * len(self._requests) + 64:
-            self._heap[:] = [(-watch.depth, request.arrival, watch) for watch, request in self._requests.items()]
-            heapify(self._heap)
+    def _rank(self, request: Request) -> tuple[int, int]:
+        return (request.priority if self._priority else 0), request.arrival

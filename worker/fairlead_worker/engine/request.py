@@ -9,6 +9,7 @@ from fairlead_worker.messages import FinishReason, Sampling
 if TYPE_CHECKING:
     from fairlead_worker.cache.prefix import Lease
     from fairlead_worker.cache.watch import Watch
+    from fairlead_worker.engine.plan import Row
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +29,7 @@ class Request:
     arrival: int
     """Order of arrival, from the scheduler's counter."""
     priority: int = 0
+    """Lower is more urgent, as with vLLM."""
     tenant: str = ""
     cached: int = 0
     """Leading tokens whose KV came from the prefix cache at the latest admission."""
@@ -40,17 +42,30 @@ class Request:
     watch: "Watch | None" = None
     """What is cached of it while it waits; None while it runs."""
     retractions: int = 0
+    preemptions: int = 0
+    """Retractions for the sake of somebody of more priority."""
+    charged: int = 0
+    """Output tokens that its tenant's counter has; policy fair."""
     lost: int = 0
     """Tokens that were computed when it was retracted the last time."""
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     """Tokens that end it once `min_tokens` are out: its own, and the model's unless `ignore_eos`. The sampler masks them before that."""
     length_limit: int = 0
     """Tokens, prompt and output, at which it ends for length: from max_tokens and the model's longest sequence."""
-    reserved: int = 0
-    """Output tokens still counted for it in the scheduler's reserve."""
-    in_flight: int = 0
-    """Planned rows whose result has not come back; its pages stay leased as long."""
+    reserved_end: int = 0
+    """Length at which the scheduler's reserve counts no more output for it; 0: it counts none."""
+    row: "Row | None" = None
+    """Its row of the decodes, the same object step after step; None while it prefills or waits."""
+    alarm: int = 0
+    """While `computed` stays below this, a decode step only adds a token: neither its length nor its reserve ends. 0: not known."""
+    page_end: int = 0
+    """`computed` at which its next page is full; kept while it decodes."""
     finish: FinishReason | None = None
+
+    @property
+    def reserved(self) -> int:
+        """Output tokens still counted for it in the scheduler's reserve."""
+        return self.reserved_end - len(self.tokens) if self.reserved_end else 0
 
     @property
     def output_length(self) -> int:

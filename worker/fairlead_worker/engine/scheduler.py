@@ -1,6 +1,7 @@
 """The scheduler: which tokens of which requests are computed in the next step. Pure bookkeeping: no torch, no clock, no I/O."""
 
 from bisect import insort
+from collections.abc import Sequence
 from contextlib import closing
 
 from fairlead_index.hashing import token_bytes
@@ -11,6 +12,7 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.inflight import OpenPrefixes
 from fairlead_worker.engine.intake import Refused, accept
 from fairlead_worker.engine.meter import Meter
+from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.policy import WaitingQueue
 from fairlead_worker.engine.request import Request
@@ -31,9 +33,16 @@ class Scheduler:
         self.waiting = WaitingQueue(config, cache)
         self.chunked_req: Request | None = None
         self.reserve = OutputReserve(config)
+        self.pacer = Pacer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.meter = Meter()
         self._requests: dict[str, Request] = {}
-        self._arrivals = 0
+        self._decodes: list[Row] = []
+        """Rows of the running requests that decode, by arrival: kept from step to step, so that a step makes none."""
+        self._growing: list[Request] = []
+        """Decoding requests whose next token needs a page."""
+        self._departed: list[tuple[int, Request]] = []
+        """Requests that ended while a plan was out, and the number of the last one: their pages come back with it."""
+        self._planned = self._advanced = self._arrivals = 0
         self._page_size = cache.page_size
 
     # In
@@ -61,9 +70,7 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self._leave(request)
-            self.running.remove(request)
-            if not request.in_flight:
-                self._release(request)
+            self._release_later(request, self._advanced)
         return Output(request.id, b"", request.first_cached or 0, finish="abort")
 
     @property
@@ -76,48 +83,110 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Chooses the work of one step: decodes first, then the open chunk, then admissions, within the step's token and page budget.
 
-        Rows come in arrival order. An empty plan means that there is nothing to do.
+        With mixing off, a step is the prefill that there is to do, or else the decodes. Rows come in arrival order. An empty plan means
+        that there is nothing to do.
         """
         plan = StepPlan()
-        self._extend_running(plan)
-        budget = StepBudget(self.config, self._page_size, plan.decodes)
-        prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
-        self._continue_chunked(plan, budget, prefixes)
-        self._admit_waiting(plan, budget, prefixes)
-        if budget.spent:
-            plan.prefill_tokens = budget.spent
-            plan.rows.sort(key=_row_arrival)
+        if self.config.policy == "priority":
+            self._preempt()
+        mixed = self.config.enable_mixed_chunk
+        if mixed:
+            self._extend_running(plan)
+        if self.chunked_req is not None or len(self.waiting):
+            self._add_prefill(plan)
+        if not mixed and not plan.rows:
+            self._extend_running(plan)
+        if plan.rows:
+            self._planned += 1
+        plan.number = self._planned
         return plan
 
     def advance(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Takes in what a step brought: new tokens, filled pages, finished requests. Outputs come in the plan's order."""
-        outputs: list[Output] = []
-        sample, finished, size = 0, 0, self._page_size
-        for row in plan.rows:
-            request, lease = row.request, row.request.lease
-            assert lease is not None, "a planned request keeps its lease until its step is back"
-            request.in_flight -= 1
-            if row.samples:
-                sample += 1
-            if request.finish is not None:  # aborted while its step ran
-                if not request.in_flight:
-                    self._release(request)
-                continue
-            computed = request.computed = row.end
-            if row.samples:
-                logprobs = result.logprobs[sample - 1] if result.logprobs else ()
-                outputs.append(self._take_tokens(request, result.tokens[sample - 1], logprobs))
-            if computed // size > lease.shared:
-                self.cache.publish(lease, request.tokens, computed)
-            if request.finish is not None:
-                finished += 1
-                self._finish(request)
-        if sample != len(result.tokens):
-            raise ValueError(f"the plan has {sample} rows that sample, the result {len(result.tokens)} lists of tokens")
-        if finished:
-            self.running = [request for request in self.running if request.finish is None]
+        if plan.samples != len(result.tokens):
+            raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
+        outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
+        self._advanced = plan.number
+        if self._departed:
+            self._release_departed()
+        if self.pacer is not None:
+            self.pacer.observe((plan.prefill_work, plan.prefill_tokens, plan.decode_context, plan.decodes, 1.0), result.seconds)
         self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
+
+    def _advance_rows(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        outputs: list[Output] = []
+        sampled, logprobs = iter(result.tokens), iter(result.logprobs)
+        for row in plan.rows:
+            if row.samples:
+                self._advance_row(row, next(sampled), next(logprobs), outputs)
+            else:
+                self._advance_row(row, (), (), outputs)
+        return outputs
+
+    def _advance_quickly(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        """The same, and nearly nothing for a decode that only adds a token.
+
+        No calls but to C until a page fills, and the counters are brought up to date once for all: this loop is most of what a step
+        costs the scheduler.
+        """
+        outputs: list[Output] = []
+        rows, put, quick = plan.rows, outputs.append, 0
+        if plan.samples < len(rows):
+            for row in [row for row in rows if not row.samples]:
+                self._advance_row(row, (), (), outputs)
+            rows = [row for row in rows if row.samples]
+        for row, tokens in zip(rows, result.tokens, strict=True):
+            request = row.request
+            computed = row.start + 1
+            if computed < request.alarm and len(tokens) == 1 and (token := tokens[0]) not in request.stop_tokens:
+                row.start = request.computed = computed
+                request.tokens.append(token)
+                put(Output(request.id, token.to_bytes(4, "little"), request.first_cached))  # type: ignore[arg-type]  # set at admission
+                quick += 1
+                if computed == request.page_end:
+                    self._page_filled(request)
+            else:
+                self._advance_row(row, tokens, (), outputs)
+        self.reserve.wrote(quick)
+        self.meter.output_tokens += quick
+        return outputs
+
+    def _advance_row(self, row: Row, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], outputs: list[Output]) -> None:
+        request = row.request
+        if request.finish is not None:  # aborted while its step ran
+            return
+        computed = request.computed = row.end
+        if row.samples:
+            outputs.append(self._take_tokens(request, tokens, logprobs))
+        lease = _lease(request)
+        if computed // self._page_size > lease.shared:
+            self.cache.publish(lease, request.tokens, computed)
+        if request.finish is not None:
+            self._finish(request)
+        elif row.samples:
+            self._decode_next(request, lease)
+
+    def _decode_next(self, request: Request, lease: Lease) -> None:
+        """Makes its row for the next step, and finds when it must be looked at again."""
+        if request.row is None:
+            request.row = Row(request, request.computed, 1, lease.pages, True)
+            insort(self._decodes, request.row, key=_row_arrival)
+        else:
+            request.row.start = request.computed
+        if len(request.tokens) > len(lease.pages) * self._page_size:
+            self._growing.append(request)
+        self.reserve.renew(request)
+        request.page_end = (lease.shared + 1) * self._page_size
+        request.alarm = min(request.length_limit, request.reserved_end) - 1
+
+    def _page_filled(self, request: Request) -> None:
+        """A decode has filled its last page: that one goes to the cache, and the next token needs a new one."""
+        self.cache.publish(_lease(request), request.tokens, request.computed)
+        if self.waiting.fair is not None:
+            self.waiting.fair.wrote(request)
+        request.page_end += self._page_size
+        self._growing.append(request)
 
     # Out
 
@@ -143,62 +212,94 @@ class Scheduler:
             output_tokens=meter.output_tokens,
             retractions=meter.retractions,
             evicted_pages=self.cache.evicted_pages,
+            retraction_recomputed_tokens=meter.recomputed_tokens,
         )
 
     # Planning
 
     def _extend_running(self, plan: StepPlan) -> None:
         """Every request that decodes gets its token, and a page where it needs one. Nothing comes before this: no decode ever waits."""
-        size, chunked = self._page_size, self.chunked_req
-        growing = [r for r in self.running if len(r.tokens) > len(_lease(r).pages) * size]
-        if len(growing) > self.cache.available:
-            growing = self._make_room(growing)
-            chunked = self.chunked_req
+        if len(self._growing) > self.cache.available:
+            self._make_room()
         else:
             self.reserve.decay()
-        for request in growing:
-            self.cache.grow(_lease(request), len(request.tokens))
-        rows = plan.rows
-        for request in self.running:
-            if request is not chunked:
-                request.in_flight += 1
-                rows.append(Row(request, request.computed, 1, _lease(request).pages, True))
-        plan.decodes = len(rows)
+        if self._growing:
+            self.cache.grow_each([_lease(request) for request in self._growing])
+            self._growing.clear()
+        plan.rows = self._decodes.copy()
+        plan.decodes = plan.samples = len(plan.rows)
+        if self.pacer is not None:
+            plan.decode_context = sum([row.start for row in plan.rows])
 
-    def _make_room(self, growing: list[Request]) -> list[Request]:
-        """Retracts until the others can go on; the growing requests that are left. The oldest stays: alone, it always fits."""
-        while len(growing) > self.cache.available and len(self.running) > 1:
+    def _make_room(self) -> None:
+        """Retracts until the others can go on. The oldest stays: alone, it always fits."""
+        while len(self._growing) > self.cache.available and len(self.running) > 1:
             victim = min(self.running[1:], key=self._cost_to_redo)
             self.reserve.retracted(self.running)
             self._retract(victim)
-            growing = [request for request in growing if request is not victim]
-        return growing
+            self.waiting.add_retracted(victim)
 
-    def _cost_to_redo(self, request: Request) -> tuple[int, int]:
-        """Tokens to compute again if its own pages are lost; the latest arrival among equals."""
+    def _preempt(self) -> None:
+        """Retracts running requests of less priority than the first that waits, if that lets it run; else nobody is touched.
+
+        Each request gives way `max_preemptions` times at most, and only to strictly more urgent ones, so everybody comes to an end.
+        """
+        urgent, most = self.waiting.most_urgent(), self.config.max_preemptions
+        if urgent is None:
+            return
+        victims = [r for r in self.running if r.priority > urgent.priority and r.preemptions < most]
+        if not victims:
+            return
+        assert urgent.watch is not None, "it waits"
+        seats = len(self.running) - self.config.max_num_seqs + 1
+        node = self.cache.match(urgent.watch)
+        lacking = self._lacking(urgent, node)
+        if seats <= 0 and lacking <= 0:
+            return
+        victims.sort(key=self._cost_to_redo)
+        count = pages = output = 0
+        while count < len(victims) and (count < seats or lacking > 0):
+            pages += self.cache.exclusive_pages(_lease(victims[count]))
+            output += victims[count].reserved
+            count += 1
+            lacking = self._lacking(urgent, node, output) - pages
+        if count < seats or (lacking > 0 and count < len(self.running)):  # alone, it fits: `submit` has seen to that
+            return
+        for victim in victims[:count]:
+            victim.preemptions += 1
+            self._retract(victim)
+            self.waiting.add(victim)
+
+    def _cost_to_redo(self, request: Request) -> tuple[int, int, int]:
+        """Tokens to compute again if its own pages are lost; the latest arrival among equals. With policy priority, the least urgent."""
         shared = (len(_lease(request).pages) - self.cache.exclusive_pages(_lease(request))) * self._page_size
-        return max(request.computed - shared, 0), -request.arrival
+        urgency = -request.priority if self.config.policy == "priority" else 0
+        return urgency, max(request.computed - shared, 0), -request.arrival
 
     def _retract(self, request: Request) -> None:
-        """Back to the head of the queue. What it published stays cached until somebody needs the room."""
-        self.running.remove(request)
+        """Out of its pages, to wait again. What it published stays cached until somebody needs the room."""
         self._leave(request)
         self._release(request)
         self.meter.retractions += 1
         request.retractions += 1
         request.lost = request.computed
         request.computed = request.cached = 0
-        self.waiting.add_retracted(request)
 
-    def _continue_chunked(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
-        """The next chunk of the partly prefilled request. Its pages were leased at admission, so it always gets on."""
-        request = self.chunked_req
-        if request is not None:
-            self._prefill(request, plan, budget, prefixes)
+    def _add_prefill(self, plan: StepPlan) -> None:
+        """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
+        allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context)
+        budget = StepBudget(self.config, self._page_size, plan.decodes, allowance)
+        prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
+        if self.chunked_req is not None:
+            self._prefill(self.chunked_req, plan, budget, prefixes)
+        if len(self.waiting):
+            self._admit_waiting(plan, budget, prefixes)
+        plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
     def _admit_waiting(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
         """New requests in policy order, while tokens and pages last."""
-        if not len(self.waiting):
+        self.waiting.refresh()
+        if len(self.running) >= self.config.max_num_seqs:
             return
         if not self.running:
             self.reserve.reset()
@@ -208,23 +309,26 @@ class Scheduler:
                     return
                 assert request.watch is not None, "candidates wait"
                 node = self.cache.match(request.watch)
-                if not budget.cut(len(request.tokens) - node.depth * self._page_size):
+                cached = node.depth * self._page_size
+                if not budget.cut(len(request.tokens) - cached, cached):
                     return
                 if prefixes.computing(request, node) and not self.waiting.must_go(request):
                     continue
-                if self._fits(request, node):
+                if self._lacking(request, node) <= 0:
                     self._admit(request, node)
                     self._prefill(request, plan, budget, prefixes)
 
-    def _fits(self, request: Request, node: Node) -> bool:
-        """True when there are pages for its whole prompt, and for the output to be expected of it and of all that run.
+    def _lacking(self, request: Request, node: Node, released: int = 0) -> int:
+        """Pages that are missing for its whole prompt, and for the output to be expected of it and of all that run; 0 or less: it fits.
+
+        `released`: output of running requests that need not be kept for.
 
         Alone it is admitted on its prompt: `submit` has made sure that the pool holds all of it.
         """
         pages = -(-len(request.tokens) // self._page_size) - node.depth
         if self.running:
-            pages += self.reserve.wanted(self.reserve.estimate(request), self._page_size)
-        return pages <= self.cache.available and pages <= self.cache.available - self.cache.unused_above(node)
+            pages += self.reserve.wanted(self.reserve.estimate(request) - released, self._page_size) + len(self._growing)
+        return pages + self.cache.unused_above(node) - self.cache.available
 
     def _admit(self, request: Request, node: Node) -> None:
         """Leases the pages of all its known tokens, the cached ones shared."""
@@ -236,14 +340,16 @@ class Scheduler:
             request.first_cached = request.cached
             self.meter.prompt_tokens += request.prompt_length
             self.meter.cached_tokens += request.cached
+            if self.waiting.fair is not None:
+                self.waiting.fair.admitted(request)
         else:
             self.meter.recomputed_tokens += max(request.lost - request.cached, 0)
         insort(self.running, request, key=_arrival)
 
     def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
         """As much of the request as the budget has; what is left makes it `chunked_req`. Until then it reserves no output."""
-        count = budget.cut(request.uncomputed)
-        budget.spend(count)
+        count = budget.cut(request.uncomputed, request.computed)
+        budget.spend(count, request.computed)
         whole = count == request.uncomputed
         if whole:
             self.chunked_req = None if request is self.chunked_req else self.chunked_req
@@ -251,14 +357,15 @@ class Scheduler:
         else:
             assert self.chunked_req in (None, request), "one partly prefilled request at a time"
             self.chunked_req = request
+            budget.left = 0  # what rounding to a page has left over is nobody's: a second prompt would be cut too
         lease = _lease(request)
         prefixes.open(request, lease.place)
-        request.in_flight += 1
-        plan.rows.append(Row(request, request.computed, count, lease.pages, whole))
+        plan.samples += whole
+        insort(plan.rows, Row(request, request.computed, count, lease.pages, whole), key=_row_arrival)
 
     # Results
 
-    def _take_tokens(self, request: Request, tokens: list[int], logprobs: tuple[TokenLogprobs, ...]) -> Output:
+    def _take_tokens(self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> Output:
         """Adds sampled tokens until one ends the request. The one place that decides how a request finishes."""
         known, stop_tokens, taken = request.tokens, request.stop_tokens, 0
         stop_token: int | None = None
@@ -272,24 +379,40 @@ class Scheduler:
                 request.finish = "length"
                 break
         self.meter.output_tokens += taken
-        self.reserve.wrote(request, taken)
-        data = tokens[0].to_bytes(4, "little") if taken == 1 else token_bytes(tokens[:taken])  # nearly always one: a third of the time
-        cached = request.first_cached or 0
-        if logprobs:
-            return Output(request.id, data, cached, request.finish, stop_token, "", logprobs[:taken])
-        return Output(request.id, data, cached, request.finish, stop_token)
+        self.reserve.wrote(taken)
+        return Output(request.id, token_bytes(tokens[:taken]), request.first_cached or 0, request.finish, stop_token, "", logprobs[:taken])
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
         self._leave(request)
-        if not request.in_flight:
-            self._release(request)
+        self._release_later(request, self._advanced + 1)
 
     def _leave(self, request: Request) -> None:
         """It runs no more."""
+        self.running.remove(request)
+        if self.waiting.fair is not None:
+            self.waiting.fair.wrote(request)
         self.reserve.drop(request)
+        request.alarm = 0
+        if request.row is not None:
+            self._decodes.remove(request.row)
+            request.row = None
+        if request in self._growing:
+            self._growing.remove(request)
         if request is self.chunked_req:
             self.chunked_req = None
+
+    def _release_later(self, request: Request, returned: int) -> None:
+        """Gives its pages back, now if no plan after number `returned` is out: that one's rows may still write into them."""
+        if self._planned > returned:
+            self._departed.append((self._planned, request))
+        else:
+            self._release(request)
+
+    def _release_departed(self) -> None:
+        for _, request in [each for each in self._departed if each[0] <= self._advanced]:
+            self._release(request)
+        self._departed = [each for each in self._departed if each[0] > self._advanced]
 
     def _release(self, request: Request) -> None:
         _lease(request).release()

@@ -1,0 +1,157 @@
+"""The dynamic chunk size on a machine with a known law and no clock: it keeps its target, it does not swing, and nothing breaks it."""
+
+import random
+from array import array
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import mean, median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.pace import Pacer
+from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.messages import Sampling, Submit
+
+CHUNK, PAGE = 512, 16
+FLOOR, LIMIT = CHUNK // 8, 4 * CHUNK
+TARGET = 0.05
+
+
+def law(plan: StepPlan) -> float:
+    """Seconds of a step: 8 ms, 60 µs a prefill token, attention at 10 ns a position, decodes by their lengths and number."""
+    return 8e-3 + 6e-5 * plan.prefill_tokens + 1e-8 * plan.prefill_work + 2e-8 * plan.decode_context + 5e-5 * plan.decodes
+
+
+class Bench:
+    def __init__(self, seconds: Callable[[StepPlan], float], target: float = TARGET) -> None:
+        config = SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=1000 * target, max_bypass=4)
+        self.scheduler = Scheduler(config, PrefixCache(PagePool(1 << 15, PAGE), PAGE * 4, extend))
+        self.seconds = seconds
+        self.draw = random.Random(3)
+        self.taken: list[tuple[int, int, float]] = []
+        """Of each step: prefill tokens, decodes, seconds."""
+        self.names = 0
+
+    def submit(self, prompt: int, output: int) -> None:
+        self.names += 1
+        tokens = array("I", self.draw.choices(range(1000), k=prompt)).tobytes()
+        assert self.scheduler.submit(Submit(str(self.names), tokens, Sampling(max_tokens=output), 1)) is None
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        seconds = self.seconds(plan)
+        cut = self.scheduler.chunked_req is not None
+        if plan.decodes:
+            assert plan.prefill_tokens <= LIMIT
+            assert not cut or plan.prefill_tokens >= FLOOR - PAGE, "a prompt always gets on"
+        self.scheduler.advance(plan, StepResult([[1]] * plan.samples, seconds=seconds))
+        self.taken.append((plan.prefill_tokens, plan.decodes, seconds))
+
+    def finish(self, steps: int = 5000) -> None:
+        while not self.scheduler.idle:
+            self.step()
+            steps -= 1
+            assert steps, "it does not come to an end"
+
+
+def noisy(draw: random.Random, share: float) -> Callable[[StepPlan], float]:
+    return lambda plan: law(plan) * draw.uniform(1 - share, 1 + share)
+
+
+@pytest.mark.parametrize("decodes", [1, 16, 100])
+def test_steps_keep_to_the_target_and_use_it(decodes: int) -> None:
+    bench = Bench(noisy(random.Random(1), 0.05))
+    for _ in range(decodes):
+        bench.submit(20, 4000)
+    for _ in range(30):
+        bench.step()
+    for _ in range(40):
+        bench.submit(bench.draw.choice([500, 4000, 9000]), 40)
+    for _ in range(250):
+        bench.step()
+    mixed = [seconds for prefill, running, seconds in bench.taken[60:] if running and prefill >= FLOOR]
+    assert sum(seconds <= 1.1 * TARGET for seconds in mixed) >= 0.97 * len(mixed)
+    assert mean(mixed) >= 0.75 * TARGET, "and it does not give prefill away"
+
+
+def test_a_steady_load_has_a_steady_chunk() -> None:
+    bench = Bench(noisy(random.Random(2), 0.1))
+    for _ in range(20):
+        bench.submit(20, 4000)
+    for _ in range(4):
+        bench.submit(50_000, 4)
+    for _ in range(200):
+        bench.step()
+    chunks = [prefill for prefill, _, _ in bench.taken[60:] if prefill >= FLOOR]
+    changes = sorted(abs(after - before) / before for before, after in pairwise(chunks))
+    assert changes[int(0.95 * len(changes))] <= 0.15, "the chunk follows the prompt's length, not the noise"
+    assert median(changes) <= 0.05
+
+
+def test_a_slower_machine_is_followed_and_a_pause_is_not() -> None:
+    factor = [1.0]
+    bench = Bench(lambda plan: law(plan) * factor[0])
+    for _ in range(20):
+        bench.submit(20, 4000)
+    for _ in range(20):
+        bench.submit(9000, 4)
+    for _ in range(60):
+        bench.step()
+    before = bench.taken[-1][0]
+    factor[0] = 50.0
+    bench.step()
+    factor[0] = 1.0
+    bench.step()
+    bench.step()
+    assert bench.taken[-1][0] >= before / 2, "one pause of 2 seconds"
+    factor[0] = 3.0
+    for _ in range(60):
+        bench.step()
+    late = [seconds for prefill, _, seconds in bench.taken[-20:] if prefill > FLOOR]
+    assert all(seconds <= 1.15 * TARGET for seconds in late)
+
+
+def test_a_target_that_cannot_be_kept_starves_nobody() -> None:
+    bench = Bench(law, target=0.005)
+    for _ in range(10):
+        bench.submit(20, 300)
+    for _ in range(5):
+        bench.submit(3000, 10)
+    bench.finish()
+    sizes = [prefill for prefill, running, _ in bench.taken[40:] if running and prefill]
+    assert max(sizes) <= FLOOR
+
+
+def test_adversarial_arrivals() -> None:
+    """Floods, silence, one huge prompt among crumbs, and timings that lie or are not there."""
+    draw = random.Random(5)
+    bench = Bench(lambda plan: draw.choice([0.0, law(plan), law(plan), 100 * law(plan), float("nan"), 1e-9]))
+    for _ in range(300):
+        for _ in range(draw.choice([0, 0, 0, 1, 30])):
+            bench.submit(draw.choice([1, 15, 16, 17, 700, 3000]), draw.choice([1, 2, 60]))
+        bench.step()
+    bench.finish()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 5000), st.integers(0, 10**8), st.integers(0, 256), st.floats(0, 1e6) | st.just(float("inf"))), max_size=80
+    )
+)
+def test_whatever_was_measured_the_allowance_is_bounded(steps: list[tuple[int, int, int, float]]) -> None:
+    pacer = Pacer(SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=20), PAGE)
+    for tokens, work, decodes, seconds in steps:
+        pacer.observe((float(work), tokens, 100 * decodes, decodes, 1.0), seconds)
+        assert all(0 <= coefficient < float("inf") for coefficient in pacer.time.coefficients)
+        allowance = pacer.allowance(5, 500)
+        if allowance is not None:
+            assert allowance.floor == FLOOR and CHUNK <= allowance.limit <= LIMIT
+            assert 0 <= allowance.tokens(0) <= LIMIT and 0 <= allowance.tokens(60_000) <= LIMIT
