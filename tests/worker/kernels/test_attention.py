@@ -109,6 +109,15 @@ def test_a_mixed_step_attends_as_written_out_by_hand(layer: LayerSpec, page_size
 
 @every_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["grouped", "window", "softcap and window", "softcap"])
+def test_long_chunks(name: str, dtype: torch.dtype, kind: Kind) -> None:
+    bench = Bench(LAYERS[name], 16, [150, 210], kind, dtype)
+    bench.check({0: (0, 150), 1: (0, 48)})
+    bench.check({1: (48, 162)})
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_gives_the_same_bits_alone_and_in_company(kind: Kind, dtype: torch.dtype) -> None:
     lengths = [50, 61, 64, 130, 7]
     layer = LAYERS["grouped"]
@@ -130,6 +139,14 @@ def test_what_an_earlier_owner_left_in_a_page_is_not_seen(kind: Kind) -> None:
         storage.fill_(1e4)
     bench.check({0: (0, 19), 1: (0, 20)})
     bench.check({0: (19, 1), 1: (20, 1)})
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 130])
+def test_groups_are_split_when_scratch_memory_is_short(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_worker.kernels.cpu.GROUP_TOKENS", tokens)
+    bench = Bench(LAYERS["grouped"], 16, [33] * 5, CpuBackend)
+    bench.check(dict.fromkeys(range(5), (0, 32)))
+    bench.check(dict.fromkeys(range(5), (32, 1)))
 
 
 def test_padding_is_at_most_a_quarter_and_sizes_are_few() -> None:
