@@ -41,8 +41,9 @@ e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian
 gpu-check: install ## the engine on this machine's GPU against transformers; says so where there is none
 	$(BIN)/python bench/gpu_check.py
 
-bench-engine: install ## what a step costs the scheduler; writes bench/results/engine.json
+bench-engine: install ## what a step costs the scheduler and the model; writes bench/results/
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
+	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
 
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
 	$(BIN)/python bench/index_match.py --json bench/results/index.json

@@ -58,6 +58,14 @@ def test_batched_cold_and_warm(case: Case, chunk: int) -> None:
     assert chunk == 0 or engine.mixed_steps > 10
 
 
+def test_the_reference_backend_says_the_same(case: Case) -> None:
+    """The other tests run on what `auto` chooses."""
+    engine = Engine(case.loaded, chunk=64, backend="reference")
+    assert engine.runner.backend.name != Engine(case.loaded, chunk=64).runner.backend.name
+    assert engine.serve(case.prompts) == case.expected
+    assert engine.serve(case.prompts) == case.expected
+
+
 def test_alone_on_a_warm_cache(case: Case) -> None:
     engine = Engine(case.loaded, chunk=64)
     engine.serve(case.prompts)

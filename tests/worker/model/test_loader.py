@@ -42,7 +42,7 @@ def test_a_model_comes_with_what_the_worker_wants_to_know(saved: Path) -> None:
     assert [(layer.heads, layer.kv_heads, layer.key_dim, layer.window) for layer in loaded.layers] == [(4, 2, 16, None)] * 2
     assert not loaded.model.training
     assert phases[0] == ("config", 0)
-    assert phases[-1] == ("weights", 100)
+    assert phases[-1] == ("fuse", 100)
     assert [p for p in phases if p[0] == "weights"] == sorted(p for p in phases if p[0] == "weights")
 
 

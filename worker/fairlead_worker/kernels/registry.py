@@ -1,14 +1,17 @@
 """Which backend serves: by name, or by the device."""
 
+from collections.abc import Callable
+
 from fairlead_worker.kernels.base import Backend, KVSpec
+from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.reference import ReferenceBackend
 
-BACKENDS = {"reference": ReferenceBackend}
+BACKENDS: dict[str, Callable[[KVSpec, int], Backend]] = {"cpu": CpuBackend, "reference": ReferenceBackend}
 
 
 def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
-    """The backend called `name` (`auto`: the best one here) with storage for `pages` pages. ValueError on an unknown name."""
-    chosen = "reference" if name == "auto" else name
+    """The backend called `name` (`auto`: the best one for the device) with storage for `pages` pages. ValueError on an unknown name."""
+    chosen = name if name != "auto" else "cpu" if spec.device.type == "cpu" else "reference"
     if chosen not in BACKENDS:
         raise ValueError(
             f"attention backend {name!r} is not available here; set --attention-backend to one of: auto, {', '.join(BACKENDS)}"

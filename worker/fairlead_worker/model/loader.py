@@ -18,6 +18,8 @@ from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.digest import model_digest
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.fuse import fuse_projections
+from fairlead_worker.model.packed import pack_linears
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.uri import Progress, no_progress, resolve
 
@@ -60,6 +62,11 @@ def load_model(
         layers = probe_layers(model)
     except UnsupportedAttention as error:
         raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
+    progress("fuse", 0)
+    fuse_projections(model)
+    if model.device.type == "cpu":
+        pack_linears(model)
+    progress("fuse", 100)
     return LoadedModel(
         model=model,
         layers=layers,

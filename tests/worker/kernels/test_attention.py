@@ -1,4 +1,4 @@
-"""The reference backend against attention written out by hand, over mixed steps with scattered pages."""
+"""The backends that run anywhere against attention written out by hand, over mixed steps with scattered pages."""
 
 import math
 import random
@@ -8,9 +8,15 @@ import pytest
 import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
-from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep, _padded
+from fairlead_worker.kernels.cpu import CpuBackend
+from fairlead_worker.kernels.reference import ReferenceBackend, _padded
 
 PAGES = 200
+BACKENDS = (ReferenceBackend, CpuBackend)
+Kind = type[ReferenceBackend] | type[CpuBackend]
+every_backend = pytest.mark.parametrize("kind", BACKENDS, ids=lambda kind: kind.name)
+BFLOAT16_ERROR = 0.02
+"""Of outputs of about 1: scores and weights rounded to 8 bits of mantissa, as in transformers' own eager attention."""
 
 
 def naive(spec: LayerSpec, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int) -> torch.Tensor:
@@ -46,16 +52,19 @@ def packed(rows: Sequence[tuple[int, int]], tables: Sequence[list[int]], page_si
 class Bench:
     """Requests with known keys and values, and a backend into which they go step by step."""
 
-    def __init__(self, spec: LayerSpec, page_size: int, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, spec: LayerSpec, page_size: int, lengths: Sequence[int], kind: Kind = ReferenceBackend, dtype: torch.dtype = torch.float32
+    ) -> None:
         torch.manual_seed(0)
         self.layer = spec
         self.page_size = page_size
-        self.backend = ReferenceBackend(KVSpec((spec,), page_size, torch.float32, torch.device("cpu")), PAGES)
+        self.backend = kind(KVSpec((spec,), page_size, dtype, torch.device("cpu")), PAGES)
+        self.error = {"atol": 2e-6, "rtol": 2e-5} if dtype == torch.float32 else {"atol": BFLOAT16_ERROR, "rtol": BFLOAT16_ERROR}
         free = random.Random(5).sample(range(PAGES), PAGES)
         self.tables = [[free.pop() for _ in range(-(-length // page_size))] for length in lengths]
-        self.queries = [torch.randn(length, spec.heads, spec.key_dim) for length in lengths]
-        self.keys = [torch.randn(length, spec.kv_heads, spec.key_dim) for length in lengths]
-        self.values = [torch.randn(length, spec.kv_heads, spec.value_dim) for length in lengths]
+        self.queries = [torch.randn(length, spec.heads, spec.key_dim).to(dtype) for length in lengths]
+        self.keys = [torch.randn(length, spec.kv_heads, spec.key_dim).to(dtype) for length in lengths]
+        self.values = [torch.randn(length, spec.kv_heads, spec.value_dim).to(dtype) for length in lengths]
 
     def step(self, rows: dict[int, tuple[int, int]]) -> list[torch.Tensor]:
         """Run rows of {request: (start, count)}; returns each row's output."""
@@ -64,7 +73,7 @@ class Bench:
         def take(source: list[torch.Tensor]) -> torch.Tensor:
             return torch.cat([source[i][start : start + count] for i, (start, count) in rows.items()])
 
-        context: ReferenceStep = self.backend.plan(packed(spans, [self.tables[i] for i in rows], self.page_size))
+        context = self.backend.plan(packed(spans, [self.tables[i] for i in rows], self.page_size))
         output = context.attend(0, take(self.queries), take(self.keys), take(self.values))
         return list(output.split([count for _, count in spans]))
 
@@ -73,7 +82,7 @@ class Bench:
             for offset in range(count):
                 position = start + offset
                 want = naive(self.layer, self.queries[i][position], self.keys[i], self.values[i], position)
-                torch.testing.assert_close(output[offset].double(), want, atol=2e-6, rtol=2e-5)
+                torch.testing.assert_close(output[offset].double(), want, **self.error)
 
 
 LAYERS = {
@@ -87,19 +96,32 @@ LAYERS = {
 }
 
 
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_a_mixed_step_attends_as_written_out_by_hand(layer: LayerSpec, page_size: int) -> None:
-    bench = Bench(layer, page_size, [40, 33, 20, 37, 9, 40])
+def test_a_mixed_step_attends_as_written_out_by_hand(layer: LayerSpec, page_size: int, dtype: torch.dtype, kind: Kind) -> None:
+    bench = Bench(layer, page_size, [40, 33, 20, 37, 9, 40], kind, dtype)
     bench.check({0: (0, 32), 1: (0, 32), 3: (0, 36), 4: (0, 5)})
     bench.check({0: (32, 1), 2: (0, 11), 1: (32, 1), 4: (5, 4), 3: (36, 1)})
     bench.check({2: (11, 9), 0: (33, 7), 5: (0, 40)})
 
 
-def test_a_row_gives_the_same_bits_alone_and_in_company() -> None:
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["grouped", "window", "softcap and window", "softcap"])
+def test_long_chunks(name: str, dtype: torch.dtype, kind: Kind) -> None:
+    bench = Bench(LAYERS[name], 16, [150, 210], kind, dtype)
+    bench.check({0: (0, 150), 1: (0, 48)})
+    bench.check({1: (48, 162)})
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_gives_the_same_bits_alone_and_in_company(kind: Kind, dtype: torch.dtype) -> None:
     lengths = [50, 61, 64, 130, 7]
     layer = LAYERS["grouped"]
-    alone, together = Bench(layer, 16, lengths), Bench(layer, 16, lengths)
+    alone, together = Bench(layer, 16, lengths, kind, dtype), Bench(layer, 16, lengths, kind, dtype)
     prefill = {i: (0, n - 1) for i, n in enumerate(lengths)}
     for bench in (alone, together):
         bench.step(prefill)
@@ -109,13 +131,22 @@ def test_a_row_gives_the_same_bits_alone_and_in_company() -> None:
         assert torch.equal(alone.step({i: row})[0], outputs[i])
 
 
-def test_what_an_earlier_owner_left_in_a_page_is_not_seen() -> None:
+@every_backend
+def test_what_an_earlier_owner_left_in_a_page_is_not_seen(kind: Kind) -> None:
     layer = LAYERS["grouped"]
-    bench = Bench(layer, 16, [20, 21])
+    bench = Bench(layer, 16, [20, 21], kind)
     for storage in (*bench.backend.keys, *bench.backend.values):
         storage.fill_(1e4)
     bench.check({0: (0, 19), 1: (0, 20)})
     bench.check({0: (19, 1), 1: (20, 1)})
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 130])
+def test_groups_are_split_when_scratch_memory_is_short(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_worker.kernels.cpu.GROUP_TOKENS", tokens)
+    bench = Bench(LAYERS["grouped"], 16, [33] * 5, CpuBackend)
+    bench.check(dict.fromkeys(range(5), (0, 32)))
+    bench.check(dict.fromkeys(range(5), (32, 1)))
 
 
 def test_padding_is_at_most_a_quarter_and_sizes_are_few() -> None:

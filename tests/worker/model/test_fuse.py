@@ -1,0 +1,106 @@
+"""Stacked and packed projections against the layers that they replace."""
+
+import logging
+
+import pytest
+import torch
+from tests.models import FAMILIES, build_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairlead_worker.model.fuse import Slice, Stack, close, fuse_projections
+from fairlead_worker.model.packed import PackedLinear, can_pack, pack_linears
+from fairlead_worker.model.probe import trial_logits
+
+STACKS = {"llama": 4, "qwen2": 4, "qwen3": 4, "mistral": 4, "gemma2": 8, "gemma3": 8, "gpt2": 0}
+needs_onednn = pytest.mark.skipif(not can_pack(), reason="this torch has no oneDNN")
+
+
+def modules(model: PreTrainedModel, kind: type[nn.Module]) -> int:
+    return sum(isinstance(module, kind) for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype) -> None:
+    model = build_model(family).to(dtype)
+    before = trial_logits(model)
+    assert fuse_projections(model) == STACKS[family] == modules(model, Stack)
+    assert close(trial_logits(model), before)
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_packed_and_says_the_same(family: str, dtype: torch.dtype) -> None:
+    model = build_model(family).to(dtype)
+    before = trial_logits(model)
+    fuse_projections(model)
+    assert pack_linears(model) == modules(model, PackedLinear) == model.config.num_hidden_layers * 4 + 1
+    assert modules(model, nn.Linear) == 0
+    assert close(trial_logits(model), before)
+
+
+def make_stack(bias: bool = True) -> tuple[list[nn.Linear], Stack, list[Slice]]:
+    parts = [nn.Linear(8, size, bias=bias) for size in (6, 3, 5)]
+    stack = Stack(parts)
+    return parts, stack, [Slice(stack, i, part) for i, part in enumerate(parts)]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0), (2,), (0, 0, 0)], ids=str)
+@torch.inference_mode()
+def test_slices_may_be_called_in_any_order_and_number(order: tuple[int, ...]) -> None:
+    parts, _, slices = make_stack()
+    for inputs in (torch.randn(2, 8), torch.randn(2, 8)):
+        for i in order:
+            torch.testing.assert_close(slices[i](inputs), parts[i](inputs))
+
+
+@torch.inference_mode()
+def test_the_stack_runs_once_for_its_slices_and_keeps_nothing() -> None:
+    _, stack, slices = make_stack()
+    runs: list[int] = []
+    stack.linear.register_forward_hook(lambda *_: runs.append(1))
+    inputs = torch.randn(2, 8)
+    for part in slices:
+        part(inputs)
+    assert len(runs) == 1
+    assert stack._input is None
+    inputs.add_(1)  # the same tensor with other contents is another step
+    slices[0](inputs)
+    assert len(runs) == 2
+
+
+class Meddler(nn.Module):
+    """Looks at a weight that a shim does not have."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.down_proj(self.up_proj(inputs.to(self.gate_proj.weight.dtype)))
+        return answer
+
+
+def test_what_does_not_hold_stays_unfused_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model = build_model("llama")
+    for layer in model.model.layers:
+        layer.mlp = Meddler(layer.mlp)
+    before = trial_logits(model)
+    with caplog.at_level(logging.WARNING):
+        assert fuse_projections(model) == 2
+    assert "LlamaForCausalLM: gate_proj/up_proj stays unfused: the model does not run" in caplog.text
+    assert type(model.model.layers[0].mlp.gate_proj) is nn.Linear
+    assert close(trial_logits(model), before)
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_a_packed_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
+    layer = PackedLinear(torch.randn(96, 64, dtype=dtype), torch.randn(96, dtype=dtype))
+    inputs = torch.randn(70, 64, dtype=dtype)
+    whole = layer(inputs)
+    assert all(torch.equal(layer(inputs[:rows]), whole[:rows]) for rows in (1, 2, 7, 16, 33))
+    assert layer(inputs[None, :0]).shape == (1, 0, 96)

@@ -1,0 +1,137 @@
+"""Projections of one input, stacked into one matrix: q, k and v; gate and up.
+
+No forward is parsed or replaced. Each projection becomes a shim of the same name: the first one called runs the stacked matrix, the
+others take their slices of its answer. So it does not matter in which order a family calls them, nor whether it uses them all.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairlead_worker.model.probe import trial_logits
+
+logger = logging.getLogger(__name__)
+
+GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Name of the stack in its parent -> the children that it replaces, as nearly all families call them."""
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Of the largest value: another order of summation, then rounding to the dtype."""
+
+
+class Stack(nn.Module):
+    """One linear layer in place of several, and its last answer until each of them has taken its slice."""
+
+    def __init__(self, parts: list[nn.Linear]) -> None:
+        super().__init__()
+        first = parts[0]
+        with torch.device("meta"):
+            self.linear: nn.Module = nn.Linear(first.in_features, sum(p.out_features for p in parts), bias=False)
+        self.linear.weight = nn.Parameter(torch.cat([p.weight for p in parts]), requires_grad=False)
+        if first.bias is not None:
+            self.linear.bias = nn.Parameter(torch.cat([p.bias for p in parts]), requires_grad=False)
+        self.sizes = [p.out_features for p in parts]
+        self._input: torch.Tensor | None = None
+        self._answers: list[torch.Tensor | None] = []
+
+    def take(self, part: int, inputs: torch.Tensor) -> torch.Tensor:
+        """Slice `part` of the stack's answer to `inputs`. The answer is kept for this very tensor only, and each slice is given once."""
+        answer = self._answers[part] if inputs is self._input else None
+        if answer is None:
+            self._input, self._answers = inputs, list(self.linear(inputs).split(self.sizes, -1))
+            answer = self._answers[part]
+            assert answer is not None
+        self._answers[part] = None
+        if not any(a is not None for a in self._answers):
+            self._input = None
+        return answer
+
+
+class Slice(nn.Module):
+    """Stands where a projection stood."""
+
+    def __init__(self, stack: Stack, part: int, replaced: nn.Linear) -> None:
+        super().__init__()
+        self._stack = (stack,)  # in a tuple: a module found under its parent only, not under each of its slices
+        self._part = part
+        self.in_features, self.out_features = replaced.in_features, replaced.out_features
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._stack[0].take(self._part, inputs)
+
+
+def fuse_projections(model: PreTrainedModel) -> int:
+    """Stack what can be stacked in `model`, in place; returns how many stacks were made.
+
+    The first of each kind is tried in a forward pass of the whole model and undone if that changes the logits; every one is compared
+    with the projections that it replaces. What does not hold is left as it was, with a warning.
+    """
+    made = 0
+    for name, children in GROUPS.items():
+        sites = [parent for parent in model.modules() if _stackable(parent, name, children)]
+        if not sites:
+            continue
+        before = trial_logits(model)
+        first = {child: getattr(sites[0], child) for child in children}
+        if not _stack(sites[0], name, children):
+            continue
+        try:
+            problem = "" if close(trial_logits(model), before) else "the logits changed"
+        except Exception as error:  # whatever a family's own code makes of a shim
+            problem = f"the model does not run: {error}"
+        if problem:
+            logger.warning("%s: %s stays unfused: %s", type(model).__name__, "/".join(children), problem)
+            delattr(sites[0], name)
+            for child, module in first.items():
+                setattr(sites[0], child, module)
+            continue
+        made += 1 + sum(_stack(parent, name, children) for parent in sites[1:])
+    return made
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Equal but for rounding in their dtype, over many summed terms."""
+    scale = want.abs().max().float().item() or 1.0
+    return bool((got.float() - want.float()).abs().max().item() <= scale * TOLERANCE[want.dtype])
+
+
+def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
+    parts = [getattr(parent, child, None) for child in children]
+    if hasattr(parent, name) or not all(type(part) is nn.Linear and not _hooked(part) for part in parts):
+        return False
+    linears = [part for part in parts if isinstance(part, nn.Linear)]
+    return (
+        len({(p.in_features, p.weight.dtype, p.weight.device, p.bias is None) for p in linears}) == 1
+        and linears[0].weight.dtype in TOLERANCE
+    )
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _stack(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
+    parts: list[nn.Linear] = [getattr(parent, child) for child in children]
+    stack = Stack(parts)
+    inputs = sample_input(parts[0].in_features, parts[0].weight)
+    with torch.inference_mode():
+        same = all(close(got, part(inputs)) for got, part in zip(_answers(stack, inputs), parts, strict=True))
+    if not same:
+        logger.warning("%s: %s stays unfused: the stack gives other numbers", type(parent).__name__, "/".join(children))
+        return False
+    for index, (child, part) in enumerate(zip(children, parts, strict=True)):
+        setattr(parent, child, Slice(stack, index, part))
+    setattr(parent, name, stack)
+    return True
+
+
+def _answers(stack: Stack, inputs: torch.Tensor) -> Iterator[torch.Tensor]:
+    return (stack.take(part, inputs) for part in range(len(stack.sizes)))
+
+
+def sample_input(width: int, like: torch.Tensor) -> torch.Tensor:
+    """[1, 5, width] of fixed random numbers, on the device and in the dtype of `like`."""
+    generator = torch.Generator().manual_seed(width)
+    return torch.randn(1, 5, width, generator=generator).to(like)
