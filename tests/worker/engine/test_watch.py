@@ -85,6 +85,7 @@ def test_a_trace_has_every_row(tmp_path: Path) -> None:
     rows = [row for line in lines for row in line["rows"]]
     assert sum(count for _, _, count, _ in rows) == 22, "20 of the prompt, two of three output tokens"
     assert rows[-1] == ["a", 21, 1, True]
+    assert [start for _, start, _, _ in rows] == [sum(count for _, _, count, _ in rows[:at]) for at in range(len(rows))]
 
 
 def test_a_trace_that_cannot_go_on_ends_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

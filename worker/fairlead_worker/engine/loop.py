@@ -52,6 +52,8 @@ def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox
             if busy:
                 watch.planned(plan)
                 result = runner.execute(plan)
+            watch.executed(plan, result)
+            if busy:
                 outputs += scheduler.advance(plan, result)
         except Exception as error:
             logger.exception("step %d failed", scheduler.meter.steps)

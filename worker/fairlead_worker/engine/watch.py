@@ -32,7 +32,7 @@ class _Seen:
 
 
 class StepWatch:
-    """Follows the loop: `received`, `planned`, then `report` for each step. Its answer is the `Step` to send."""
+    """Follows the loop: `received`, `planned`, `executed`, then `report` for each step. Its answer is the `Step` to send."""
 
     def __init__(self, trace: ScheduleTrace | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._trace = trace
@@ -65,11 +65,14 @@ class StepWatch:
             elif row.request.retractions and (known := self._seen.get(name)) and known.told < row.request.retractions:
                 self._silent.add(name)
 
+    def executed(self, plan: StepPlan, result: StepResult) -> None:
+        """Between the forward pass and `advance`, which moves the rows on to the next step."""
+        if self._trace is not None:
+            self._trace.step(plan, result.seconds)
+
     def report(self, plan: StepPlan, result: StepResult, outputs: Iterable[Output], events: tuple[CacheEvent, ...], load: Load) -> Step:
         """The step as a message: outputs with their timing where it is news, and what the step cost."""
         told = tuple(self._timed(output) for output in outputs)
-        if self._trace is not None:
-            self._trace.step(plan, result.seconds)
         stall = self._stall(plan, result.seconds)
         return Step(told, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall)
 
