@@ -133,7 +133,7 @@ class Engine(Part):
         512, ge=-1, le=1_048_576, description="Prompt tokens computed in one step beside the running decodes. 0 or -1: whole prompts."
     )
     max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens of one step, over all requests.")
-    attention_backend: Literal["auto", "reference", "flashinfer"] = Field("auto", description="auto: the fastest that the device has.")
+    attention_backend: Literal["auto", "reference", "cpu"] = Field("auto", description="auto: the fastest that the device has.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
     policy: Literal["lpm", "fcfs"] = Field(
         "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
