@@ -1,8 +1,10 @@
 """The backends that run anywhere against attention written out by hand, over mixed steps with scattered pages."""
 
 import math
+import os
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,3 +167,16 @@ def test_page_bytes_count_every_layer() -> None:
 def test_page_size_out_of_range_is_refused(page_size: int) -> None:
     with pytest.raises(ValueError, match="between 1 and 64"):
         KVSpec((), page_size, torch.float32, torch.device("cpu"))
+
+
+@every_backend
+def test_pages_take_memory_when_they_are_used_not_before(kind: Kind) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    layers = (LayerSpec(heads=4, kv_heads=4, key_dim=64, value_dim=64, scaling=0.125),)
+    spec = KVSpec(layers=layers, page_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
+    before = resident()
+    backend = kind(spec, (512 << 20) // spec.page_bytes)
+    assert resident() - before < 64 << 20
+    assert all(not tensor[..., :1, :].any() for tensor in (*backend.keys, *backend.values))

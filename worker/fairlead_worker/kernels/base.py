@@ -4,11 +4,20 @@ The runner packs a step, `Backend.plan` prepares it once, and every layer of the
 step is global: the context travels through the model as a keyword argument.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+
+
+def zeroed(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros for KV. On a CPU the operating system's own, which take memory when they are written: `torch.zeros` takes all of it at once."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered at once for a group of decode rows: bounds scratch memory (a third of a GiB at 8 heads of 128 in float32)."""
@@ -64,7 +64,7 @@ class CpuBackend:
         self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
 
     def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
-        return torch.zeros(kv_heads, self.pages, self.spec.page_size * dim, dtype=self.spec.dtype, device=self.spec.device)
+        return zeroed(kv_heads, self.pages, self.spec.page_size * dim, dtype=self.spec.dtype, device=self.spec.device)
 
     def plan(self, step: PackedStep) -> "CpuStep":
         return CpuStep(self, step)
