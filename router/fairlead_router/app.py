@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 PROMPTED = ("/v1/completions", "/v1/chat/completions")
 PASSED = ("/tokenize", "/detokenize")
+MODEL = "/v1/models/"
 
 
 class App:
@@ -50,6 +51,9 @@ class App:
     async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         path = scope["path"]
         page = self._pages.get(path)
+        if path.startswith(MODEL) and scope["method"] in ("GET", "HEAD"):
+            await self._model(path.removeprefix(MODEL), send)
+            return
         if page is not None and scope["method"] in ("GET", "HEAD"):
             await page(send)
             return
@@ -158,6 +162,14 @@ class App:
 
     async def _models(self, send: Send) -> None:
         await answer(send, 200, msgspec.json.encode({"object": "list", "data": self._router.models()}), [])
+
+    async def _model(self, name: str, send: Send) -> None:
+        for model in self._router.models():
+            if model["id"] == name:
+                await answer(send, 200, msgspec.json.encode(model), [])
+                return
+        error = ApiError(404, f"There is no model {name[:200]!r} here; GET /v1/models lists them.", param="model", code="model_not_found")
+        await answer(send, error.status, error.body, error.headers)
 
 
 def _or_dash(value: int | None) -> str:

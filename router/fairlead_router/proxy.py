@@ -144,7 +144,7 @@ class Proxy:
         """Tell the client of a stream that it is not whole. For other answers the server closes the connection, which says the same."""
         if (head.get(b"content-type") or b"").startswith(b"text/event-stream"):
             lead = b"" if tail == b"\n\n" else b"\n\n"  # an event cut in two would swallow ours
-            event = error_body(message, "server_error", code=502)
+            event = error_body(message, "server_error", code="stream_cut")
             await send({"type": "http.response.body", "body": lead + b"data: " + event + b"\n\n"})
 
     def _began(self, call: Call, head: Head) -> None:

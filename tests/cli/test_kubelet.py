@@ -1,6 +1,7 @@
 """The local kubelet with real processes: restarts, readiness, endpoints, scaling, replacing, and nothing left however it ends."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,10 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
+import redis.asyncio
+import redis.exceptions
 from tests.cli.processes import until_gone, with_mark
 
 from fairlead.local.kubelet import Kubelet
 from fairlead.local.process import Guard
+from fairlead.local.redis import LocalRedis
 from fairlead.local.workloads import LocalSettings, Workload
 
 SERVER = textwrap.dedent(
@@ -209,3 +213,53 @@ def test_nothing_is_left_after_the_kubelet_itself_was_killed(tmp_path: Path, set
     parent.kill()
     parent.wait()
     until_gone(str(tmp_path))
+
+
+DRAINS = SERVER.replace(
+    'http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()',
+    textwrap.dedent(
+        """
+        import signal, threading
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        asked = []
+        def drain(*_):
+            asked.append(1)
+            if len(asked) == 1:
+                threading.Thread(target=lambda: (server.shutdown(), server.server_close())).start()
+        signal.signal(signal.SIGTERM, drain)
+        server.serve_forever()
+        time.sleep(3)  # its streams
+        open(os.environ["TOLD"], "w").write(str(len(asked)))
+        """
+    ),
+)
+
+
+async def test_a_pod_that_drains_with_its_port_closed_is_left_its_grace(kubelet: Kubelet, tmp_path: Path) -> None:
+    draining = workload(code=DRAINS, env={"TOLD": str(tmp_path / "told")})
+    draining.template["spec"]["containers"][0]["livenessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, "failureThreshold": 1}
+    kubelet.apply([draining])
+    await until(kubelet.all_ready)
+    await kubelet.close(grace=20)
+    assert (tmp_path / "told").read_text() == "1", "one SIGTERM, and no liveness probe ended what it was finishing"
+
+
+async def test_a_killed_redis_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Guard() as guard:
+        server = await LocalRedis.start(tmp_path, env=dict(os.environ), guard=guard)
+        client = redis.asyncio.Redis.from_url(server.url, decode_responses=True)
+        before = (await client.info("server"))["process_id"]
+        os.kill(before, signal.SIGKILL)
+
+        async def again() -> int:
+            with contextlib.suppress(redis.exceptions.RedisError):
+                return int((await client.info("server"))["process_id"])
+            return before
+
+        deadline = time.monotonic() + 20
+        while (now := await again()) == before:
+            assert time.monotonic() < deadline, "no second Redis"
+            await asyncio.sleep(0.05)
+        await client.aclose()
+        await server.stop()
+        assert not Path(f"/proc/{now}").exists() and "killed by SIGKILL" in caplog.text

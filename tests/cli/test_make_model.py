@@ -63,6 +63,12 @@ def test_a_finished_model_is_kept_and_other_files_are_not_overwritten(models: Pa
     with pytest.raises(UserError, match="--force"):
         make_model(path, layers=1)
     make_model(path, layers=1, force=True)
+    theirs = models / "theirs"
+    theirs.mkdir()
+    (theirs / "thesis.doc").write_text("years")
+    with pytest.raises(UserError, match="holds other files"):
+        make_model(theirs, force=True)
+    assert (theirs / "thesis.doc").read_text() == "years"
     assert not [entry for entry in models.iterdir() if entry.name.startswith(".")]
 
 

@@ -209,6 +209,8 @@ async def test_pages(fleet: Fleet) -> None:
     assert (await router.client.get("/ready")).status_code == 200
     models = (await router.client.get("/v1/models")).json()
     assert [model["id"] for model in models["data"]] == ["stand-in"]
+    assert (await router.client.get("/v1/models/stand-in")).json() == models["data"][0]
+    assert (await router.client.get("/v1/models/none")).json()["error"]["code"] == "model_not_found"
     picture = (await router.client.get("/fairlead/workers")).json()
     assert picture["workers"][0]["pod"] == "pod-0" and picture["workers"][0]["load"]["running"] == 3
     await router.complete("x")

@@ -28,7 +28,7 @@ from fairlead_operator.api.spec import Routing
 MODEL = ("--arch", "qwen3", "--hidden", "512", "--layers", "6", "--heads", "8", "--intermediate", "1536", "--max-positions", "4096")
 """Large enough that prefill shows on two cores, small enough that the demo ends within a minute and a half."""
 MANIFEST = Path(__file__).with_name("demo.yaml")
-"""Beside this file so that a wheel has it; `examples/demo.yaml` is a link to it."""
+"""Beside this file so that a wheel has it; `examples/demo.yaml` is a copy, to be edited."""
 MODEL_PATH = "models/demo"
 """Under the model root; `spec.model.uri` of the manifest."""
 

@@ -117,14 +117,16 @@ class Pod:
             while True:
                 ready = await self._look(client)
                 was_ready = was_ready or ready
+                if self._stop.is_set():  # it drains, and may have closed its port: only its grace ends it now
+                    return
                 alive = not was_ready or self.container.liveness is None or await _answers(client, self.container.liveness)
                 misses = 0 if alive else misses + 1
-                if self.container.liveness and misses >= self.container.liveness.failures:
+                if self.container.liveness and misses >= self.container.liveness.failures and not self._stop.is_set():
                     self._set(ready=False, reason=f"{self.container.liveness.path} failed {misses} times: killed")
                     await process.stop(grace=1)
                     return
-                probe = self.container.readiness
-                await asyncio.sleep(min(probe.period, 5.0) if probe and ready else POLL)
+                probe = self.container.liveness if misses else self.container.readiness if ready else None
+                await asyncio.sleep(min(probe.period, 5.0) if probe else POLL)
 
     async def _look(self, client: httpx.AsyncClient) -> bool:
         probe = self.container.readiness

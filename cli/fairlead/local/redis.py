@@ -2,9 +2,10 @@
 
 import asyncio
 import importlib.util
+import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import redis.asyncio
@@ -13,7 +14,10 @@ import redis.exceptions
 from fairlead.errors import UserError
 from fairlead.local.process import Guard, Process, last_lines
 
+logger = logging.getLogger(__name__)
+
 START_SECONDS = 10.0
+RESTART_SECONDS = 0.5
 
 
 def find_redis_server() -> str | None:
@@ -27,12 +31,13 @@ def find_redis_server() -> str | None:
 
 
 class LocalRedis:
-    """A running server. `url` is for `--redis-url`."""
+    """A running server, started again when it dies. `url` is for `--redis-url`."""
 
-    def __init__(self, process: Process, url: str, log: Path) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Process]], url: str, log: Path) -> None:
         self.url = url
         self.log = log
-        self._process = process
+        self._start = start
+        self._keeper: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, directory: Path, *, env: Mapping[str, str], guard: Guard) -> "LocalRedis":
@@ -57,8 +62,8 @@ class LocalRedis:
             "maxmemory-policy": "noeviction",
         }
         config = "".join(f"{key} {value}\n" for key, value in settings.items())
-        process = await Process.start([program, "-"], env=env, log=log, guard=guard, stdin=config.encode())
-        server = cls(process, f"unix://{socket}", log)
+        server = cls(lambda: Process.start([program, "-"], env=env, log=log, guard=guard, stdin=config.encode()), f"unix://{socket}", log)
+        server._keeper = asyncio.create_task(server._keep(await server._start()), name="redis")
         try:
             await server._wait_until_up()
         except BaseException:
@@ -67,7 +72,20 @@ class LocalRedis:
         return server
 
     async def stop(self) -> None:
-        await self._process.stop(grace=2)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+
+    async def _keep(self, process: Process) -> None:
+        """The workers write their blocks into an empty successor by themselves."""
+        try:
+            while True:
+                ended = await process.wait()
+                logger.warning("redis-server %s: starting it again; requests go on, and steering with them in a moment", ended)
+                await asyncio.sleep(RESTART_SECONDS)
+                process = await self._start()
+        finally:
+            await process.stop(grace=2)
 
     async def _wait_until_up(self) -> None:
         deadline = time.monotonic() + START_SECONDS

@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def up(arguments: argparse.Namespace, console: Console) -> int:
     manifest = read_manifest(arguments.file)
+    if arguments.model_root and not arguments.model_root.is_dir():
+        raise UserError(f"--model-root {arguments.model_root} is no directory: give the one below which the manifest's file:// paths lie")
     check_ports_free(arguments.port, len(manifest.services))
     stop = stop_on_signals()
     cluster = LocalCluster(

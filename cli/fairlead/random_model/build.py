@@ -17,8 +17,8 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
     """Make a random-weight model in the directory `path` and return it.
 
     `options` are `Recipe.of`'s: hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, max_positions, sliding_window, seed, dtype.
-    The same recipe already there is kept as it is (instantly). Raises `UserError` when the recipe cannot be built, or when the directory
-    holds something else and `force` is not given. The directory appears whole or not at all.
+    The same recipe already there is kept as it is (instantly). Raises `UserError` when the recipe cannot be built, when the directory
+    holds anything but a random model, or another one and `force` is not given. The directory appears whole or not at all.
     """
     recipe = Recipe.of(arch, **options)
     target = Path(path).expanduser().absolute()
@@ -26,9 +26,11 @@ def make_model(path: str | Path, arch: str = "qwen3", *, force: bool = False, **
         return target
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file: give a directory")
-    if target.is_dir() and any(target.iterdir()) and not force:
-        what = "another random model" if made_from(target) else "other files"
-        raise UserError(f"{target} holds {what}: give --force to replace it, or another directory")
+    if target.is_dir() and any(target.iterdir()):
+        if made_from(target) is None:  # never delete what this command did not make
+            raise UserError(f"{target} holds other files: give another directory")
+        if not force:
+            raise UserError(f"{target} holds another random model: give --force to replace it, or another directory")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
