@@ -84,7 +84,7 @@ def measure(server: apiserver.ApiServer, count: int, folder: Path) -> dict[str, 
         "services": count,
         "writes_to_create": made,
         "seconds_to_create": round(created, 1),
-        "writes_after_restart": again,  # three of them for the one edit: the Deployment and two of status
+        "writes_after_restart": again,  # the one edit's own are among them: its Deployment and its status
         "seconds_from_restart_to_last_write": round(settled, 1),
         "seconds_from_restart_to_the_edit_applied": round(edited, 1),
     }

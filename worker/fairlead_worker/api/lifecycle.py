@@ -32,7 +32,7 @@ CLOSING_SECONDS = 2.0
 ENGINE_STOP_SECONDS = 10.0
 """For the engine to finish its current step; then it is killed."""
 KEEP_ALIVE_SECONDS = 75
-"""Longer than a client's pool keeps an idle connection (the router's 60 s): a server that closes first races with a request."""
+"""Longer than a client's pool keeps an idle connection (the router's 30 s): a server that closes first races with a request."""
 
 
 class Server(uvicorn.Server):
