@@ -78,13 +78,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Host times of one request in the engine, seconds."""
+    """Host times of one request in the engine, seconds, and what goes with them."""
 
     queue_seconds: float
     """From its arrival at the engine to the step that admitted it (the first time)."""
     prefill_seconds: float
     """From there to its first token."""
     retractions: int = 0
+    host_cached_tokens: int = 0
+    """Of the output's `cached_tokens`, those that came back from the host tier."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -111,6 +113,21 @@ class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hashes: bytes
 
 
+class HostLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The state of the host tier, in pages."""
+
+    total: int = 0
+    used: int = 0
+    saved: int = 0
+    """Copied to the host since the start."""
+    loaded: int = 0
+    """Copied back since the start."""
+    dropped: int = 0
+    """Given up since the start."""
+    cached_tokens: int = 0
+    """Prompt tokens found in it; `Load.cached_tokens` counts them too."""
+
+
 class Load(msgspec.Struct, frozen=True):
     """The engine's state, for the router's score and for /metrics."""
 
@@ -134,6 +151,8 @@ class Load(msgspec.Struct, frozen=True):
     evicted_pages: int = 0
     retraction_recomputed_tokens: int = 0
     """Tokens computed again because their request was retracted: no prefix hits, and no new work."""
+    host: HostLoad | None = None
+    """None without a host tier."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

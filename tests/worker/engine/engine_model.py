@@ -66,13 +66,16 @@ class Told:
 
 
 class EngineModel:
-    def __init__(self, pages: int, page_size: int, *, max_model_len: int = 1 << 20, block_pages: int = 2, **config: object) -> None:
+    def __init__(
+        self, pages: int, page_size: int, *, host_slots: int = 0, max_model_len: int = 1 << 20, block_pages: int = 2, **config: object
+    ) -> None:
         self.parents: dict[int, int] = {}
         self.held: set[int] = set()
-        self.cache = PrefixCache(PagePool(pages, page_size), page_size * block_pages, self._extend)
+        self.cache = PrefixCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
         self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
+        self.host_memory = [[0] * page_size for _ in range(host_slots)]
         self.told: dict[str, Told] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.plans: list[list[tuple[str, int, int]]] = []
@@ -138,6 +141,7 @@ class EngineModel:
 
     def _forward(self, plan: StepPlan) -> StepResult:
         size = self.cache.page_size
+        self._copy(plan)
         values = {id(row): kv(row.request.root, row.request.tokens) for row in plan.rows}
         written: set[tuple[int, int]] = set()
         for row in plan.rows:
@@ -157,6 +161,16 @@ class EngineModel:
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
         return StepResult([[next_token(values[id(row)][-1])] for row in sampled], seconds=self.seconds(plan))
+
+    def _copy(self, plan: StepPlan) -> None:
+        """Saves in any order (here: the last first), then loads: so a runner may do each kind in one go."""
+        saved, loaded = [slot for _, slot in plan.saves], [page for page, _ in plan.loads]
+        assert len(set(saved)) == len(saved) and len(set(loaded)) == len(loaded), "nothing is written twice"
+        assert plan or not (saved or loaded), "copies come with a forward pass"
+        for page, slot in reversed(plan.saves):
+            self.host_memory[slot] = self.memory[page].copy()
+        for page, slot in reversed(plan.loads):
+            self.memory[page] = self.host_memory[slot].copy()
 
     # Checks
 
@@ -211,6 +225,8 @@ class EngineModel:
     def _check_pages(self) -> None:
         cache, size = self.cache, self.cache.page_size
         pool, nodes = cache.pool, list(cache.nodes())
+        self._check_tiers(nodes)
+        nodes = [node for node in nodes if node.page >= 0]
         free, cached = pool.free_pages(), {node.page for node in nodes}
         private: set[int] = set()
         used: set[Node] = set()
@@ -232,6 +248,34 @@ class EngineModel:
         assert len(free | private | cached) == pool.total, "no page is lost"
         assert cache.evictable == len(nodes) - len(used), "what nobody uses can be evicted"
         assert all((node.users > 0) == (node in used) for node in nodes)
+
+    def _check_tiers(self, nodes: list[Node]) -> None:
+        """Where each cached page is, and that its KV is there."""
+        host, size, values = self.cache.host, self.cache.page_size, dict[Node, int]()
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None
+            found, value = [], values[parent] if parent.parent is not None else parent.chain & 0xFFFFFFFF
+            for token in array("I", node.key):
+                value = crc32(token.to_bytes(4, "little"), value)
+                found.append(value)
+            values[node] = value
+            assert len(found) == size
+            assert node.page < 0 or self.memory[node.page] == found, "a cached page holds its prefix"
+            assert node.slot < 0 or self.host_memory[node.slot] == found, "and so does a slot of the host"
+            assert node.page < 0 or parent.page >= 0 or parent.parent is None, "what is on the device is prefix-closed"
+            assert node.here == sum(child.page >= 0 for child in node.children.values())
+            assert node.page >= 0 or not node.users, "whoever runs has its pages on the device"
+        if host is None:
+            assert all(node.slot < 0 for node in nodes)
+            return
+        slots = [node.slot for node in nodes if node.slot >= 0]
+        assert len(set(slots)) == len(slots) and not set(slots) & set(host._free), "each slot is free or one page's"
+        assert len(slots) + len(host._free) == host.total, "no slot is lost"
+        assert set(host._alone) == {node for node in nodes if node.page < 0}
+        assert set(host._doubled) == {node for node in nodes if node.page >= 0 and node.slot >= 0}
+        order = {node: place for place, node in enumerate(host._alone)}
+        assert all(order[child] < place for node, place in order.items() for child in node.children.values()), "leaves go first"
 
     def _check_blocks(self) -> None:
         for event in self.scheduler.drain_events():

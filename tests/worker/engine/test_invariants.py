@@ -73,6 +73,7 @@ events = st.lists(
     events=events,
     pages=st.integers(8, 64),
     page_size=st.sampled_from([1, 4, 16]),
+    host_slots=st.sampled_from([0, 1, 7, 64]),
     chunk=st.sampled_from([-1, 1, 8, 16, 64]),
     policy=st.sampled_from(POLICIES),
     enable_mixed_chunk=st.booleans(),
@@ -124,6 +125,8 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     event(f"retracted: {load.retractions > 0}")
     event(f"evicted: {load.evicted_pages > 0}")
     event(f"cached: {load.cached_tokens > 0}")
+    if load.host is not None:
+        event(f"host hits: {load.host.cached_tokens > 0}, given up: {load.host.dropped > 0}")
     assert load.running == load.waiting == load.backlog_tokens == 0
     assert load.pages_free == load.pages_total, "with no request left, every page can be had"
     assert all(told.finish for told in machine.told.values()), "nobody starves"

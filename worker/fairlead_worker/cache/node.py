@@ -8,22 +8,27 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """A page of tokens under its parent. The root of a tree has no page: `page` is -1 and `parent` None."""
+    """A page of tokens under its parent: on the device, in the host tier, or both. The root of a tree is nowhere and has no `parent`."""
 
-    __slots__ = ("chain", "children", "depth", "key", "page", "parent", "queued", "used", "users", "watchers")
+    __slots__ = ("chain", "children", "depth", "here", "key", "page", "parent", "queued", "slot", "used", "users", "watchers")
 
     def __init__(self, parent: "Node | None", key: bytes, page: int, chain: int) -> None:
         self.parent = parent
         self.key = key
         """The page's token ids, as bytes of uint32: equal bytes under an equal parent are an equal prefix, with no collisions."""
         self.page = page
+        """Of the device; -1: it is not there. A page on the device has its parent there."""
+        self.slot = -1
+        """Of the host tier; -1: it is not there."""
         self.chain = chain
         """Chained hash of the last whole block that ends at or above this page; the tree's root number where there is none."""
         self.depth: int = 0 if parent is None else parent.depth + 1
         """Pages from the root to here, this one included."""
         self.children: dict[bytes, Node] = {}
+        self.here = 0
+        """Children on the device. 0, and no users: this page may be evicted from there."""
         self.users = 0
-        """Leases that hold exactly this place, plus children with users. 0: nobody runs on this page, it may be evicted."""
+        """Leases that hold exactly this place, plus children with users. 0: nobody runs on this page."""
         self.used = 0
         """When the last user left, in the cache's own count."""
         self.queued = False
@@ -32,15 +37,15 @@ class Node:
 
     @property
     def cached(self) -> bool:
-        """False once evicted, and for roots."""
-        return self.page >= 0
+        """In either tier; False once evicted from both, and for roots."""
+        return self.page >= 0 or self.slot >= 0
 
 
 class LeafQueue:
-    """Unused leaves, least recently used first.
+    """Unused leaves of what is on the device, least recently used first.
 
     Each node has at most one entry, in a heap. A node that was used again keeps its old entry until that comes up: then it goes back
-    with its new time, or leaves when it is in use or has children. So a hit costs nothing here and an eviction O(log nodes).
+    with its new time, or leaves when it is in use or has children there. So a hit costs nothing here and an eviction O(log nodes).
     """
 
     __slots__ = ("_heap", "_serial")
@@ -61,7 +66,7 @@ class LeafQueue:
         heap = self._heap
         while heap:
             used, serial, node = heap[0]
-            if node.users or node.children:
+            if node.users or node.here:
                 heappop(heap)
                 node.queued = False
             elif node.used != used:

@@ -83,16 +83,17 @@ class KvLease(Generic[PlaceT]):
     of the lease as it releases them, so there is nothing to release twice, and a released lease can be used no more.
     """
 
-    __slots__ = ("_owner", "_place", "_pool", "pages", "shared")
+    __slots__ = ("_owner", "_place", "_pool", "loaded", "pages", "shared")
 
-    def __init__(self, pool: PagePool, owner: PrefixOwner[PlaceT], place: PlaceT, prefix: Iterable[int]) -> None:
-        """`place` is already locked for this lease; `prefix` are the pages down to it."""
+    def __init__(self, pool: PagePool, owner: PrefixOwner[PlaceT], place: PlaceT, prefix: Iterable[int], loaded: int = 0) -> None:
+        """`place` is already locked for this lease; `prefix` are the pages down to it, the last `loaded` of them back from the host tier."""
         self._pool = pool
         self._owner = owner
         self._place: PlaceT | None = place
         self.pages = array("i", prefix)
         """The page table, int32: read it, or copy it; do not keep a memoryview, which would forbid it to grow."""
         self.shared = len(self.pages)
+        self.loaded = loaded
 
     @property
     def place(self) -> PlaceT:

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.events import EventLog
+from fairlead_worker.cache.host import HostTier
 from fairlead_worker.cache.node import LeafQueue, Node
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
 from fairlead_worker.cache.watch import Watch, Watches
@@ -24,15 +25,20 @@ class PrefixCache:
     """All pages of a worker: a pool, the trees of cached prefixes over it, and leases that share them.
 
     Counters are O(1). Cached pages that no lease needs are `evictable`; `available` is what a request could get now.
+
+    With a host tier, an evicted page lives on in a slot there. The tree holds what either tier does, and so do matches and events: a page in
+    the host tier is a hit like any other, whose KV is copied back into a page of the device when a lease attaches to it.
     """
 
-    def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash) -> None:
+    def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, host_slots: int = 0) -> None:
+        """`host_slots`: pages that the host tier holds at most; 0: there is none."""
         if block_tokens < 1 or block_tokens % pool.page_size:
             raise ValueError(f"block tokens must be a multiple of the page size {pool.page_size}, not {block_tokens}")
         self.pool = pool
         self.page_size = pool.page_size
         self.evicted_pages = 0
-        """Pages evicted since the start."""
+        """Pages evicted from the device since the start."""
+        self.host = HostTier(host_slots, self._forget) if host_slots else None
         self._block_tokens = block_tokens
         self._block_pages = block_tokens // pool.page_size
         self._extend_hash = extend_hash
@@ -80,7 +86,7 @@ class PrefixCache:
         return self._watches.refresh(limit)
 
     def unused_above(self, node: Node) -> int:
-        """Evictable pages among those from the root to `node`: attaching there takes them out of `available`."""
+        """Unused pages from the root to `node`: attaching there takes so many out of `available`, as each is evictable or must be brought back."""
         count = 0
         while node.users == 0 and node.parent is not None:
             node, count = node.parent, count + 1
@@ -89,14 +95,18 @@ class PrefixCache:
     # Leases
 
     def attach(self, node: Node) -> Lease:
-        """A lease that shares the pages down to `node`."""
-        self._lock(node)
+        """A lease that shares the pages down to `node`. Raises OutOfPages where some are in the host tier and find no room on the device."""
+        loaded = 0
+        if node.page < 0 and node.parent is not None:
+            loaded = self._bring_back(node)
+        else:
+            self._lock(node)
         pages = array("i", bytes(4 * node.depth))
         step: Node = node
         while step.parent is not None:
             pages[step.depth - 1] = step.page
             step = step.parent
-        return KvLease(self.pool, self, node, pages)
+        return KvLease(self.pool, self, node, pages, loaded)
 
     def grow(self, lease: Lease, tokens: int) -> None:
         """Makes the lease cover `tokens` tokens, evicting cached pages if it must. Raises OutOfPages, and takes nothing then."""
@@ -116,7 +126,7 @@ class PrefixCache:
     def publish(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
         """Gives the pages that `tokens[:computed]` fill to the cache; the lease goes on sharing them.
 
-        Where a page with the same prefix is cached already, the lease changes over to it and its own becomes free.
+        Where a page with the same prefix is on the device already, the lease changes over to it and its own becomes free.
         """
         first, last, size = lease.shared, computed // self.page_size, self.page_size
         if last <= first:
@@ -135,6 +145,8 @@ class PrefixCache:
             child = node.children.get(key)
             if child is None:
                 child = self._insert(node, key, lease.pages[index], tokens)
+            elif child.page < 0:
+                self._put(child, node, lease.pages[index])
             else:
                 lease.exchange(index, child.page)
             node = child
@@ -175,6 +187,7 @@ class PrefixCache:
     def _insert(self, parent: Node, key: bytes, page: int, tokens: "array[int]") -> Node:
         node = Node(parent, key, page, parent.chain)
         parent.children[key] = node
+        parent.here += 1
         self.pool.to_cache(1)
         if node.depth % self._block_pages == 0:
             end = node.depth * self.page_size
@@ -183,6 +196,14 @@ class PrefixCache:
         if parent.watchers is not None:
             self._watches.published(parent, key)
         return node
+
+    def _put(self, node: Node, parent: Node, page: int) -> None:
+        """A page was computed and published for `node`, which only the host tier held."""
+        assert self.host is not None, "without a host tier, what is cached is on the device"
+        self.host.computed_again(node)
+        node.page = page
+        parent.here += 1
+        self.pool.to_cache(1)
 
     def _lock(self, node: Node) -> None:
         """Keeps `node` and all above it. Stops at the first node in use: what is above that one is kept by it."""
@@ -207,7 +228,7 @@ class PrefixCache:
                 return
             node.used = self._time
             self._in_use -= 1
-            if not node.children:
+            if not node.here:
                 self._leaves.offer(node)
             node = node.parent
 
@@ -220,19 +241,51 @@ class PrefixCache:
             self._remove(node, node.parent)
 
     def _remove(self, node: Node, parent: Node) -> None:
-        del parent.children[node.key]
-        self.pool.from_cache(node.page)
-        node.page = -1
+        """Takes a page off the device; it stays in the tree if the host tier takes it."""
+        page, node.page = node.page, -1
+        parent.here -= 1
+        self.pool.from_cache(page)
         self.evicted_pages += 1
+        if self.host is None or not self.host.keep(node, page):
+            self._forget(node)
+        if not parent.here and not parent.users and parent.parent is not None:
+            self._leaves.offer(parent)
+
+    def _forget(self, node: Node) -> None:
+        """Takes a leaf that is in neither tier any more out of the tree."""
+        parent = node.parent
+        assert parent is not None and not node.children, "leaves go first"
+        del parent.children[node.key]
         if self._ends_block(node):
             self._events.add("removed", node.chain)
         if node.watchers is not None:
             self._watches.evicted(node)
-        if not parent.children and not parent.users:
-            if parent.parent is None:
-                self._drop_if_empty(parent)
-            else:
-                self._leaves.offer(parent)
+        if parent.parent is None:
+            self._drop_if_empty(parent)
+
+    def _bring_back(self, node: Node) -> int:
+        """Locks `node` and gives it and all above it pages of the device again; how many had none. Their KV comes before the next forward pass."""
+        assert self.host is not None, "without a host tier, what is cached is on the device"
+        absent = []
+        while node.page < 0 and node.parent is not None:
+            absent.append(node)
+            node = node.parent
+        absent.reverse()
+        count = len(absent)
+        if count + self.unused_above(node) > self.available:
+            raise OutOfPages(f"{count} pages to bring back from the host, {self.available} available")
+        self._lock(node)
+        self.host.claim(absent)
+        if count > self.pool.free:
+            self._evict(count - self.pool.free)
+        self.host.load(absent, self.pool.take(count))
+        self.pool.to_cache(count)
+        for each in absent:
+            assert each.parent is not None
+            each.parent.here += 1
+        self._lock(absent[-1])
+        self.unlock(node)
+        return count
 
     def _drop_if_empty(self, root: Node) -> None:
         """A tree that holds nothing and that nobody watches is forgotten: salts come and go, memory stays flat."""

@@ -13,6 +13,7 @@ class Meter:
         "_prefill_seconds",
         "_prefill_tokens",
         "cached_tokens",
+        "host_cached_tokens",
         "output_tokens",
         "prompt_tokens",
         "recomputed_tokens",
@@ -26,6 +27,8 @@ class Meter:
         """Of requests at their first admission."""
         self.cached_tokens = 0
         """Of these, from the prefix cache. Readmission after a retraction counts as neither: it would flatter the hit rate."""
+        self.host_cached_tokens = 0
+        """Of `cached_tokens`, those whose KV came back from the host tier."""
         self.output_tokens = 0
         self.retractions = 0
         self.recomputed_tokens = 0

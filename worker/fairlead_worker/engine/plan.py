@@ -47,6 +47,10 @@ class StepPlan:
     """Rows that sample: the decodes, and prompts that end in this step."""
     number: int = 0
     """Counts the plans with rows, from 1."""
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    """(device page, host slot): copied to the host tier before anything else, as this step may write into these pages. Each slot once."""
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    """(device page, host slot): copied back after all saves (of which it may read one) and before the forward pass."""
 
     def __bool__(self) -> bool:
         return bool(self.rows)

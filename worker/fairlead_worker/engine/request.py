@@ -37,6 +37,8 @@ class Request:
     """Leading tokens whose KV is in this request's pages."""
     first_cached: int | None = None
     """`cached` of the first admission, as reported to the client: recomputing after a retraction does not change it."""
+    first_loaded: int = 0
+    """Of `first_cached`, the tokens whose KV came back from the host tier."""
     lease: "Lease | None" = None
     """Its pages while it runs; None while it waits."""
     watch: "Watch | None" = None

@@ -98,6 +98,8 @@ class Scheduler:
             self._extend_running(plan)
         if plan.rows:
             self._planned += 1
+            if self.cache.host is not None:
+                plan.saves, plan.loads = self.cache.host.take_copies()
         plan.number = self._planned
         return plan
 
@@ -196,7 +198,7 @@ class Scheduler:
 
     def load(self) -> Load:
         """The state now, for the router and /metrics. O(1)."""
-        meter, pool, chunked = self.meter, self.cache.pool, self.chunked_req
+        meter, pool, chunked, host = self.meter, self.cache.pool, self.chunked_req, self.cache.host
         return Load(
             running=len(self.running),
             waiting=len(self.waiting),
@@ -213,6 +215,7 @@ class Scheduler:
             retractions=meter.retractions,
             evicted_pages=self.cache.evicted_pages,
             retraction_recomputed_tokens=meter.recomputed_tokens,
+            host=None if host is None else host.report(meter.host_cached_tokens),
         )
 
     # Planning
@@ -338,6 +341,8 @@ class Scheduler:
         request.cached = request.computed = node.depth * self._page_size
         if request.first_cached is None:
             request.first_cached = request.cached
+            request.first_loaded = request.lease.loaded * self._page_size
+            self.meter.host_cached_tokens += request.first_loaded
             self.meter.prompt_tokens += request.prompt_length
             self.meter.cached_tokens += request.cached
             if self.waiting.fair is not None:

@@ -97,7 +97,8 @@ class StepWatch:
         if seen.told < 0:
             seen.first_token = self._clock()
         seen.told = seen.request.retractions
-        return msgspec.structs.replace(output, timing=Timing(seen.admitted - seen.taken, seen.first_token - seen.admitted, seen.told))
+        timing = Timing(seen.admitted - seen.taken, seen.first_token - seen.admitted, seen.told, seen.request.first_loaded)
+        return msgspec.structs.replace(output, timing=timing)
 
     def _stall(self, plan: StepPlan, seconds: float) -> float:
         """Seconds by which this step was longer for its decodes than one without prefill is; 0 until such a one was seen."""
