@@ -109,8 +109,9 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         backend=config.attention_backend,
         kv_pages=config.kv_pages,
         kv_cache_bytes=config.kv_cache_bytes,
+        host_kv_cache_bytes=config.host_kv_cache_bytes,
     )
-    pages = runner.backend.pages
+    pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
     scheduler = Scheduler(
         SchedulerConfig(
             max_model_len=loaded.max_model_len,
@@ -122,7 +123,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
             policy=config.policy,
             eos_token_ids=loaded.eos_token_ids,
         ),
-        PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend),
+        PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )
     # What the cache cannot hold can never be served either.
     longest = min(loaded.max_model_len, pages * config.page_size)

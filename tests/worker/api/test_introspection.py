@@ -4,12 +4,15 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.main import main
+from fairlead_worker.api.metrics import Metrics
+from fairlead_worker.messages import HostLoad, Load
 
 SECRET = "Nobody may read this sentence in a log. "
 
@@ -79,3 +82,24 @@ def test_a_trace_that_cannot_be_written_is_named(start: Callable[..., WorkerProc
     worker = start("--trace-schedule", "/nowhere/trace")
     assert worker.wait() == 1
     assert "--trace-schedule /nowhere/trace cannot be written: No such file or directory" in worker.termination_log.read_text()
+
+
+def test_hits_of_each_tier_are_in_the_metrics() -> None:
+    load = Load(prompt_tokens=100, cached_tokens=64, host=HostLoad(total=40, used=30, saved=50, loaded=3, dropped=20, cached_tokens=48))
+    for seen, expected in ((load, (16, 48, 40, 30, 50, 3, 20)), (Load(cached_tokens=64), (64, 0, 0, 0, 0, 0, 0))):
+        engine: Any = SimpleNamespace(state=SimpleNamespace(load=seen), serving=True)
+        text = Metrics(engine, "m").text().decode()
+        assert 'fairlead_prefix_cache_hits_total{model_name="m"} 64.0' in text, "both tiers"
+        names = ("pages", "used_pages", "saved_pages_total", "loaded_pages_total", "dropped_pages_total")
+        shown = [f'fairlead_prefix_cache_tier_hits_total{{model_name="m",tier="{tier}"}}' for tier in ("device", "host")]
+        shown += [f'fairlead_host_kv_{name}{{model_name="m"}}' for name in names]
+        for name, value in zip(shown, expected, strict=True):
+            assert f"{name} {float(value)}\n" in text, name
+
+
+def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--host-kv-cache-bytes", "1000000").wait_ready()
+    ask(worker, "no-tier", max_tokens=2)
+    assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in worker.log.read_text()
+    assert worker.metric("fairlead_host_kv_pages") == 0
+    assert lines(worker, "no-tier")[0]["host_cached_tokens"] == 0

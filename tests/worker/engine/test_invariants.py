@@ -63,17 +63,18 @@ events = st.lists(
 )
 
 
-@settings(
-    max_examples=150,
+often = settings(
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@settings(often, max_examples=150)
 @given(
     events=events,
     pages=st.integers(8, 64),
     page_size=st.sampled_from([1, 4, 16]),
-    host_slots=st.sampled_from([0, 1, 7, 64]),
     chunk=st.sampled_from([-1, 1, 8, 16, 64]),
     policy=st.sampled_from(POLICIES),
     enable_mixed_chunk=st.booleans(),
@@ -92,6 +93,31 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
     machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
+    play(machine, events)
+
+
+@settings(often, max_examples=150)
+@given(
+    events=events,
+    pages=st.integers(8, 24),
+    page_size=st.sampled_from([1, 4]),
+    host_slots=st.sampled_from([1, 2, 7, 20, 64]),
+    chunk=st.sampled_from([-1, 4, 16]),
+    policy=st.sampled_from(POLICIES),
+    enable_mixed_chunk=st.booleans(),
+    dedupe_tokens=st.sampled_from([1, 32]),
+    initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+)
+def test_nor_with_a_host_tier(events, pages, page_size, host_slots, chunk, policy, **limits):
+    """The same where the device is nearly always full: pages go to the host, come back, and are given up there."""
+    play(
+        EngineModel(pages, page_size, host_slots=host_slots, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits), events
+    )
+
+
+def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
+    """Everything that happens, then to the end, with every invariant checked after every step."""
+    pages, page_size = machine.cache.pool.total, machine.cache.page_size
     names: list[str] = []
     work = 0
     for happening in events:

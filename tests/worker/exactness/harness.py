@@ -14,6 +14,7 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel
@@ -61,12 +62,16 @@ class Engine:
     page_size: int = 16
     settings: dict[str, float] = field(default_factory=dict)
     backend: str = "auto"
+    host_slots: int = 0
+    """Pages of a host tier, with the CPU in the device's part."""
 
     def __post_init__(self) -> None:
-        cache = PrefixCache(PagePool(self.pages, self.page_size), self.page_size, extend)
+        cache = PrefixCache(PagePool(self.pages, self.page_size), self.page_size, extend, self.host_slots)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
         self.runner: ModelRunner = make_runner(self.loaded, page_size=self.page_size, kv_pages=self.pages, backend=self.backend)
+        if self.host_slots:
+            self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)
         self.submitted = 0
         self.mixed_steps = 0
         """Steps with both a chunk and decodes."""

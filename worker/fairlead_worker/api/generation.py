@@ -1,7 +1,7 @@
 """A request made ready for the engine: the same for both endpoints, streamed or whole."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,17 +31,27 @@ class Prepared:
         return [index for group in groups for index in sorted(group, key=lambda i: -self.choices[i].mean_logprob)[: self.n]]
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far. Of several choices of one prompt, the one that found least in the cache says what was cached before it."""
+        """Tokens so far."""
         prompt = sum(map(len, self.prompts))
         completion = sum(choice.tokens for choice in self.choices)
-        groups = (self.choices[at : at + self.best_of] for at in range(0, len(self.choices), self.best_of))
-        cached = sum(min((choice.cached_tokens for choice in group if choice.tokens), default=0) for group in groups)
+        cached = sum(choice.cached_tokens for choice in self._leaders())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+    def host_cached_tokens(self) -> int:
+        """Of the cached tokens, those that came back from the host tier."""
+        return sum(choice.timing.host_cached_tokens for choice in self._leaders() if choice.timing is not None)
+
+    def _leaders(self) -> Iterator[Choice]:
+        """Of several choices of one prompt, the one that found least in the cache: it says what was cached before them all."""
+        for at in range(0, len(self.choices), self.best_of):
+            begun = [choice for choice in self.choices[at : at + self.best_of] if choice.tokens]
+            if begun:
+                yield min(begun, key=lambda choice: choice.cached_tokens)
 
 
 def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> Prepared:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fairlead_worker.api.engine_client import EngineClient
-from fairlead_worker.messages import Step
+from fairlead_worker.messages import HostLoad, Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
@@ -92,6 +92,7 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         load = self._engine.state.load
+        host = load.host or HostLoad()
         used = load.pages_total - load.pages_free
         for name, text, value in (
             ("num_requests_running", "Requests in the current step.", load.running),
@@ -99,6 +100,8 @@ class _EngineCollector(Collector):
             ("kv_cache_usage_perc", "KV pages that requests hold, 1 being all.", used / load.pages_total if load.pages_total else 0.0),
             ("kv_cached_pages", "KV pages that the prefix cache holds.", load.pages_cached),
             ("kv_pages", "KV pages in all.", load.pages_total),
+            ("host_kv_pages", "Pages that the host tier can hold; 0: there is none.", host.total),
+            ("host_kv_used_pages", "Pages that the host tier holds.", host.used),
             ("backlog_tokens", "Prompt tokens submitted and not computed yet.", load.backlog_tokens),
             ("prefill_tokens_per_second", "Measured prefill rate.", load.prefill_rate),
             ("decode_step_seconds", "Recent time of a decode step.", load.step_seconds),
@@ -109,13 +112,22 @@ class _EngineCollector(Collector):
             yield gauge
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", load.prompt_tokens),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", load.cached_tokens),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache, in any tier.", load.cached_tokens),
             ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
             ("generation_tokens", "Tokens generated.", load.output_tokens),
             ("num_preemptions", "Requests that lost their pages to others and were computed again.", load.retractions),
-            ("evicted_pages", "Pages that the prefix cache gave up.", load.evicted_pages),
+            ("evicted_pages", "Pages evicted from the device: to the host tier, where there is one.", load.evicted_pages),
+            ("host_kv_saved_pages", "Pages copied from the device to the host tier.", host.saved),
+            ("host_kv_loaded_pages", "Pages copied back from the host tier.", host.loaded),
+            ("host_kv_dropped_pages", "Pages that the host tier gave up.", host.dropped),
             ("engine_steps", "Steps of the engine.", load.steps),
         ):
             counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
             counter.add_metric((self._model_name,), value)
             yield counter
+        hits = CounterMetricFamily(
+            "fairlead_prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by where.", labels=("model_name", "tier")
+        )
+        hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
+        hits.add_metric((self._model_name, "host"), host.cached_tokens)
+        yield hits

@@ -73,6 +73,7 @@ class Run:
             "sequences": len(self.prepared.choices),
             "prompt_tokens": usage["prompt_tokens"],
             "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "host_cached_tokens": self.prepared.host_cached_tokens(),
             "output_tokens": usage["completion_tokens"],
             "queue_ms": _ms(max((timing.queue_seconds for timing in timings), default=None)),
             "prefill_ms": _ms(max((timing.prefill_seconds for timing in timings), default=None)),

@@ -25,7 +25,19 @@ class HostTier:
     is always a leaf, and what the two tiers hold together stays prefix-closed.
     """
 
-    __slots__ = ("_alone", "_doubled", "_forget", "_free", "_loading", "_loads", "_saves", "dropped_pages", "loaded_pages", "saved_pages", "total")
+    __slots__ = (
+        "_alone",
+        "_doubled",
+        "_forget",
+        "_free",
+        "_loading",
+        "_loads",
+        "_saves",
+        "dropped_pages",
+        "loaded_pages",
+        "saved_pages",
+        "total",
+    )
 
     def __init__(self, slots: int, forget: Callable[[Node], None]) -> None:
         """`forget` takes a node that is in neither tier any more out of the tree."""

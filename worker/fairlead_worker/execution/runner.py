@@ -6,6 +6,7 @@ import torch
 
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
@@ -17,9 +18,11 @@ from fairlead_worker.model.loader import LoadedModel
 class ModelRunner:
     """Runs steps of a loaded model on an attention backend. Implements `engine.plan.Runner`."""
 
-    def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
+    def __init__(self, loaded: LoadedModel, backend: Backend, host: HostStore | None = None) -> None:
         self.loaded = loaded
         self.backend = backend
+        self.host = host
+        """KV of the host tier; None without one."""
         self.histories = Histories()
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -29,6 +32,8 @@ class ModelRunner:
             return StepResult([])
         requests = [row.request for row in plan.rows if row.samples]
         with torch.inference_mode():
+            if self.host is not None:
+                self.host.copy(plan.saves, plan.loads)
             tokens, logprobs = sample(self.logits(plan), requests, self.histories)
         return StepResult([[token] for token in tokens], logprobs, time.perf_counter() - began)
 
@@ -47,10 +52,12 @@ class ModelRunner:
         return logits
 
 
-def make_runner(loaded: LoadedModel, *, page_size: int, backend: str = "auto", kv_pages: int = 0, kv_cache_bytes: int = 0) -> ModelRunner:
+def make_runner(
+    loaded: LoadedModel, *, page_size: int, backend: str = "auto", kv_pages: int = 0, kv_cache_bytes: int = 0, host_kv_cache_bytes: int = 0
+) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
 
-    ValueError where not even one request of a page fits, or the backend is unknown.
+    `host_kv_cache_bytes`: of the host tier, see `make_host_store`. ValueError where not even one page fits, or the backend is unknown.
     """
     spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
     pages = kv_pages or spec.pages_for(kv_cache_bytes or kv_budget(loaded.device))
@@ -58,4 +65,5 @@ def make_runner(loaded: LoadedModel, *, page_size: int, backend: str = "auto", k
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {spec.page_bytes} bytes; raise --kv-cache-bytes or free memory"
         )
-    return ModelRunner(loaded, make_backend(backend, spec, pages))
+    made = make_backend(backend, spec, pages)
+    return ModelRunner(loaded, made, make_host_store(made, host_kv_cache_bytes))

@@ -102,3 +102,11 @@ class Backend(Protocol):
     def plan(self, step: PackedStep) -> StepContext:
         """Prepare whatever is shared by all layers of this step."""
         ...
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        """The KV of `pages` ([n] int64, on the backend's device), all layers: a new tensor [n, page_bytes / itemsize], as `write_pages` takes it."""
+        ...
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        """Puts what `read_pages` gave, on the same device, into `pages`, each named once."""
+        ...

@@ -69,6 +69,14 @@ class CpuBackend:
     def plan(self, step: PackedStep) -> "CpuStep":
         return CpuStep(self, step)
 
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.index_select(1, pages).transpose(0, 1).flatten(1) for part in (*self.keys, *self.values)], 1)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        parts = (*self.keys, *self.values)
+        for part, piece in zip(parts, content.split([part[:, 0].numel() for part in parts], 1), strict=True):
+            part.index_copy_(1, pages, piece.view(len(pages), part.shape[0], -1).transpose(0, 1))
+
 
 class CpuStep:
     """One step: its rows in groups for each distinct window among the layers, made when a layer first asks."""

@@ -47,6 +47,14 @@ class ReferenceBackend:
     def plan(self, step: PackedStep) -> "ReferenceStep":
         return ReferenceStep(self, step)
 
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.index_select(0, pages).flatten(1) for part in (*self.keys, *self.values)], 1)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        parts = (*self.keys, *self.values)
+        for part, piece in zip(parts, content.split([part[0].numel() for part in parts], 1), strict=True):
+            part.index_copy_(0, pages, piece.view(-1, *part.shape[1:]))
+
 
 class ReferenceStep:
     """One step: groups of rows for each distinct window among the layers, made when a layer first asks."""

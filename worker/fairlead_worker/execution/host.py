@@ -1,0 +1,149 @@
+"""The host tier's KV: one record for each slot in the host's memory, and the copies between it and the device's pages.
+
+`cache/host.py` decides which page goes to which slot; a plan carries it as data. All saves of a plan come before its loads, all loads before
+its forward pass, and no plan saves into a slot that it loads from: so each kind can be done in one go.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from fairlead_worker.kernels.base import Backend, zeroed
+
+STAGING_BYTES = 64 << 20
+"""Device memory of each of the two staging buffers: at 50 GB/s more than a millisecond of copying, so that starting it costs nothing."""
+
+logger = logging.getLogger(__name__)
+
+Copies = Sequence[tuple[int, int]]
+"""(device page, host slot) each."""
+
+
+class HostStore(Protocol):
+    """Where the runner hands the copies of a plan to."""
+
+    slots: int
+
+    def copy(self, saves: Copies, loads: Copies) -> None:
+        """Whatever is run on the device from now on finds the loads done, and may write into saved pages."""
+        ...
+
+
+class PlainHostStore:
+    """Copies that are over when `copy` returns. For a device that is the host itself: how the tier is tested without a GPU."""
+
+    def __init__(self, backend: Backend, slots: int) -> None:
+        self.slots = slots
+        self._backend = backend
+        self._records = host_records(backend, slots)
+
+    def copy(self, saves: Copies, loads: Copies) -> None:
+        device = self._backend.spec.device
+        if saves:
+            pages, slots = _columns(saves)
+            self._records.index_copy_(0, slots, self._backend.read_pages(pages.to(device)).cpu())
+        if loads:
+            pages, slots = _columns(loads)
+            self._backend.write_pages(pages.to(device), self._records.index_select(0, slots).to(device))
+
+
+class CudaHostStore:
+    """Copies beside the computation: pinned records, a stream for each direction, and a staging buffer on the device for each.
+
+    A save gathers its pages into staging on the compute stream, so that the step may write into them at once, and leaves for the host while
+    the step runs. A load arrives in staging, and the compute stream waits for it. A slot is read after the save that wrote it, and written
+    after the load that read it; a staging buffer is filled again once an event says that it was emptied.
+    """
+
+    def __init__(self, backend: Backend, slots: int) -> None:
+        spec = backend.spec
+        self.slots = slots
+        self._backend = backend
+        self._records = host_records(backend, slots)
+        # Not `pin_memory=True`: that rounds the size up to a power of two.
+        status = torch.cuda.cudart().cudaHostRegister(self._records.data_ptr(), self._records.numel() * self._records.element_size(), 0)
+        if int(status):
+            raise RuntimeError(f"the {slots * spec.page_bytes} bytes of the host tier could not be pinned (CUDA error {int(status)})")
+        self._out, self._in = torch.cuda.Stream(spec.device), torch.cuda.Stream(spec.device)
+        self._outgoing, self._incoming = _Staging(backend), _Staging(backend)
+
+    def copy(self, saves: Copies, loads: Copies) -> None:
+        written = self._out.record_event()  # by the saves of earlier plans
+        for group in self._outgoing.groups(saves):
+            self._save(group)
+        if loads:
+            fresh = {slot for _, slot in saves}
+            if any(slot in fresh for _, slot in loads):
+                written = self._out.record_event()
+            self._in.wait_event(written)
+        for group in self._incoming.groups(loads):
+            self._load(group)
+
+    def _save(self, group: Copies) -> None:
+        staging, compute = self._outgoing, torch.cuda.current_stream(self._backend.spec.device)
+        pages, slots = _columns(group)
+        part = staging.buffer[: len(group)]
+        compute.wait_event(staging.emptied)
+        part.copy_(self._backend.read_pages(pages.to(part.device)))
+        self._out.wait_stream(compute)
+        self._out.wait_stream(self._in)
+        with torch.cuda.stream(self._out):
+            for place, slot in enumerate(slots.tolist()):
+                self._records[slot].copy_(part[place], non_blocking=True)
+        staging.emptied.record(self._out)
+
+    def _load(self, group: Copies) -> None:
+        staging, compute = self._incoming, torch.cuda.current_stream(self._backend.spec.device)
+        pages, slots = _columns(group)
+        part = staging.buffer[: len(group)]
+        self._in.wait_event(staging.emptied)
+        with torch.cuda.stream(self._in):
+            for place, slot in enumerate(slots.tolist()):
+                part[place].copy_(self._records[slot], non_blocking=True)
+        compute.wait_stream(self._in)
+        self._backend.write_pages(pages.to(part.device), part)
+        staging.emptied.record(compute)
+
+
+class _Staging:
+    """A buffer on the device for as many pages as `STAGING_BYTES` hold, and when it was emptied last."""
+
+    def __init__(self, backend: Backend) -> None:
+        spec = backend.spec
+        self._pages = max(1, STAGING_BYTES // spec.page_bytes)
+        self.buffer = torch.empty(self._pages, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=spec.device)
+        self.emptied = torch.cuda.Event()
+
+    def groups(self, copies: Copies) -> list[Copies]:
+        return [copies[i : i + self._pages] for i in range(0, len(copies), self._pages)]
+
+
+def host_records(backend: Backend, slots: int) -> torch.Tensor:
+    """[slots, page_bytes / itemsize]: all layers of a page side by side, so that a page is one copy."""
+    spec = backend.spec
+    return zeroed(slots, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=torch.device("cpu"))
+
+
+def make_host_store(backend: Backend, memory: int) -> HostStore | None:
+    """The host tier of `memory` bytes; None for 0, and, with a warning, where the device is the host. ValueError where no page fits."""
+    spec = backend.spec
+    if not memory:
+        return None
+    if spec.device.type == "cpu":
+        logger.warning(
+            "--host-kv-cache-bytes %d is ignored: on a CPU the KV cache is in the host's memory as it is; give it to --kv-cache-bytes",
+            memory,
+        )
+        return None
+    slots = spec.pages_for(memory)
+    if slots < 1:
+        raise ValueError(f"--host-kv-cache-bytes {memory} holds no page: one of {spec.page_size} tokens takes {spec.page_bytes} bytes")
+    return CudaHostStore(backend, slots)
+
+
+def _columns(copies: Copies) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages and slots, [n] int64 each, on the CPU."""
+    table = torch.tensor(copies, dtype=torch.int64)
+    return table[:, 0], table[:, 1]
