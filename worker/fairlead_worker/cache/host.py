@@ -1,8 +1,8 @@
-"""The host tier: KV that the device has no room for, in a bounded pool of slots in the host's memory (as SGLang's HiCache, vLLM's KV offloading).
+"""The host tier: KV that the device has no room for, in a bounded pool of slots in the host's memory (as SGLang's HiCache).
 
-Write-back, not write-through: a page is copied out when it is evicted. Until the device is full the tier costs nothing, no page is copied that
-nobody would have missed, and the two tiers hold different pages, so that together they hold more. Pages never change once they are published:
-one that came back keeps its slot while nobody else wants that, and its next eviction needs no copy.
+Write-back, not write-through: a page is copied out when it is evicted. Until the device is full the tier costs nothing, no page is
+copied that nobody would have missed, and the two tiers hold different pages, so that together they hold more. Pages never change once
+they are published: one that came back keeps its slot while nobody else wants that, and its next eviction needs no copy.
 
 Bookkeeping only: the copies are data for the runner, which does all saves of a plan, then all its loads, then the forward pass.
 """
@@ -20,9 +20,9 @@ Copy = tuple[int, int]
 class HostTier:
     """Slots 0 .. total - 1, each free or held by the one node whose `slot` it is.
 
-    Of the nodes with a slot some are on the device as well, the others only here. The latter are given up in the order in which they left the
-    device. A page leaves the device after all pages under it have, and nothing comes under it until it is back: so the first in that order
-    is always a leaf, and what the two tiers hold together stays prefix-closed.
+    Of the nodes with a slot some are on the device as well, the others only here. The latter are given up in the order in which they left
+    the device. A page leaves the device after all pages under it have, and nothing comes under it until it is back: so the first in that
+    order is always a leaf, and what the two tiers hold together stays prefix-closed.
     """
 
     __slots__ = (

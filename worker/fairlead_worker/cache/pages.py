@@ -86,7 +86,7 @@ class KvLease(Generic[PlaceT]):
     __slots__ = ("_owner", "_place", "_pool", "loaded", "pages", "shared")
 
     def __init__(self, pool: PagePool, owner: PrefixOwner[PlaceT], place: PlaceT, prefix: Iterable[int], loaded: int = 0) -> None:
-        """`place` is already locked for this lease; `prefix` are the pages down to it, the last `loaded` of them back from the host tier."""
+        """`place` is locked for this lease already; `prefix` are the pages down to it, the last `loaded` of them back from the host."""
         self._pool = pool
         self._owner = owner
         self._place: PlaceT | None = place

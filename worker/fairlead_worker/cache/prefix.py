@@ -26,8 +26,8 @@ class PrefixCache:
 
     Counters are O(1). Cached pages that no lease needs are `evictable`; `available` is what a request could get now.
 
-    With a host tier, an evicted page lives on in a slot there. The tree holds what either tier does, and so do matches and events: a page in
-    the host tier is a hit like any other, whose KV is copied back into a page of the device when a lease attaches to it.
+    With a host tier, an evicted page lives on in a slot there. The tree holds what either tier does, and so do matches and events: a page
+    in the host tier is a hit like any other, whose KV is copied back into a page of the device when a lease attaches to it.
     """
 
     def __init__(self, pool: PagePool, block_tokens: int, extend_hash: ExtendHash, host_slots: int = 0) -> None:
@@ -86,7 +86,7 @@ class PrefixCache:
         return self._watches.refresh(limit)
 
     def unused_above(self, node: Node) -> int:
-        """Unused pages from the root to `node`: attaching there takes so many out of `available`, as each is evictable or must be brought back."""
+        """Unused pages from the root to `node`, evictable or only on the host: attaching there takes so many out of `available`."""
         count = 0
         while node.users == 0 and node.parent is not None:
             node, count = node.parent, count + 1
@@ -95,7 +95,7 @@ class PrefixCache:
     # Leases
 
     def attach(self, node: Node) -> Lease:
-        """A lease that shares the pages down to `node`. Raises OutOfPages where some are in the host tier and find no room on the device."""
+        """A lease that shares the pages down to `node`. Raises OutOfPages where some are on the host and find no room on the device."""
         loaded = 0
         if node.page < 0 and node.parent is not None:
             loaded = self._bring_back(node)
@@ -264,7 +264,7 @@ class PrefixCache:
             self._drop_if_empty(parent)
 
     def _bring_back(self, node: Node) -> int:
-        """Locks `node` and gives it and all above it pages of the device again; how many had none. Their KV comes before the next forward pass."""
+        """Locks `node` and gives it and all above it pages of the device again; how many had none. Their KV comes with the next plan."""
         assert self.host is not None, "without a host tier, what is cached is on the device"
         absent = []
         while node.page < 0 and node.parent is not None:

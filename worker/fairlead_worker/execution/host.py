@@ -1,7 +1,7 @@
 """The host tier's KV: one record for each slot in the host's memory, and the copies between it and the device's pages.
 
-`cache/host.py` decides which page goes to which slot; a plan carries it as data. All saves of a plan come before its loads, all loads before
-its forward pass, and no plan saves into a slot that it loads from: so each kind can be done in one go.
+`cache/host.py` decides which page goes to which slot; a plan carries it as data. All saves of a plan come before its loads, all loads
+before its forward pass, and no slot or page is written twice: so each kind can be done in one go.
 """
 
 import logging
@@ -63,10 +63,11 @@ class CudaHostStore:
         self._backend = backend
         self._records = host_records(backend, slots)
         # Not `pin_memory=True`: that rounds the size up to a power of two.
-        status = torch.cuda.cudart().cudaHostRegister(self._records.data_ptr(), self._records.numel() * self._records.element_size(), 0)
+        status = torch.cuda.cudart().cudaHostRegister(self._records.data_ptr(), self._records.nbytes, 0)  # type: ignore[no-untyped-call]  # torch
         if int(status):
             raise RuntimeError(f"the {slots * spec.page_bytes} bytes of the host tier could not be pinned (CUDA error {int(status)})")
-        self._out, self._in = torch.cuda.Stream(spec.device), torch.cuda.Stream(spec.device)
+        self._out = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]  # torch
+        self._in = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]  # torch
         self._outgoing, self._incoming = _Staging(backend), _Staging(backend)
 
     def copy(self, saves: Copies, loads: Copies) -> None:
@@ -114,7 +115,7 @@ class _Staging:
         spec = backend.spec
         self._pages = max(1, STAGING_BYTES // spec.page_bytes)
         self.buffer = torch.empty(self._pages, spec.page_bytes // spec.dtype.itemsize, dtype=spec.dtype, device=spec.device)
-        self.emptied = torch.cuda.Event()
+        self.emptied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
 
     def groups(self, copies: Copies) -> list[Copies]:
         return [copies[i : i + self._pages] for i in range(0, len(copies), self._pages)]

@@ -104,7 +104,7 @@ class Backend(Protocol):
         ...
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        """The KV of `pages` ([n] int64, on the backend's device), all layers: a new tensor [n, page_bytes / itemsize], as `write_pages` takes it."""
+        """All KV of `pages`, [n] int64 on the backend's device: a new tensor [n, page_bytes / itemsize], as `write_pages` takes it."""
         ...
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:

@@ -74,7 +74,7 @@ class CpuBackend:
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
         parts = (*self.keys, *self.values)
-        for part, piece in zip(parts, content.split([part[:, 0].numel() for part in parts], 1), strict=True):
+        for part, piece in zip(parts, torch.split(content, [part[:, 0].numel() for part in parts], 1), strict=True):
             part.index_copy_(1, pages, piece.view(len(pages), part.shape[0], -1).transpose(0, 1))
 
 

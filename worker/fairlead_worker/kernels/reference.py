@@ -52,7 +52,7 @@ class ReferenceBackend:
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
         parts = (*self.keys, *self.values)
-        for part, piece in zip(parts, content.split([part[0].numel() for part in parts], 1), strict=True):
+        for part, piece in zip(parts, torch.split(content, [part[0].numel() for part in parts], 1), strict=True):
             part.index_copy_(0, pages, piece.view(-1, *part.shape[1:]))
 
 
