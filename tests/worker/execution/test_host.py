@@ -4,9 +4,10 @@ import logging
 
 import pytest
 import torch
+from tests.worker.kernels.test_attention import packed
 
 from fairlead_worker.execution.host import PlainHostStore, make_host_store
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.registry import BACKENDS, make_backend
 
 LAYERS = (LayerSpec(4, 2, 8, 8, 1.0), LayerSpec(4, 1, 16, 4, 1.0, window=3), LayerSpec(4, 4, 4, 4, 1.0))
@@ -39,9 +40,7 @@ def test_what_a_page_holds_is_its_tokens(name: str) -> None:
     backend.write_pages(torch.tensor([5]), backend.read_pages(torch.tensor([1])))
     outputs = []
     for page in (1, 5):
-        step = PackedStep(
-            torch.zeros(1).long(), torch.tensor([4]), torch.tensor([page * 5 + 4]), [4], [1], [torch.tensor([page])], torch.zeros(1).long()
-        )
+        step = packed([(4, 1)], [[page]], 5)
         torch.manual_seed(1)
         context = backend.plan(step)
         for layer, spec in enumerate(LAYERS):

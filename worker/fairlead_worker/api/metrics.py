@@ -116,6 +116,11 @@ class _EngineCollector(Collector):
             ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
             ("generation_tokens", "Tokens generated.", load.output_tokens),
             ("num_preemptions", "Requests that lost their pages to others and were computed again.", load.retractions),
+            (
+                "retraction_recomputed_tokens",
+                "Tokens computed again because their request was retracted, less what was still cached.",
+                load.retraction_recomputed_tokens,
+            ),
             ("evicted_pages", "Pages evicted from the device: to the host tier, where there is one.", load.evicted_pages),
             ("host_kv_saved_pages", "Pages copied from the device to the host tier.", host.saved),
             ("host_kv_loaded_pages", "Pages copied back from the host tier.", host.loaded),
