@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml requirements/dev.txt
 	@echo "== installing pinned requirements (torch is large: minutes on a first run, seconds from the cache)"
 	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
+	-@$(BIN)/python -m fairlead_worker.native.build
 	@touch $@
 
 demo: install ## the main job on this machine: two workers, a router, three conversations, with and without steering
