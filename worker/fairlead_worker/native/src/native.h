@@ -1,0 +1,56 @@
+/* What the parts of the library know of each other. Activations and KV are of one kind through a step; sums are always float.
+ *
+ * Each operation has two faces: `name(Member *, ...)`, called by every thread of a region and ending with a meeting, and an exported
+ * `fairlead_name(int32_t threads, ...)` that opens a region for it alone. */
+#ifndef FAIRLEAD_NATIVE_H
+#define FAIRLEAD_NATIVE_H
+#include <stdint.h>
+
+#include "team.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 } Kind;
+
+/* One linear layer, packed by `fairlead_pack` (gemm.c). INT8 weights have one float scale for each output. */
+typedef struct {
+    int64_t inputs, outputs;
+    const void *weights; /* panels, see gemm.c */
+    const float *scales; /* [outputs], INT8 only */
+    const void *bias;    /* [outputs] of the activations' kind, or NULL */
+    int32_t weight_kind;
+    int32_t kind; /* of the activations: FLOAT32 or BFLOAT16 */
+} Linear;
+
+EXPORT int64_t fairlead_packed_bytes(int32_t kind, int64_t outputs, int64_t inputs);
+
+/* y[row * y_stride + o] = sum_i x[row * x_stride + i] * w[o][i] + bias[o]; strides in elements; y of `y_kind`.
+ * A row's bits do not depend on how many rows come along. */
+void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind);
+
+/* One layer's attention and its pages: keys [pages][kv_heads][...] in the layout of attention.c. */
+typedef struct {
+    void *keys, *values;
+    int32_t heads, kv_heads, key_dim, value_dim;
+    float scaling;
+    float softcap;  /* 0: none */
+    int64_t window; /* 0: none; else a query at p sees p - window + 1 .. p */
+} Attention;
+
+/* A packed step: R rows of consecutive tokens, as kernels/base.py's PackedStep. */
+typedef struct {
+    int64_t rows, tokens;
+    const int32_t *starts;       /* [R] position of a row's first token */
+    const int32_t *offsets;      /* [R + 1] its first token among the step's tokens */
+    const int32_t *page_indptr;  /* [R + 1] */
+    const int32_t *page_indices; /* pages of row r: page_indices[page_indptr[r] .. page_indptr[r + 1]) */
+    int32_t page_size;
+    int32_t kind; /* of query, KV and output: FLOAT32 or BFLOAT16 */
+} Step;
+
+/* Puts the step's keys [T][kv_heads][key_dim] and values [T][kv_heads][value_dim] into their pages. Strides in elements between tokens. */
+void store(Member *member, const Attention *layer, const Step *step, const void *key, int64_t key_stride, const void *value, int64_t value_stride);
+
+/* query [T][heads][key_dim] over all of its row's KV up to itself -> output [T][heads][value_dim]. After `store`. */
+void attend(Member *member, const Attention *layer, const Step *step, const void *query, int64_t query_stride, void *output, int64_t output_stride);
+#endif

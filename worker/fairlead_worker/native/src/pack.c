@@ -1,0 +1,69 @@
+/* From a plain weight to the panels of gemm.c. */
+#include <math.h>
+#include <string.h>
+
+#include "native.h"
+#include "tile.h"
+
+/* A weight of `kind`, element (output, input) at output * output_stride + input * input_stride: a transposed one packs as well. */
+typedef struct {
+    const char *weight;
+    int64_t outputs, inputs, output_stride, input_stride;
+    int32_t kind, packed_kind;
+    char *packed;
+    float *scales; /* [outputs], INT8 only */
+} Source;
+
+static float value(const Source *from, int64_t output, int64_t input) {
+    int64_t at = output * from->output_stride + input * from->input_stride;
+    if (from->kind == FLOAT32)
+        return ((const float *)from->weight)[at];
+    uint32_t bits = (uint32_t)((const uint16_t *)from->weight)[at] << 16;
+    float answer;
+    memcpy(&answer, &bits, 4);
+    return answer;
+}
+
+#define COPY(type, per)                                                                                                                    \
+    for (int64_t input = 0; input < from->inputs; input++)                                                                                 \
+        for (int64_t lane = 0; lane < lanes; lane++)                                                                                       \
+            ((type *)to)[(input / per * PANEL + lane) * per + input % per] =                                                               \
+                ((const type *)from->weight)[(first + lane) * from->output_stride + input * from->input_stride];
+
+static void pack_panel(const void *args, int64_t panel) {
+    const Source *from = args;
+    int64_t first = panel * PANEL, lanes = from->outputs - first < PANEL ? from->outputs - first : PANEL;
+    int64_t bytes = fairlead_packed_bytes(from->packed_kind, PANEL, from->inputs);
+    char *to = from->packed + panel * bytes;
+    memset(to, 0, bytes);
+    if (from->packed_kind == FLOAT32) {
+        COPY(uint32_t, 1)
+    } else if (from->packed_kind == BFLOAT16) {
+        COPY(uint16_t, 2)
+    } else {
+        for (int64_t lane = 0; lane < lanes; lane++) {
+            float most = 0;
+            for (int64_t input = 0; input < from->inputs; input++)
+                most = fmaxf(most, fabsf(value(from, first + lane, input)));
+            float factor = most > 0 ? 127 / most : 0;
+            from->scales[first + lane] = most / 127;
+            for (int64_t input = 0; input < from->inputs; input++)
+                ((int8_t *)to)[(input / 2 * PANEL + lane) * 2 + input % 2] = (int8_t)lrintf(value(from, first + lane, input) * factor);
+        }
+    }
+}
+
+static void pack(Member *member, const void *args) {
+    const Source *from = args;
+    share(member, (from->outputs + PANEL - 1) / PANEL, pack_panel, from);
+}
+
+/* Fills `packed`, of fairlead_packed_bytes(packed_kind, outputs, inputs) bytes; strides in elements. FLOAT32 and BFLOAT16 stay what they
+ * are (kind == packed_kind); INT8 is rounded from either, each output by its own largest weight. */
+EXPORT void fairlead_pack(int32_t threads, int32_t kind, int32_t packed_kind, const void *weight, int64_t outputs, int64_t inputs, int64_t output_stride, int64_t input_stride, void *packed, float *scales) {
+    Source from = {
+        .weight = weight, .outputs = outputs, .inputs = inputs, .output_stride = output_stride, .input_stride = input_stride,
+        .kind = kind, .packed_kind = packed_kind, .packed = packed, .scales = scales,
+    };
+    region(threads, pack, &from);
+}
