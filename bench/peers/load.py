@@ -66,7 +66,9 @@ def measure(server: Running, client: Environment, model: Path, data: str, *, see
     with log.open("wb") as output:
         ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, cwd=scratch, timeout=CLIENT_SECONDS, check=False)
     passed = time.monotonic() - began
-    own, clients, all_of_it = (now - then for now, then in zip((server.cpu_seconds(), _client_cpu(), machine_cpu_seconds()), before, strict=True))
+    own, clients, all_of_it = (
+        now - then for now, then in zip((server.cpu_seconds(), _client_cpu(), machine_cpu_seconds()), before, strict=True)
+    )
     if ended.returncode or not result.exists():
         raise LoadFailed(f"status {ended.returncode}: {' | '.join(log.read_text(errors='replace').splitlines()[-6:])}")
     said = json.loads(result.read_text())

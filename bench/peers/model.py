@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import torch
+from bench.engine_steps import SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from bench.engine_steps import SHAPES
 from fairlead.random_model.tokenizer import END_OF_TEXT, IM_END, SPECIAL_TOKENS, save_tokenizer
 
 POSITIONS = 4096

@@ -103,7 +103,7 @@ class Llama(Server):
         if not self._weights(setting).exists():
             converter = str(Path(__file__).with_name("gguf_convert.py"))
             sources = setting.environment.found("convert_hf_to_gguf.py").parent
-            command = [setting.environment.python, converter, sources, setting.model, "--outtype", "bf16"]
+            command: list[str | Path] = [setting.environment.python, converter, sources, setting.model, "--outtype", "bf16"]
             Say(setting.scratch / "gguf.log").run("gguf", *command, "--outfile", self._weights(setting))
 
     def command(self, setting: Setting) -> Command:

@@ -1,4 +1,4 @@
-"""`transformers` with a server that ignores what it does not know (`ignore_eos`), where its own answers 422. Runs in the peer's environment."""
+"""`transformers` with a server that ignores fields it does not know (`ignore_eos`); its own answers 422. Runs in the peer's environment."""
 
 import sys
 
