@@ -8,6 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -50,13 +51,14 @@ class Running:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         family = self.processes()
         self._process.terminate()
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + (END_SECONDS if self._process.poll() is None else 0.0)
         while time.monotonic() < deadline and any(_alive(pid) for pid in family):
             self._process.poll()
             time.sleep(POLL_SECONDS)
         for pid in family:
             if _alive(pid):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._output.close()
 
@@ -77,12 +79,16 @@ class Running:
         raise NotServing(f"no completion within {READY_SECONDS:.0f} s: {self._said()}")
 
     def processes(self) -> list[int]:
-        """The server and everything that it has started."""
-        children: dict[int, list[int]] = {}
+        """The server and everything that it has started: its session, orphans included, and its descendants in sessions of their own."""
+        family, children = [self._process.pid], dict[int, list[int]]()
         for path in Path("/proc").glob("[0-9]*"):
-            if fields := _stat(int(path.name)):
-                children.setdefault(int(fields[1]), []).append(int(path.name))
-        family = [self._process.pid]
+            pid = int(path.name)
+            if (fields := _stat(pid)) and pid != self._process.pid:
+                parent, session = int(fields[1]), int(fields[3])
+                if session == self._process.pid:
+                    family.append(pid)
+                else:
+                    children.setdefault(parent, []).append(pid)
         for pid in family:
             family += children.get(pid, [])
         return family
