@@ -111,7 +111,7 @@ class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hashes: bytes
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The engine's state, for the router's score and for /metrics."""
 
     running: int = 0

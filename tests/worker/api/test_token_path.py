@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_worker.api.choice import Choice, Piece
-from fairlead_worker.api.histogram import TokenHistogram
+from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.api.metrics import GAPS
 from fairlead_worker.api.streaming import Reply, _Stream
 from fairlead_worker.messages import Loading
@@ -23,14 +23,16 @@ def scraped(registry: CollectorRegistry) -> list[str]:
     return [line for line in generate_latest(registry).decode().splitlines() if "_created{" not in line]
 
 
-def test_the_token_histogram_is_scraped_as_the_librarys() -> None:
+def test_the_plain_histogram_is_scraped_as_the_librarys() -> None:
     plain, ours = CollectorRegistry(), CollectorRegistry()
-    library = Histogram("gap_seconds", "Between outputs.", ("model_name",), buckets=GAPS, registry=plain).labels("m")
-    histogram = TokenHistogram("gap_seconds", "Between outputs.", {"model_name": "m"}, GAPS)
+    library = Histogram("gap_seconds", "Between outputs.", ("model_name", "kind"), buckets=GAPS, registry=plain)
+    histogram = PlainHistogram("gap_seconds", "Between outputs.", GAPS)
     ours.register(histogram)
-    for value in (0.0, 0.001, 0.0011, 0.3, 79.9, 80.0, 80.1, 1e6):
-        library.observe(value)
-        histogram.observe(value)
+    for kind in ("decode", "mixed"):
+        series, theirs = histogram.labels(model_name="m", kind=kind), library.labels("m", kind)
+        for value in (0.0, 0.001, 0.0011, 0.3, 79.9, 80.0, 80.1, 1e6):
+            theirs.observe(value)
+            series.observe(value)
     assert scraped(ours) == scraped(plain)
 
 
