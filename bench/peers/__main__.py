@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -32,6 +33,7 @@ def main() -> int:
     for given, known in ((names, SERVERS), (data, DATA)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"{', '.join(unknown)}: not known; choose from {', '.join(known)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no server is left running
     settings, client, missing = prepare(names, options.cache)
     if client is None:
         print(f"bench.peers: the client is vLLM's: {missing.get('vllm') or missing.get('client')}", file=sys.stderr)

@@ -74,7 +74,11 @@ class Running:
                 with urllib.request.urlopen(request, timeout=READY_SECONDS) as answer:
                     if answer.status == 200 and answer.read():
                         return time.monotonic() - self.began
-            except (urllib.error.URLError, OSError):
+            except urllib.error.HTTPError as error:
+                if error.code in (400, 422):
+                    raise NotServing(f"refuses a completion with {error.code}: {error.read().decode(errors='replace')[:300]}") from error
+                time.sleep(POLL_SECONDS)
+            except OSError:
                 time.sleep(POLL_SECONDS)
         raise NotServing(f"no completion within {READY_SECONDS:.0f} s: {self._said()}")
 

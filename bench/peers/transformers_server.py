@@ -9,6 +9,7 @@ from transformers.cli.transformers import app
 def ignore_unknown(self: CompletionHandler, body: dict[str, object]) -> None:
     for field in body.keys() - self._valid_params_class.__mutable_keys__:
         del body[field]
+    body.pop("model", None)  # it serves one, and refuses every name for it but its path
 
 
 CompletionHandler._validate_request = ignore_unknown
