@@ -9,6 +9,8 @@ from bench.peers.environments import Environment, Say
 NAME = "bench"
 """What the model is called in requests."""
 KV_GIB = 2
+LAYERS, KV_WIDTH = 12, 4 * 64
+"""Of the model: what a token's KV takes follows from them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class VllmTuned(Vllm):
 
 
 class Transformers(Server):
-    """transformers' own server, continuous batching on; pages of 32 reuse prefixes that its default of 256 does not."""
+    """transformers' own server, continuous batching on; pages of 32 reuse prefixes that its default of 256 does not. Left alone it takes
+    nearly all of the machine's memory for KV."""
 
     name = "transformers"
     environment = "transformers"
@@ -90,7 +93,9 @@ class Transformers(Server):
         wrapper = str(Path(__file__).with_name("transformers_server.py"))
         serve = [str(setting.environment.python), wrapper, "serve", str(setting.model), "--continuous-batching", "--cb-block-size", "32"]
         listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--device", "cpu", "--dtype", "bfloat16"]
-        return Command([*serve, *listen], {"HF_HUB_OFFLINE": "1"})
+        page_bytes = 32 * 2 * LAYERS * KV_WIDTH * 2  # tokens, keys and values, bf16
+        pages = ["--cb-num-blocks", str((KV_GIB << 30) // page_bytes)]
+        return Command([*serve, *pages, *listen], {"HF_HUB_OFFLINE": "1"})
 
 
 class Llama(Server):
