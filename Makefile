@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format e2e gpu-check bench-engine bench-index bench-operator crds requirements clean
+.PHONY: help install demo test lint format e2e gpu-check bench-engine bench-peers bench-index bench-operator crds requirements clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ bench-engine: install ## what a step costs the scheduler and the model; writes b
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
 	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
 	$(BIN)/python bench/cpu_limit.py --json bench/results/cpu_limit.json
+
+bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/peers.json
+	$(BIN)/python -m bench.peers --json bench/results/peers.json
 
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
 	$(BIN)/python bench/index_match.py --json bench/results/index.json

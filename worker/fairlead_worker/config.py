@@ -64,7 +64,7 @@ class WorkerConfig(BaseSettings):
     tensor_parallel: Annotated[Positive, Field(description="devices that share one model; this release serves with 1")] = 1
     drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
-    threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from the machine")] = 0
+    threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from its cores and CPU quota")] = 0
     termination_log: Annotated[str, Field(description="file for the reason of a failure; empty: none")] = "/dev/termination-log"
     policy: Annotated[Literal["lpm", "fcfs", "priority", "fair"], Field(description="order of admission")] = "lpm"
     trace_schedule: Annotated[str, Field(description="file for each step's plan, for `fairlead schedule`; empty: none")] = ""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.cores import engine_threads
 from fairlead_worker.messages import Failed, Loading, Ready
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
@@ -94,7 +95,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.model.loader import load_model
 
-    torch.set_num_threads(config.threads or default_threads())
+    torch.set_num_threads(config.threads or engine_threads())
     loaded = load_model(
         config.model,
         dtype=config.dtype,
@@ -157,18 +158,6 @@ def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
         "policy": config.policy,
     }
     return ScheduleTrace(Path(config.trace_schedule), about)
-
-
-def default_threads() -> int:
-    """The cores this process may use, less one for the API process: affinity, and a cgroup v2 quota where there is one."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return max(1, cores - 1)
 
 
 def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> bytes:

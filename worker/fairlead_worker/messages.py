@@ -128,7 +128,7 @@ class HostLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens found in it; `Load.cached_tokens` counts them too."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The engine's state, for the router's score and for /metrics."""
 
     running: int = 0

@@ -51,7 +51,9 @@ class Generation:
 
     def __init__(self, client: "EngineClient", submissions: Sequence[Submission]) -> None:
         self._client = client
-        self._queue: asyncio.Queue[tuple[int, Output] | EngineGone] = asyncio.Queue()
+        self._arrived: list[tuple[int, Output] | EngineGone] = []
+        self._waiter: asyncio.Future[None] | None = None
+        """Who waits for the first of them: a list and a future, for a queue's locks and waiters cost more at every token."""
         self._ids = [client.next_id() for _ in submissions]
         self._open = set(range(len(submissions)))
         self._submissions = submissions
@@ -74,9 +76,11 @@ class Generation:
     async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
         """Batches of (submission, output): all that has come since the last. Ends with the last submission; raises `EngineGone`."""
         while self._open:
-            batch = [self._checked(await self._queue.get())]
-            while not self._queue.empty():
-                batch.append(self._checked(self._queue.get_nowait()))
+            if not self._arrived:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            arrived, self._arrived = self._arrived, []
+            batch = [self._checked(item) for item in arrived]
             yield [(index, output) for index, output in batch if self._takes(index, output)]
 
     def _takes(self, index: int, output: Output) -> bool:
@@ -94,7 +98,9 @@ class Generation:
 
     def _deliverer(self, index: int) -> "Deliver":
         def deliver(item: Output | EngineGone) -> None:
-            self._queue.put_nowait(item if isinstance(item, EngineGone) else (index, item))
+            self._arrived.append(item if isinstance(item, EngineGone) else (index, item))
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
 
         return deliver
 

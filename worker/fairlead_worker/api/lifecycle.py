@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -90,6 +91,7 @@ class Life:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(CLOSING_SECONDS),
             )
@@ -145,6 +147,9 @@ class Life:
                 self.client.on_events = self.publisher.on_events
                 self.client.on_load = self.publisher.on_load
             await asyncio.to_thread(self.worker.loaded, ready)
+            # As in the engine process: what is here now stays, and a full collection should not walk it while streams wait.
+            gc.collect()
+            gc.freeze()
         except Exception as error:
             self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
             return

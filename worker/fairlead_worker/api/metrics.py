@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.messages import HostLoad, Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
@@ -34,7 +35,6 @@ class Metrics:
             name: Histogram(f"fairlead_{name}", text, labels, buckets=buckets, registry=self.registry).labels(model_name)
             for name, text, buckets in (
                 ("time_to_first_token_seconds", "From the request's arrival to its first token.", LATENCY),
-                ("inter_token_latency_seconds", "Between outputs of one sequence.", GAPS),
                 ("request_queue_time_seconds", "From a sequence's arrival at the engine to its admission.", LATENCY),
                 ("request_prefill_time_seconds", "From a sequence's admission to its first token.", LATENCY),
                 ("request_decode_time_seconds", "From a sequence's first token to its last.", LATENCY),
@@ -42,19 +42,16 @@ class Metrics:
             )
         }
         self.first_token = histogram["time_to_first_token_seconds"]
-        self.token_gap = histogram["inter_token_latency_seconds"]
+        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Between outputs of one sequence.", GAPS)
+        self.token_gap = gaps.labels(model_name=model_name)
         self.whole_request = histogram["e2e_request_latency_seconds"]
         self.queue_time = histogram["request_queue_time_seconds"]
         self.prefill_time = histogram["request_prefill_time_seconds"]
         self.decode_time = histogram["request_decode_time_seconds"]
-        steps = Histogram(
-            "fairlead_step_seconds",
-            "Time of a step, by what was in it: prefill, decodes, or both.",
-            (*labels, "kind"),
-            buckets=GAPS,
-            registry=self.registry,
-        )
-        self._steps = {kind: steps.labels(model_name, kind) for kind in ("prefill", "decode", "mixed")}
+        steps = PlainHistogram("fairlead_step_seconds", "Time of a step, by what was in it: prefill, decodes, or both.", GAPS)
+        self._steps = {kind: steps.labels(model_name=model_name, kind=kind) for kind in ("prefill", "decode", "mixed")}
+        self.registry.register(gaps)
+        self.registry.register(steps)
         stall = Counter(
             "fairlead_decode_stall_seconds",
             "Time that decodes waited for prefill in their step, summed over them.",

@@ -16,6 +16,8 @@ from fairlead_worker.api.worker import Worker
 logger = logging.getLogger(__name__)
 
 CACHED_HEADER = "x-fairlead-cached-tokens"
+_MARK = "\x00text\x00"
+"""Stands for the text of a chunk while what surrounds it is encoded: control characters are in no model's name and no request id."""
 
 
 class Shape(Protocol):
@@ -88,6 +90,8 @@ class _Stream:
     prepared: Prepared
     reply: Reply
     _out: bytearray = field(default_factory=bytearray)
+    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Of each choice: what stands before and after the text of a chunk. A chunk is otherwise ten dictionaries' work for one word."""
 
     async def send(self, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
         try:
@@ -121,11 +125,24 @@ class _Stream:
 
     def _piece(self, index: int, piece: Piece) -> None:
         choice = self.prepared.choices[index]
-        if piece.text or piece.logprobs:
+        if piece.logprobs or (piece.text and self.reply.continuous_usage):
             self._chunk(self.reply.shape.delta(index, piece))
+        elif piece.text:
+            head, tail = self._frames.get(index) or self._frame(index)
+            self._out += head
+            self._out += msgspec.json.encode(piece.text)
+            self._out += tail
         # Pieces of a batch were all taken in already: the finish belongs to the last of them.
         if piece.last:
             self._chunk(self.reply.shape.ending(index, choice))
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        before, self._out = self._out, bytearray()
+        self._chunk(self.reply.shape.delta(index, Piece(_MARK)))
+        head, _, tail = bytes(self._out).partition(msgspec.json.encode(_MARK))
+        self._out = before
+        self._frames[index] = head, tail
+        return head, tail
 
     def _chunk(self, choice: dict[str, Any]) -> None:
         document = self.reply.document(self.reply.shape.chunk_object, [choice])

@@ -1,0 +1,147 @@
+"""What happens at every token is cheap, and shows exactly what the plain way would."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from tests.worker.api.process import WorkerProcess
+
+from fairlead_worker.api.choice import Choice, Piece
+from fairlead_worker.api.histogram import PlainHistogram
+from fairlead_worker.api.metrics import GAPS
+from fairlead_worker.api.streaming import Reply, _Stream
+from fairlead_worker.messages import Loading
+from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
+
+
+def scraped(registry: CollectorRegistry) -> list[str]:
+    return [line for line in generate_latest(registry).decode().splitlines() if "_created{" not in line]
+
+
+def test_the_plain_histogram_is_scraped_as_the_librarys() -> None:
+    plain, ours = CollectorRegistry(), CollectorRegistry()
+    library = Histogram("gap_seconds", "Between outputs.", ("model_name", "kind"), buckets=GAPS, registry=plain)
+    histogram = PlainHistogram("gap_seconds", "Between outputs.", GAPS)
+    ours.register(histogram)
+    for kind in ("decode", "mixed"):
+        series, theirs = histogram.labels(model_name="m", kind=kind), library.labels("m", kind)
+        for value in (0.0, 0.001, 0.0011, 0.3, 79.9, 80.0, 80.1, 1e6):
+            theirs.observe(value)
+            series.observe(value)
+    assert scraped(ours) == scraped(plain)
+
+
+class Written:
+    """Takes what a stream writes."""
+
+    request_id = "id"
+    started = False
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    async def start(self, status: int, headers: dict[str, str]) -> None:
+        self.started = True
+
+    async def write(self, data: bytes, more: bool = True) -> None:
+        self.data += data
+
+
+class Answered:
+    """A prepared request of two choices."""
+
+    choices = (None, None)
+
+    def usage(self) -> dict[str, Any]:
+        return {"prompt_tokens_details": {"cached_tokens": 0}}
+
+
+class Shape:
+    id = 'cmpl-"1"'
+    chunk_object = whole_object = "text_completion"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        return {"index": index, "delta": {"content": piece.text}, "logprobs": None}
+
+    def ending(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {"index": index, "finish_reason": "stop"}
+
+    def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
+        raise AssertionError("this is a stream")
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("continuous_usage", [False, True])
+async def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, continuous_usage: bool) -> None:
+    texts = [" a", '"quoted"\\', "naïve 🧭", "\x00text\x00", "\n\n", "data: [DONE]"]
+    reply = Reply("m", 1, Shape(), stream=True, include_usage=include_usage, continuous_usage=continuous_usage)
+    written = Written()
+
+    async def pieces() -> Any:
+        for place, text in enumerate(texts):
+            yield [(place % 2, Piece(text))]
+
+    await _Stream(written, Answered(), reply).send(pieces())  # type: ignore[arg-type]  # stand-ins for the exchange and the request
+    events = [event.removeprefix("data: ") for event in written.data.decode().split("\n\n")[: len(texts)]]
+    for place, (event, text) in enumerate(zip(events, texts, strict=True)):
+        document = reply.document("text_completion", [reply.shape.delta(place % 2, Piece(text))])
+        if continuous_usage:
+            document["usage"] = Answered().usage()
+        elif include_usage:
+            document["usage"] = None
+        assert json.loads(event) == document
+        assert list(json.loads(event)) == list(document)
+
+
+async def test_a_fast_engine_leaves_the_event_loop_its_turns() -> None:
+    channel = ZmqChannel()
+    end = ZmqEngineEnd(channel.address)
+    messages, turns = 1000, 0
+    for percent in range(messages):
+        end.send(Loading(phase="download", percent=percent))
+
+    async def beside() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(beside())
+    async with asyncio.timeout(30):
+        for percent in range(messages):
+            assert (await channel.receive()).percent == percent  # type: ignore[union-attr]  # only such were sent
+    other.cancel()
+    end.close()
+    channel.close()
+    assert turns >= messages // YIELD_AFTER - 1
+
+
+async def test_a_cancelled_receive_loses_nothing() -> None:
+    channel = ZmqChannel()
+    end = ZmqEngineEnd(channel.address)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(channel.receive(), 0.05)
+    end.send(Loading(phase="weights", percent=7))
+    assert await asyncio.wait_for(channel.receive(), 30) == Loading(phase="weights", percent=7)
+    end.close()
+    channel.close()
+
+
+@pytest.mark.parametrize("given, expected", [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_idle_threads_sleep_unless_the_environment_says_otherwise(
+    start: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    worker = start().wait_ready()
+    environment = Path(f"/proc/{worker.engine_pid}/environ").read_bytes().split(b"\0")
+    assert f"OMP_WAIT_POLICY={expected}" in [os.fsdecode(entry) for entry in environment]
