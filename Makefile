@@ -41,9 +41,13 @@ e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian
 gpu-check: install ## the engine on this machine's GPU against transformers; says so where there is none
 	$(BIN)/python bench/gpu_check.py
 
-bench-engine: install ## what a step costs the scheduler and the model; writes bench/results/
+bench-engine: install ## the engine's mechanisms and costs, each beside its baseline; writes bench/results/ (BENCH=--quick: does it run)
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
 	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
+	$(BIN)/python bench/engine_microbatch.py $(BENCH) --json bench/results/engine_microbatch.json
+	$(BIN)/python bench/engine_batching.py $(BENCH) --json bench/results/engine_batching.json
+	$(BIN)/python bench/engine_stall.py $(BENCH) --json bench/results/engine_stall.json
+	$(BIN)/python bench/engine_prefix.py $(BENCH) --json bench/results/engine_prefix.json
 
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
 	$(BIN)/python bench/index_match.py --json bench/results/index.json
