@@ -45,10 +45,14 @@ e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian
 gpu-check: install ## the engine on this machine's GPU against transformers; says so where there is none
 	$(BIN)/python bench/gpu_check.py
 
-bench-engine: install ## what a step costs the scheduler and the model; writes bench/results/
+bench-engine: install ## the engine's mechanisms and costs, each beside its baseline; writes bench/results/ (BENCH=--quick: does it run)
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
 	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
 	$(BIN)/python bench/cpu_limit.py --json bench/results/cpu_limit.json
+	$(BIN)/python bench/engine_microbatch.py $(BENCH) --json bench/results/engine_microbatch.json
+	$(BIN)/python bench/engine_batching.py $(BENCH) --json bench/results/engine_batching.json
+	$(BIN)/python bench/engine_stall.py $(BENCH) --json bench/results/engine_stall.json
+	$(BIN)/python bench/engine_prefix.py $(BENCH) --json bench/results/engine_prefix.json
 
 bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/peers.json
 	$(BIN)/python -m bench.peers --json bench/results/peers.json

@@ -66,7 +66,7 @@ class Engine:
     """Pages of a host tier, with the CPU in the device's part."""
 
     def __post_init__(self) -> None:
-        cache = PrefixCache(PagePool(self.pages, self.page_size), self.page_size, extend, self.host_slots)
+        cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
         self.runner: ModelRunner = make_runner(self.loaded, page_size=self.page_size, kv_pages=self.pages, backend=self.backend)
@@ -85,8 +85,10 @@ class Engine:
         settings = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, **({"temperature": 0} | sampling))  # type: ignore[arg-type]  # as above
         names = [str(self.submitted + i) for i in range(len(prompts))]
         self.submitted += len(prompts)
-        for name, prompt in zip(names, prompts, strict=True):
-            refused = self.scheduler.submit(Submit(name, array("I", prompt).tobytes(), settings, root))
+        for number, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+            # For the policies that look at them.
+            priority, tenant = number % 3, f"tenant {number % 2}"
+            refused = self.scheduler.submit(Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant))
             assert refused is None, refused
         answers: dict[str, tuple[list[int], int]] = {name: ([], 0) for name in names}
         while plan := self.scheduler.plan():

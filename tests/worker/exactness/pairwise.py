@@ -1,0 +1,30 @@
+"""Few cases in which every pair of values comes together: most bugs of combined settings need two of them (Kuhn et al., NIST)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+
+Case = dict[str, object]
+
+
+def pairwise(dimensions: Mapping[str, Sequence[object]], allowed: Callable[[Case], bool] = lambda case: True) -> Iterator[Case]:
+    """Greedy, and the same each time: a case begins with a pair not seen yet, and takes for each other dimension the value that brings
+    most new pairs. `allowed` is asked of unfinished cases too; what it refuses must stay refused however the case goes on.
+    """
+    missing = dict.fromkeys(
+        ((a, x), (b, y)) for a, b in combinations(dimensions, 2) for x, y in product(dimensions[a], dimensions[b]) if allowed({a: x, b: y})
+    )
+
+    def new_pairs(case: Case, name: str, value: object) -> int:
+        pairs = ((((name, value), each), (each, (name, value))) for each in case.items())
+        return sum(one in missing or other in missing for one, other in pairs)
+
+    while missing:
+        case: Case = dict(next(iter(missing)))
+        for name, values in dimensions.items():
+            if name not in case:
+                possible = [value for value in values if allowed(case | {name: value})]
+                case[name] = max(possible, key=lambda value: new_pairs(case, name, value))  # used at once
+        case = {name: case[name] for name in dimensions}
+        for pair in combinations(case.items(), 2):
+            missing.pop(pair, None)
+        yield case
