@@ -94,8 +94,9 @@ def main() -> int:
                 rows.append(
                     {"arch": arch, "chunk": chunk, "host_tier": host, "equal": equal, "prompts": len(prompts), "seconds": round(seconds, 3)}
                 )
+                tier = "  host tier" if host else ""
                 print(
-                    f"{arch:8} chunk {chunk:4}{'  host tier' if host else ''}  equal to generate: {equal} of {len(prompts)}  {seconds:6.2f} s",
+                    f"{arch:8} chunk {chunk:4}{tier}  equal to generate: {equal} of {len(prompts)}  {seconds:6.2f} s",
                     flush=True,
                 )
     wrong = [row for row in rows if row["equal"] != row["prompts"]]
