@@ -47,6 +47,8 @@ class Choice:
         self.cached_tokens = 0
         self.logprob = 0.0
         """Sum over the tokens; 0 where the engine was not asked for log-probabilities."""
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        """Of its prompt's second token and all after it; with the first piece, where they were asked for."""
         self.timing: Timing | None = None
         """The engine's latest word on it."""
         self.finish_reason: str | None = None
@@ -71,6 +73,8 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         if output.timing is not None:
             self.timing = output.timing
+        if output.prompt_logprobs:
+            self.prompt_logprobs = output.prompt_logprobs
         piece = Piece()
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):

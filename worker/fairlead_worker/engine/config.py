@@ -25,6 +25,8 @@ class SchedulerConfig:
     """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
     policy: PolicyName = "lpm"
     eos_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: bool = True
+    """The runner can score prompts."""
 
     dedupe_tokens: int = 32
     """A request waits for a prefix that is being computed now if they share at least this many tokens (SGLang's in-batch threshold)."""
