@@ -37,7 +37,11 @@ def serve(engine: Engine, prompts: list[list[int]], ask: list[int | None], max_t
     for each in outputs.values():
         assert not any(output.prompt_logprobs for output in each[1:]), "they come with the first token, once"
     return [
-        ([t for output in outputs[name] for t in array("I", output.tokens)], list(outputs[name][0].prompt_logprobs), outputs[name][0].cached_tokens)
+        (
+            [t for output in outputs[name] for t in array("I", output.tokens)],
+            list(outputs[name][0].prompt_logprobs),
+            outputs[name][0].cached_tokens,
+        )
         for name in names
     ]
 

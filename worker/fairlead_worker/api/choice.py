@@ -40,7 +40,15 @@ class Choice:
     """The state of one sequence."""
 
     def __init__(
-        self, encoder: PromptEncoder, prompt: Sequence[int], *, stops: Sequence[str], min_tokens: int, eos: Sequence[int], logprobs: bool
+        self,
+        encoder: PromptEncoder,
+        prompt: Sequence[int],
+        *,
+        stops: Sequence[str],
+        min_tokens: int,
+        eos: Sequence[int],
+        logprobs: bool,
+        silent: bool = False,
     ) -> None:
         self.tokens = 0
         """Tokens generated, the stop token and the tokens of a stop string included."""
@@ -59,6 +67,13 @@ class Choice:
         self._min_tokens = min_tokens
         self._eos = eos
         self._logprobs = logprobs
+        self._silent = silent
+        """The prompt is all that is wanted: the token that ends its computation is nobody's."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens that count as output."""
+        return 0 if self._silent else self.tokens
 
     @property
     def mean_logprob(self) -> float:
@@ -75,6 +90,9 @@ class Choice:
             self.timing = output.timing
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
+        if self._silent:
+            self.tokens, self.finish_reason = 1, "length"
+            return Piece(last=True)
         piece = Piece()
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):

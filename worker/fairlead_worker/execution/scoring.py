@@ -14,7 +14,8 @@ BLOCK_LOGITS = 1 << 24
 
 def positions_to_score(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
     """(places in the packed step, the tokens that come after them), both [n] int64, of all rows in turn."""
-    places, targets = [], []
+    places: list[int] = []
+    targets: list[int] = []
     for row, begin in zip(plan.rows, accumulate((row.count for row in plan.rows), initial=0), strict=False):
         wanted = row.request.to_score(row.start, row.end)
         places += [begin + position - row.start for position in wanted]
@@ -29,8 +30,9 @@ def score(plan: StepPlan, logits_at: Callable[[torch.Tensor], torch.Tensor], voc
     most = max(top for wanted, top in rows if wanted)
     block = max(1, BLOCK_LOGITS // vocabulary)
     scored: list[TokenLogprobs] = []
-    for some, following in zip(places.split(block), targets.split(block), strict=True):
-        scored += _score_block(logits_at(some), following, most)
+    for begin in range(0, len(places), block):
+        some = slice(begin, begin + block)
+        scored += _score_block(logits_at(places[some]), targets[some], most)
     answer: list[tuple[TokenLogprobs, ...]] = []
     each = iter(scored)
     for wanted, top in rows:

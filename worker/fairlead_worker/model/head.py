@@ -36,7 +36,7 @@ class Head:
     def logits(self, answer: Any, positions: torch.Tensor) -> torch.Tensor:
         """[positions, vocabulary] of the body's `answer` for [1, T] tokens at `positions` ([n] int64)."""
         nothing = torch.zeros(1, 1, dtype=torch.int64, device=positions.device)
-        self._body.forward = lambda *args, **kwargs: answer  # type: ignore[method-assign]  # for the length of this call
+        self._body.forward = lambda *args, **kwargs: answer  # for the length of this call
         try:
             logits: torch.Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False, logits_to_keep=positions).logits[0]
         finally:
