@@ -49,6 +49,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
         """The logits are changed before temperature."""
         return self.penalized or bool(self.logit_bias) or bool(self.allowed_token_ids)
 
+    @property
+    def plain(self) -> bool:
+        """The largest logit, and nothing to change or to tell."""
+        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.adjusted
+
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
     """A request for the engine. Tokens are bytes of uint32."""

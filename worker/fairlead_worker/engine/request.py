@@ -66,6 +66,11 @@ class Request:
     """Leading prompt positions whose logits were used for the log-probability of the token after them; grows over retractions too."""
     scores: list[TokenLogprobs] = field(default_factory=list)
     """What came of them, until it leaves with the first token."""
+    plain: bool = False
+    """Its next token is the likeliest one, with nothing to change or to tell: set from `sampling`, so that a step need not ask."""
+
+    def __post_init__(self) -> None:
+        self.plain = self.sampling.plain
 
     @property
     def scoring(self) -> bool:
