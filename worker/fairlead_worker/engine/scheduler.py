@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import closing
+from operator import attrgetter
 
 from fairlead_index.hashing import token_bytes
 from fairlead_worker.cache.node import Node
@@ -43,8 +44,7 @@ class Scheduler:
         self._departed: list[tuple[int, Request]] = []
         """Requests that ended while a plan was out, and the number of the last one: their pages come back with it."""
         self._planned = self._advanced = self._arrivals = 0
-        self._apart = False
-        """A prompt whose log-probabilities are wanted has the next step: no decodes beside it, and they have the one after."""
+        self._apart = False  # a prompt to be scored has the next step: no decodes beside it, but they have the one after
         self._page_size = cache.page_size
 
     # In
@@ -91,8 +91,7 @@ class Scheduler:
         plan = StepPlan()
         if self.config.policy == "priority":
             self._preempt()
-        mixed = self.config.enable_mixed_chunk and not self._apart
-        self._apart = False
+        mixed, self._apart = self.config.enable_mixed_chunk and not self._apart, False
         if mixed:
             self._extend_running(plan)
         if self.chunked_req is not None or len(self.waiting):
@@ -377,8 +376,7 @@ class Scheduler:
         lease = _lease(request)
         prefixes.open(request, lease.place)
         plan.samples += whole
-        if request.scoring and request.to_score(request.computed, request.computed + count):
-            plan.scores += 1
+        plan.scores += bool(request.to_score(request.computed, request.computed + count))
         insort(plan.rows, Row(request, request.computed, count, lease.pages, whole), key=_row_arrival)
 
     # Results
@@ -449,9 +447,4 @@ def _lease(request: Request) -> Lease:
     return request.lease
 
 
-def _arrival(request: Request) -> int:
-    return request.arrival
-
-
-def _row_arrival(row: Row) -> int:
-    return row.request.arrival
+_arrival, _row_arrival = attrgetter("arrival"), attrgetter("request.arrival")

@@ -72,7 +72,7 @@ def keep_sorted(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Te
 
 
 def drop_unlikely(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """In place. min_p: tokens below that share of the likeliest one's probability to -inf. The largest of each row is 0, so it always stays."""
+    """In place. min_p: tokens below that share of the likeliest one's probability to -inf. The largest of a row is 0, so it stays."""
     if not any(s.min_p > 0 for s in samplings):
         return scaled
     floor = torch.tensor([s.min_p for s in samplings], device=scaled.device).log()
