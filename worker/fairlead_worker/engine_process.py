@@ -126,6 +126,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
             itl_target_ms=config.itl_target_ms,
             policy=config.policy,
             eos_token_ids=loaded.eos_token_ids,
+            prompt_logprobs=runner.head is not None,
         ),
         PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )

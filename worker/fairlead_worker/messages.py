@@ -35,6 +35,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """(token, what is added to its logit), each token once."""
     allowed_token_ids: tuple[int, ...] = ()
     """Where not empty: no other token can be chosen."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of the prompt's own tokens, each after those before it. Such a prompt takes nothing from the prefix cache:
+    cached positions have no logits."""
 
     @property
     def penalized(self) -> bool:
@@ -45,6 +48,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     def adjusted(self) -> bool:
         """The logits are changed before temperature."""
         return self.penalized or bool(self.logit_bias) or bool(self.allowed_token_ids)
+
+    @property
+    def plain(self) -> bool:
+        """The largest logit, and nothing to change or to tell."""
+        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.adjusted
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -70,11 +78,14 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probabilities at one output position, natural logarithm, of the model's own distribution (before temperature and filters)."""
+    """Log-probabilities at one position, natural logarithm, of the model's own distribution (before temperature and filters)."""
 
     chosen: float
+    """Of the token that is there."""
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    rank: int = 0
+    """Of that token among all, 1 for the most likely one; 0 where it was not determined (outputs)."""
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -104,6 +115,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] = ()
     timing: Timing | None = None
     """With the first token, and again with the first one after a retraction."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """With the first token: of the prompt's second token and all after it, where they were asked for."""
 
 
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

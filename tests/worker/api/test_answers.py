@@ -58,6 +58,9 @@ def _streamed(worker: WorkerProcess, path: str, **body: Any) -> tuple[list[dict[
         {"stop_token_ids": list(range(200, 400)), "seed": 3, "max_tokens": 200},
         {"prompt": [PROMPT, "Other"], "n": 2, "seed": 4},
         {"echo": True, "seed": 4},
+        {"echo": True, "logprobs": 2, "seed": 4},
+        {"echo": True, "logprobs": 0, "n": 3, "prompt": [PROMPT, "Other"], "seed": 4},
+        {"echo": True, "logprobs": 1, "max_tokens": 0, "n": 2},
     ],
     ids=lambda options: "-".join(options) or "greedy",
 )

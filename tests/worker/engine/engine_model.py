@@ -18,7 +18,7 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.request import Request
 from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.messages import Load, Output, Sampling, Submit
+from fairlead_worker.messages import Load, Output, Sampling, Submit, TokenLogprobs
 
 VOCABULARY = 40
 EOS = 7
@@ -63,6 +63,7 @@ class Told:
     cached_tokens: int | None = None
     finish: str | None = None
     error: str = ""
+    scores: list[float] = field(default_factory=list)
 
 
 class EngineModel:
@@ -137,6 +138,7 @@ class EngineModel:
         assert told.finish is None, f"{output.id} had ended"
         assert told.cached_tokens in (None, output.cached_tokens) or output.finish in ("abort", "error"), "cached_tokens changed its mind"
         told.tokens += array("I", output.tokens)
+        told.scores += [score.chosen for score in output.prompt_logprobs]
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
 
     def _forward(self, plan: StepPlan) -> StepResult:
@@ -160,7 +162,11 @@ class EngineModel:
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
-        return StepResult([[next_token(values[id(row)][-1])] for row in sampled], seconds=self.seconds(plan))
+        tokens, scores = [[next_token(values[id(row)][-1])] for row in sampled], []
+        if plan.scores:
+            assert not plan.decodes, "a prompt is not scored beside decodes"
+            scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
+        return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores)
 
     def _copy(self, plan: StepPlan) -> None:
         """Saves in any order (here: the last first), then loads: so a runner may do each kind in one go."""
@@ -215,7 +221,7 @@ class EngineModel:
 
     def _deepest(self, request: Request) -> Node:
         node, size = self.cache._roots[request.root], self.cache.page_size
-        while (node.depth + 1) * size < len(request.tokens):
+        while (node.depth + 1) * size <= min(request.reusable, len(request.tokens) - 1):
             child = node.children.get(request.tokens[node.depth * size : (node.depth + 1) * size].tobytes())
             if child is None:
                 break

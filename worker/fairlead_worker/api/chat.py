@@ -7,9 +7,9 @@ from typing import Any
 from fairlead_index.prompt import PromptEncoder
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.generation import prepare
+from fairlead_worker.api.generation import Prepared, prepare
 from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.logprobs import chat_logprobs
+from fairlead_worker.api.logprobs import chat_logprobs, prompt_logprobs
 from fairlead_worker.api.sampling import wanted
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
@@ -23,9 +23,10 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, id: str, encoder: PromptEncoder) -> None:
+    def __init__(self, id: str, encoder: PromptEncoder, prepared: Prepared) -> None:
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
+        self._prepared = prepared
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return _delta(index, {"role": "assistant", "content": ""})
@@ -40,6 +41,11 @@ class ChatShape:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
 
+    def beside(self) -> dict[str, Any]:
+        """vLLM has the prompt's log-probabilities beside the choices."""
+        prepared = self._prepared
+        return {"prompt_logprobs": prompt_logprobs(self._encoder, prepared.prompts[0], prepared.scores(0))} if prepared.scored else {}
+
 
 async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
@@ -53,7 +59,7 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     reply = Reply(
         model=model,
         created=int(time.time()),
-        shape=ChatShape(exchange.request_id, worker.encoder),
+        shape=ChatShape(exchange.request_id, worker.encoder, prepared),
         stream=bool(request.stream),
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,

@@ -40,13 +40,23 @@ class Choice:
     """The state of one sequence."""
 
     def __init__(
-        self, encoder: PromptEncoder, prompt: Sequence[int], *, stops: Sequence[str], min_tokens: int, eos: Sequence[int], logprobs: bool
+        self,
+        encoder: PromptEncoder,
+        prompt: Sequence[int],
+        *,
+        stops: Sequence[str],
+        min_tokens: int,
+        eos: Sequence[int],
+        logprobs: bool,
+        silent: bool = False,
     ) -> None:
         self.tokens = 0
         """Tokens generated, the stop token and the tokens of a stop string included."""
         self.cached_tokens = 0
         self.logprob = 0.0
         """Sum over the tokens; 0 where the engine was not asked for log-probabilities."""
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        """Of its prompt's second token and all after it; with the first piece, where they were asked for."""
         self.timing: Timing | None = None
         """The engine's latest word on it."""
         self.finish_reason: str | None = None
@@ -57,6 +67,13 @@ class Choice:
         self._min_tokens = min_tokens
         self._eos = eos
         self._logprobs = logprobs
+        self._silent = silent
+        """The prompt is all that is wanted: the token that ends its computation is nobody's."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens that count as output."""
+        return 0 if self._silent else self.tokens
 
     @property
     def mean_logprob(self) -> float:
@@ -71,6 +88,11 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         if output.timing is not None:
             self.timing = output.timing
+        if output.prompt_logprobs:
+            self.prompt_logprobs = output.prompt_logprobs
+        if self._silent:
+            self.tokens, self.finish_reason = 1, "length"
+            return Piece(last=True)
         piece = Piece()
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):

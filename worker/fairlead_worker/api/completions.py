@@ -6,9 +6,9 @@ from typing import Any
 
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.generation import prepare
+from fairlead_worker.api.generation import Prepared, prepare
 from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.logprobs import CompletionLogprobs
+from fairlead_worker.api.logprobs import CompletionLogprobs, prompt_logprobs
 from fairlead_worker.api.sampling import wanted
 from fairlead_worker.api.schema import CompletionRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
@@ -24,15 +24,18 @@ class CompletionShape:
 
     chunk_object = whole_object = "text_completion"
 
-    def __init__(self, id: str, worker: Worker, echoes: list[str], n: int) -> None:
+    def __init__(self, id: str, worker: Worker, prepared: Prepared, request: CompletionRequest) -> None:
         self.id = f"cmpl-{id}"
-        self._echoes = echoes
-        self._n = n
-        self._logprobs = [CompletionLogprobs(worker.encoder) for _ in range(len(echoes) * n)]
+        self._encoder = worker.encoder
+        self._prepared = prepared
+        self._echoes = [worker.encoder.decode(prompt) if request.echo else "" for prompt in prepared.prompts]
+        self._echo_logprobs = bool(request.echo) and request.logprobs is not None
+        self._prompt_logprobs = request.prompt_logprobs is not None
+        self._logprobs = [CompletionLogprobs(worker.encoder) for _ in range(len(self._echoes) * prepared.n)]
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        echo = self._echoes[index // self._n]
-        return _choice(index, echo) if echo else None
+        prompt = index // self._prepared.n
+        return _choice(index, self._echoes[prompt], self._echoed(index)) if self._echoes[prompt] or self._echo_logprobs else None
 
     def delta(self, index: int, piece: Piece) -> dict[str, Any]:
         return _choice(index, piece.text, self._logprobs[index].take(piece))
@@ -41,7 +44,23 @@ class CompletionShape:
         return _choice(index, "") | _finish(choice)
 
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        return _choice(index, self._echoes[index // self._n] + piece.text, self._logprobs[index].take(piece)) | _finish(choice)
+        prompt = index // self._prepared.n
+        logprobs = self._echoed(index, piece) if self._echo_logprobs else self._logprobs[index].take(piece)
+        whole = _choice(index, self._echoes[prompt] + piece.text, logprobs) | _finish(choice)
+        if self._prompt_logprobs:
+            scores = self._prepared.scores(prompt)
+            whole["prompt_logprobs"] = prompt_logprobs(self._encoder, self._prepared.prompts[prompt], scores)
+        return whole
+
+    def beside(self) -> dict[str, Any]:
+        return {}
+
+    def _echoed(self, index: int, piece: Piece | None = None) -> dict[str, Any] | None:
+        """The prompt's log-probabilities, and those of `piece` after them."""
+        if not self._echo_logprobs:
+            return None
+        prompt = index // self._prepared.n
+        return self._logprobs[index].echo(self._prepared.prompts[prompt], self._prepared.scores(prompt), piece)
 
 
 async def completions(worker: Worker, exchange: Exchange) -> None:
@@ -52,12 +71,11 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     how = wanted(request, worker.ready.sampling_defaults)
     prompts = [given] if given is not None else await _prompts(worker, request, how.best_of)
     prepared = prepare(worker, prompts, how)
-    echoes = [worker.encoder.decode(prompt) if request.echo else "" for prompt in prompts]
     options = request.stream_options
     reply = Reply(
         model=model,
         created=int(time.time()),
-        shape=CompletionShape(exchange.request_id, worker, echoes, how.n),
+        shape=CompletionShape(exchange.request_id, worker, prepared, request),
         stream=bool(request.stream),
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,

@@ -11,6 +11,7 @@ from fairlead_worker.api.choice import Choice
 from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.sampling import Wanted, check_vocabulary, choice_seed, fit
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,16 @@ class Prepared:
     best_of: int
     submissions: list[Submission]
     choices: list[Choice]
+    scored: bool
+    """Log-probabilities of the prompts are wanted: the first choice of each brings them."""
+
+    def scores(self, prompt: int) -> tuple[TokenLogprobs, ...]:
+        """Of the second token of a prompt and all after it."""
+        return self.choices[prompt * self.best_of].prompt_logprobs
+
+    def awaits_scores(self, index: int) -> bool:
+        """The prompt of choice `index` is still to be scored."""
+        return self.scored and not self.choices[index // self.best_of * self.best_of].tokens
 
     def best(self) -> list[int]:
         """The choices to show: of each prompt the n most likely ones, the likeliest first; all in their order where all are shown."""
@@ -33,7 +44,7 @@ class Prepared:
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
         prompt = sum(map(len, self.prompts))
-        completion = sum(choice.tokens for choice in self.choices)
+        completion = sum(choice.generated for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self._leaders())
         return {
             "prompt_tokens": prompt,
@@ -63,7 +74,9 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
         worker.check_tokens(prompt)
         max_tokens = fit(wanted.max_tokens, len(prompt), worker.max_model_len)
         for choice in range(wanted.best_of):
-            sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=choice_seed(wanted.seed, choice))
+            scores = None if choice else wanted.base.prompt_logprobs
+            seed = choice_seed(wanted.seed, choice)
+            sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
             submissions.append(Submission(prompt, sampling, root))
             choices.append(
                 Choice(
@@ -73,6 +86,7 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
                     min_tokens=wanted.base.min_tokens,
                     eos=worker.ready.eos_token_ids,
                     logprobs=wanted.logprobs,
+                    silent=wanted.silent,
                 )
             )
-    return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices)
+    return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices, wanted.base.prompt_logprobs is not None)

@@ -1,6 +1,6 @@
 """Log-probabilities in the shapes of the two endpoints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fairlead_index.prompt import PromptEncoder
@@ -36,13 +36,19 @@ class CompletionLogprobs:
         self._offset = 0
 
     def take(self, piece: Piece) -> dict[str, Any] | None:
-        if not piece.logprobs:
-            return None
-        texts = [token_text(self._encoder, token) for token in piece.tokens]
+        return self._shape(piece.tokens, piece.logprobs) if piece.logprobs else None
+
+    def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], piece: Piece | None = None) -> dict[str, Any]:
+        """Of the prompt's tokens, whose first has none, and of those of `piece` after them."""
+        tokens, logprobs = (piece.tokens, piece.logprobs) if piece is not None else ([], [])
+        return self._shape([*prompt, *tokens], [None, *scores, *logprobs])
+
+    def _shape(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        texts = [token_text(self._encoder, token) for token in tokens]
         return {
             "tokens": texts,
-            "token_logprobs": [max(logprobs.chosen, FLOOR) for logprobs in piece.logprobs],
-            "top_logprobs": [dict(self._top(token, logprobs)) for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)],
+            "token_logprobs": [each and max(each.chosen, FLOOR) for each in logprobs],
+            "top_logprobs": [each and dict(self._top(token, each)) for token, each in zip(tokens, logprobs, strict=True)],
             "text_offset": list(self._offsets(texts)),
         }
 
@@ -57,6 +63,20 @@ class CompletionLogprobs:
         for text in texts:
             yield self._offset
             self._offset += len(text)
+
+
+def prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: null for the first token, then `{token id: {logprob, rank, decoded_token}}` for each, its own first."""
+
+    def entry(token: int, value: float, rank: int) -> dict[str, Any]:
+        return {"logprob": max(value, FLOOR), "rank": rank, "decoded_token": token_text(encoder, token)}
+
+    shown: list[dict[str, Any] | None] = [None]
+    for token, each in zip(prompt[1:], scores, strict=True):
+        top = enumerate(zip(each.top_ids, each.top_logprobs, strict=True), 1)
+        others = {str(other): entry(other, value, rank) for rank, (other, value) in top if other != token}
+        shown.append({str(token): entry(token, each.chosen, each.rank)} | others)
+    return shown
 
 
 def token_text(encoder: PromptEncoder, token: int) -> str:

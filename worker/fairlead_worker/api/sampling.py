@@ -34,6 +34,8 @@ class Wanted:
     """Sequences to generate for each prompt: the `n` most likely ones are shown."""
     logprobs: bool
     """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
+    silent: bool
+    """Nothing is generated (`max_tokens` 0): the engine's one token is not shown."""
 
 
 def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
@@ -45,8 +47,11 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
             raise invalid("top_logprobs: needs logprobs to be true", param="top_logprobs")
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
     else:
-        max_tokens, max_field = request.max_tokens or COMPLETION_MAX_TOKENS, "max_tokens"
+        max_tokens, max_field = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens, "max_tokens"
         logprobs = request.logprobs
+    prompt_logprobs = _prompt_logprobs(request)
+    if max_tokens == 0 and prompt_logprobs is None and not (isinstance(request, CompletionRequest) and request.echo):
+        raise invalid("max_tokens: 0 leaves nothing to answer; with echo or prompt_logprobs it gives the prompt alone", param="max_tokens")
     n = request.n or 1
     best_of = _best_of(request, n)
     min_tokens = request.min_tokens or 0
@@ -70,8 +75,19 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
         repetition_penalty=_given(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
         logit_bias=_biases(request.logit_bias or {}),
         allowed_token_ids=_allowed(request.allowed_token_ids),
+        prompt_logprobs=prompt_logprobs,
     )
-    return Wanted(max_tokens, base, seed, _stops(request.stop), n, best_of, logprobs is not None)
+    most = max_tokens if max_tokens is None else max(max_tokens, 1)
+    return Wanted(most, base, seed, _stops(request.stop), n, best_of, logprobs is not None, max_tokens == 0)
+
+
+def _prompt_logprobs(request: CommonRequest) -> int | None:
+    """As vLLM: its field, or what `echo` with `logprobs` needs."""
+    if request.prompt_logprobs is not None:
+        if request.stream:
+            raise invalid("prompt_logprobs: only whole answers have them; leave stream out", param="prompt_logprobs")
+        return request.prompt_logprobs
+    return request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
 
 
 def _given(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
@@ -160,7 +176,5 @@ def _refuse_unsupported(request: CommonRequest) -> None:
     if isinstance(request, CompletionRequest):
         if request.suffix:
             raise invalid("suffix: not supported; leave it out", param="suffix")
-        if request.echo and request.logprobs is not None:
-            raise invalid("echo: not supported together with logprobs", param="echo")
     elif isinstance(request, ChatRequest) and request.tool_choice not in (None, "none", "auto"):
         raise invalid("tool_choice: only none and auto are supported", param="tool_choice")

@@ -52,6 +52,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Repetition | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     # Known to OpenAI and not done here: refused when it would change the answer, rather than ignored.
     response_format: dict[str, Any] | None = None
 
@@ -59,6 +60,8 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]] | None = None
     logprobs: TopLogprobs | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0: nothing but the prompt."""
     echo: bool | None = None
     best_of: Choices | None = None
     suffix: str | None = None

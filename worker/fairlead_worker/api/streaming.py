@@ -36,6 +36,9 @@ class Shape(Protocol):
 
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]: ...
 
+    def beside(self) -> dict[str, Any]:
+        """What a whole answer has beside its choices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -80,7 +83,7 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
             gathered[index].add(piece)
     choices = [reply.shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
     usage = prepared.usage()
-    document = reply.document(reply.shape.whole_object, choices) | {"usage": usage}
+    document = reply.document(reply.shape.whole_object, choices) | {"usage": usage} | reply.shape.beside()
     await exchange.json(document, {CACHED_HEADER: str(usage["prompt_tokens_details"]["cached_tokens"])})
 
 
@@ -92,14 +95,21 @@ class _Stream:
     _out: bytearray = field(default_factory=bytearray)
     _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Of each choice: what stands before and after the text of a chunk. A chunk is otherwise ten dictionaries' work for one word."""
+    _opened: set[int] = field(default_factory=set)
+    _held: list[tuple[int, Piece]] = field(default_factory=list)
+    """Pieces that came before the log-probabilities of their prompt, which are echoed before them."""
 
     async def send(self, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
         try:
             async for batch in pieces:
                 if not self.exchange.started:
                     await self._open()
-                for index, piece in batch:
-                    self._piece(index, piece)
+                pending, self._held = self._held + batch, []
+                for index, piece in pending:
+                    if self.prepared.awaits_scores(index):
+                        self._held.append((index, piece))
+                    else:
+                        self._piece(index, piece)
                 if self._out:
                     await self._flush()
         except Exception as error:
@@ -119,12 +129,19 @@ class _Stream:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", CACHED_HEADER: str(cached)}
         await self.exchange.start(200, headers)
         for index in range(len(self.prepared.choices)):
-            opening = self.reply.shape.opening(index)
-            if opening is not None:
-                self._chunk(opening)
+            if not self.prepared.awaits_scores(index):
+                self._opening(index)
+
+    def _opening(self, index: int) -> None:
+        opening = self.reply.shape.opening(index)
+        if opening is not None:
+            self._chunk(opening)
+        self._opened.add(index)
 
     def _piece(self, index: int, piece: Piece) -> None:
         choice = self.prepared.choices[index]
+        if index not in self._opened:
+            self._opening(index)
         if piece.logprobs or (piece.text and self.reply.continuous_usage):
             self._chunk(self.reply.shape.delta(index, piece))
         elif piece.text:

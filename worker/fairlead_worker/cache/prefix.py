@@ -62,13 +62,13 @@ class PrefixCache:
 
     # Matching
 
-    def watch(self, root: int, tokens: "array[int]") -> Watch:
-        """Starts to follow how much of `tokens` is cached; ends with `unwatch`."""
+    def watch(self, root: int, tokens: "array[int]", reusable: int | None = None) -> Watch:
+        """Starts to follow how much of `tokens` is cached, and of no more than the first `reusable`; ends with `unwatch`."""
         node = self._roots.get(root)
         if node is None:
             node = self._roots[root] = Node(None, b"", -1, root)
         node.users += 1
-        return self._watches.add(node, tokens)
+        return self._watches.add(node, tokens, len(tokens) if reusable is None else reusable)
 
     def unwatch(self, watch: Watch) -> None:
         if not watch.removed:

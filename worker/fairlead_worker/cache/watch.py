@@ -20,11 +20,11 @@ class Watch:
 
     __slots__ = ("key", "limit", "node", "removed", "root", "settled", "tokens")
 
-    def __init__(self, root: Node, tokens: "array[int]", page_size: int) -> None:
+    def __init__(self, root: Node, tokens: "array[int]", page_size: int, reusable: int) -> None:
         self.root = root
         self.node = root
         self.tokens = tokens
-        self.limit = (len(tokens) - 1) // page_size
+        self.limit = min(reusable, len(tokens) - 1) // page_size
         """Pages that may be reused: at least one token is left to compute, as its logits give the next one."""
         self.key = _NOTHING
         self.settled = False
@@ -47,8 +47,8 @@ class Watches:
         self._unsettled: OrderedDict[Watch, None] = OrderedDict()
         """Touched by changes since `refresh` last named them, in that order. Without those removed: nobody may ever call `refresh`."""
 
-    def add(self, root: Node, tokens: "array[int]") -> Watch:
-        watch = Watch(root, tokens, self._page_size)
+    def add(self, root: Node, tokens: "array[int]", reusable: int) -> Watch:
+        watch = Watch(root, tokens, self._page_size, reusable)
         self.settle(watch)
         return watch
 

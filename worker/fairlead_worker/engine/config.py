@@ -30,6 +30,8 @@ class SchedulerConfig:
     """A request waits for a prefix that is being computed now if they share at least this many tokens (SGLang's in-batch threshold);
     0: it never waits."""
     eos_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: bool = True
+    """The runner can score prompts."""
 
     max_bypass: int = 64
     """Later requests that may be admitted before the oldest one; then it goes next, whatever its prefix."""

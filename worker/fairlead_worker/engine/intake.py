@@ -27,6 +27,8 @@ def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, p
         raise Refused("the prompt is empty: at least one token is needed")
     if sampling.max_tokens < 1:
         raise Refused(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+    if sampling.prompt_logprobs is not None and not config.prompt_logprobs:
+        raise Refused("log-probabilities of the prompt cannot be computed for this model: its head does not run apart from its body")
     if prompt >= config.max_model_len:
         raise Refused(
             f"the prompt has {prompt} tokens, but the longest sequence here, prompt and output, is {config.max_model_len}: shorten it"

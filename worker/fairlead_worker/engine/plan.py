@@ -45,6 +45,8 @@ class StepPlan:
     """Lengths of the decodes, summed; kept only where the chunk size follows an ITL target."""
     samples: int = 0
     """Rows that sample: the decodes, and prompts that end in this step."""
+    scores: int = 0
+    """Rows of which positions are wanted for prompt log-probabilities (`Request.to_score`)."""
     number: int = 0
     """Counts the plans with rows, from 1."""
     saves: list[tuple[int, int]] = field(default_factory=list)
@@ -65,6 +67,8 @@ class StepResult:
     """Parallel to `tokens`; empty tuples for rows that asked for none. May be empty altogether."""
     seconds: float = 0.0
     """Wall time of the step, measured by the runner."""
+    prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
+    """Parallel to the plan's rows: of the tokens after the positions in `to_score`. Empty altogether where no row has any."""
 
 
 class Runner(Protocol):

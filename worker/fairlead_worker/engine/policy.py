@@ -125,7 +125,7 @@ class WaitingQueue:
                     return
 
     def _watch(self, request: Request) -> Watch:
-        request.watch = self._cache.watch(request.root, request.tokens)
+        request.watch = self._cache.watch(request.root, request.tokens, request.reusable)
         self.tokens += len(request.tokens)
         return request.watch
 

@@ -1,10 +1,11 @@
 """One request inside the engine: integers that only grow, and the lease on its pages."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fairlead_worker.messages import FinishReason, Sampling
+from fairlead_worker.messages import FinishReason, Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
     from fairlead_worker.cache.prefix import Lease
@@ -63,6 +64,41 @@ class Request:
     page_end: int = 0
     """`computed` at which its next page is full; kept while it decodes."""
     finish: FinishReason | None = None
+    scored: int = 0
+    """Leading prompt positions whose logits were used for the log-probability of the token after them; grows over retractions too."""
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    """What came of them, until it leaves with the first token."""
+    plain: bool = False
+    """Its next token is the likeliest one, with nothing to change or to tell: set from `sampling`, so that a step need not ask."""
+
+    def __post_init__(self) -> None:
+        self.plain = self.sampling.plain
+
+    @property
+    def scoring(self) -> bool:
+        """Log-probabilities of its prompt are wanted, and some are missing."""
+        return self.sampling.prompt_logprobs is not None and self.scored < self.prompt_length - 1
+
+    def to_score(self, start: int, end: int) -> range:
+        """Of the positions computed now, from `start` to `end`, those whose logits are wanted: each once, however often it is computed."""
+        return range(max(start, self.scored), min(end, self.prompt_length - 1)) if self.scoring else range(0)
+
+    def score(self, scores: Sequence[TokenLogprobs]) -> None:
+        """What came of `to_score`."""
+        self.scores += scores
+        self.scored += len(scores)
+
+    def take_scores(self) -> tuple[TokenLogprobs, ...]:
+        """What is to be told with its first token, once."""
+        if not self.scores:
+            return ()
+        scores, self.scores = self.scores, []
+        return tuple(scores)
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens whose KV may come from the prefix cache: their logits are not wanted (any more)."""
+        return self.scored if self.scoring else len(self.tokens) - 1
 
     @property
     def reserved(self) -> int:

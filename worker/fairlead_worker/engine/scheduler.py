@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import closing
+from operator import attrgetter
 
 from fairlead_index.hashing import token_bytes
 from fairlead_worker.cache.node import Node
@@ -43,6 +44,7 @@ class Scheduler:
         self._departed: list[tuple[int, Request]] = []
         """Requests that ended while a plan was out, and the number of the last one: their pages come back with it."""
         self._planned = self._advanced = self._arrivals = 0
+        self._apart = False  # a prompt to be scored has the next step: no decodes beside it, but they have the one after
         self._page_size = cache.page_size
 
     # In
@@ -89,7 +91,7 @@ class Scheduler:
         plan = StepPlan()
         if self.config.policy == "priority":
             self._preempt()
-        mixed = self.config.enable_mixed_chunk
+        mixed, self._apart = self.config.enable_mixed_chunk and not self._apart, False
         if mixed:
             self._extend_running(plan)
         if self.chunked_req is not None or len(self.waiting):
@@ -107,6 +109,8 @@ class Scheduler:
         """Takes in what a step brought: new tokens, filled pages, finished requests. Outputs come in the plan's order."""
         if plan.samples != len(result.tokens):
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
+        for row, scores in zip(plan.rows, result.prompt_logprobs, strict=False):  # none, or one for each row
+            row.request.score(scores)
         outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
         self._advanced = plan.number
         if self._departed:
@@ -299,6 +303,9 @@ class Scheduler:
         budget = StepBudget(self.config, self._page_size, plan.decodes, allowance)
         prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
         if self.chunked_req is not None:
+            if self.chunked_req.scoring and plan.decodes:
+                self._apart = True
+                return
             self._prefill(self.chunked_req, plan, budget, prefixes)
         if len(self.waiting):
             self._admit_waiting(plan, budget, prefixes)
@@ -320,9 +327,12 @@ class Scheduler:
                 cached = node.depth * self._page_size
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
-                if prefixes.computing(request, node) and not self.waiting.must_go(request):
+                if not request.scoring and prefixes.computing(request, node) and not self.waiting.must_go(request):
                     continue
                 if self._lacking(request, node) <= 0:
+                    if request.scoring and plan.decodes:
+                        self._apart = True
+                        return
                     self._admit(request, node)
                     self._prefill(request, plan, budget, prefixes)
 
@@ -371,6 +381,7 @@ class Scheduler:
         lease = _lease(request)
         prefixes.open(request, lease.place)
         plan.samples += whole
+        plan.scores += bool(request.to_score(request.computed, request.computed + count))
         insort(plan.rows, Row(request, request.computed, count, lease.pages, whole), key=_row_arrival)
 
     # Results
@@ -390,7 +401,8 @@ class Scheduler:
                 break
         self.meter.output_tokens += taken
         self.reserve.wrote(taken)
-        return Output(request.id, token_bytes(tokens[:taken]), request.first_cached or 0, request.finish, stop_token, "", logprobs[:taken])
+        text, cached = token_bytes(tokens[:taken]), request.first_cached or 0
+        return Output(request.id, text, cached, request.finish, stop_token, "", logprobs[:taken], None, request.take_scores())
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
@@ -440,9 +452,4 @@ def _lease(request: Request) -> Lease:
     return request.lease
 
 
-def _arrival(request: Request) -> int:
-    return request.arrival
-
-
-def _row_arrival(row: Row) -> int:
-    return row.request.arrival
+_arrival, _row_arrival = attrgetter("arrival"), attrgetter("request.arrival")

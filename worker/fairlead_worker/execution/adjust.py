@@ -69,6 +69,10 @@ class Histories:
         _allow(logits, [(i, request) for i, request in rows if request.sampling.allowed_token_ids])
         return logits
 
+    def forget(self) -> None:
+        """The latest step had nobody with penalties."""
+        self._of = {}
+
     def _history(self, request: Request) -> History:
         history = self._of.get(request.id)
         if history is None or history.tokens is not request.tokens:

@@ -1,40 +1,91 @@
-"""top_k, top_p and min_p on rows of logits, in the order that transformers' logits warpers apply them."""
+"""top_k, top_p and min_p on rows of logits, in the order that transformers' logits warpers apply them.
+
+A filter nearly always leaves a few tokens of the vocabulary, so only a row's largest logits are put in order: 64 of them where top_k says
+that no more can stay, else 1,024. A row whose top_p wants more than these hold is sorted whole. Which of the three it is depends on the
+row alone, so that its result does not depend on the others'.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from fairlead_worker.messages import Sampling
 
-NARROW = 64
-"""Rows with 0 < top_k <= NARROW look at their NARROW largest logits only; others sort the whole vocabulary (many times slower).
-The width depends on the row alone, so that a row's result does not depend on the others'."""
+NARROW, WIDE = 64, 1024
+"""Largest logits looked at: of rows with top_k up to NARROW, and of others. Finding 1,024 takes a tenth of a sort (bench/sampling.py)."""
 
 
-def filter_logits(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """logits [rows, vocabulary] after temperature -> the same with dropped tokens at -inf. The most likely token always stays."""
-    vocabulary = logits.shape[1]
-    narrow = [i for i, s in enumerate(samplings) if 0 < s.top_k <= NARROW]
-    wide = [i for i, s in enumerate(samplings) if not 0 < s.top_k <= NARROW and (0 < s.top_k < vocabulary or s.top_p < 1.0)]
-    for rows, width in ((narrow, min(NARROW, vocabulary)), (wide, vocabulary)):
-        if rows:
-            logits = logits.index_copy(0, torch.tensor(rows, device=logits.device), _top(logits[rows], [samplings[i] for i in rows], width))
-    if any(s.min_p > 0 for s in samplings):
-        floor = torch.tensor([s.min_p for s in samplings], device=logits.device).log()
-        logits = logits.masked_fill(logits < (logits.amax(1) + floor)[:, None], float("-inf"))
-    return logits
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Rows by how much of the vocabulary must be looked at."""
+
+    narrow: list[int]
+    wide: list[int]
+    sorted: list[int]
+    """top_k is more than WIDE: known before looking."""
+    whole: list[int]
+    """No top_k and no top_p."""
 
 
-def _top(logits: torch.Tensor, samplings: Sequence[Sampling], width: int) -> torch.Tensor:
-    """Keep each row's top_k largest, then the fewest of these that reach top_p of their probability."""
-    device, vocabulary = logits.device, logits.shape[1]
-    ordered, tokens = torch.topk(logits, width) if width < vocabulary else torch.sort(logits, dim=1, descending=True, stable=True)
-    top_k = torch.tensor([min(s.top_k, vocabulary) if s.top_k > 0 else vocabulary for s in samplings], device=device)
+def widths(samplings: Sequence[Sampling], vocabulary: int) -> Widths:
+    """Which rows are of which width."""
+    rows = Widths([], [], [], [])
+    for i, s in enumerate(samplings):
+        if 0 < s.top_k <= NARROW:
+            rows.narrow.append(i)
+        elif WIDE < s.top_k < vocabulary:
+            rows.sorted.append(i)
+        elif 0 < s.top_k < vocabulary or s.top_p < 1.0:
+            rows.wide.append(i)
+        else:
+            rows.whole.append(i)
+    return rows
+
+
+def keep_among(scaled: torch.Tensor, samplings: Sequence[Sampling], width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The `width` largest of scaled [rows, vocabulary] (after temperature, the largest of each row 0), with dropped ones at -inf:
+    (logits [rows, width], tokens [rows, width], whether these are enough [rows])."""
+    vocabulary, device = scaled.shape[1], scaled.device
+    width = min(width, vocabulary)
+    ordered, tokens = torch.topk(scaled, width)
+    top_k = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device=device)
     ordered = ordered.masked_fill(torch.arange(width, device=device) >= top_k[:, None], float("-inf"))
-    top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
+    # Of the tokens that top_k leaves; where it leaves all, of the whole vocabulary.
     probabilities = ordered.softmax(1, dtype=torch.float64)
+    unlimited = top_k > width
+    if bool(unlimited.any()):
+        probabilities = torch.where(unlimited[:, None], scaled.softmax(1).gather(1, tokens).double(), probabilities)
+    top_p = _top_p(samplings, device)
+    enough = ~unlimited | (probabilities.sum(1) >= top_p)
+    return _finish(ordered, probabilities, top_p, samplings), tokens, enough
+
+
+def keep_sorted(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """scaled [rows, vocabulary] -> the same with dropped tokens at -inf, by sorting all of it."""
+    vocabulary, device = scaled.shape[1], scaled.device
+    ordered, tokens = torch.sort(scaled, dim=1, descending=True, stable=True)
+    top_k = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device=device)
+    ordered = ordered.masked_fill(torch.arange(vocabulary, device=device) >= top_k[:, None], float("-inf"))
+    ordered = _finish(ordered, ordered.softmax(1, dtype=torch.float64), _top_p(samplings, device), samplings)
+    return torch.empty_like(scaled).scatter_(1, tokens, ordered)
+
+
+def drop_unlikely(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """In place. min_p: tokens below that share of the likeliest one's probability to -inf. The largest of a row is 0, so it stays."""
+    if not any(s.min_p > 0 for s in samplings):
+        return scaled
+    floor = torch.tensor([s.min_p for s in samplings], device=scaled.device).log()
+    return scaled.masked_fill_(scaled < floor[:, None], float("-inf"))
+
+
+def _finish(ordered: torch.Tensor, probabilities: torch.Tensor, top_p: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """ordered [rows, width] descending: keep the fewest that reach top_p, the first always; then min_p."""
     before = probabilities.cumsum(1) - probabilities
     dropped = (before >= top_p[:, None]) & (top_p < 1.0)[:, None]
     dropped[:, 0] = False
-    ordered = ordered.masked_fill(dropped, float("-inf"))
-    return torch.full_like(logits, float("-inf")).scatter_(1, tokens, ordered)
+    return drop_unlikely(ordered.masked_fill(dropped, float("-inf")), samplings)
+
+
+def _top_p(samplings: Sequence[Sampling], device: torch.device) -> torch.Tensor:
+    return torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)

@@ -10,8 +10,11 @@ from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
+from fairlead_worker.execution.scoring import score
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.model.head import find_head
 from fairlead_worker.model.loader import LoadedModel
 
 
@@ -24,6 +27,8 @@ class ModelRunner:
         self.host = host
         """KV of the host tier; None without one."""
         self.histories = Histories()
+        self.head = find_head(loaded.model)
+        """None: prompts cannot be scored."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's rows, write their KV, and choose a token for each row that samples."""
@@ -34,8 +39,17 @@ class ModelRunner:
         with torch.inference_mode():
             if self.host is not None:
                 self.host.copy(plan.saves, plan.loads)
-            tokens, logprobs = sample(self.logits(plan), requests, self.histories)
-        return StepResult([[token] for token in tokens], logprobs, time.perf_counter() - began)
+            logits, scores = self._score(plan) if plan.scores else (self.logits(plan), [])
+            tokens, logprobs = sample(logits, requests, self.histories)
+        return StepResult([[token] for token in tokens], logprobs, time.perf_counter() - began, scores)
+
+    def _score(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]]]:
+        """As `logits`, and of each row the log-probabilities of its prompt's tokens; for these the head runs a block at a time."""
+        head = self.head
+        assert head is not None, "the scheduler was told"
+        with head.kept() as answers:
+            logits = self.logits(plan)
+        return logits, score(plan, lambda places: head.logits(answers[0], places.to(self.loaded.device)), self.loaded.vocabulary_size)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:

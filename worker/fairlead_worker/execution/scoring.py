@@ -1,0 +1,61 @@
+"""Log-probabilities of prompt tokens: each of the model's own distribution after the tokens before it."""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+
+from fairlead_worker.engine.plan import StepPlan
+from fairlead_worker.messages import TokenLogprobs
+
+BLOCK_LOGITS = 1 << 24
+"""Most logits at once (64 MiB in float32, 110 positions of a vocabulary of 152,000), however long the chunk is."""
+
+
+def positions_to_score(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """(places in the packed step, the tokens that come after them), both [n] int64, of all rows in turn."""
+    places: list[int] = []
+    targets: list[int] = []
+    for row, begin in zip(plan.rows, accumulate((row.count for row in plan.rows), initial=0), strict=False):
+        wanted = row.request.to_score(row.start, row.end)
+        places += [begin + position - row.start for position in wanted]
+        targets += row.request.tokens[wanted.start + 1 : wanted.stop + 1] if wanted else ()
+    return torch.tensor(places, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
+
+
+def score(plan: StepPlan, logits_at: Callable[[torch.Tensor], torch.Tensor], vocabulary: int) -> list[tuple[TokenLogprobs, ...]]:
+    """For each row of `plan` what it has to score. `logits_at`: places [n] in the packed step -> [n, vocabulary]."""
+    places, targets = positions_to_score(plan)
+    rows = [(row.request.to_score(row.start, row.end), row.request.sampling.prompt_logprobs or 0) for row in plan.rows]
+    most = max(top for wanted, top in rows if wanted)
+    block = max(1, BLOCK_LOGITS // vocabulary)
+    scored: list[TokenLogprobs] = []
+    for begin in range(0, len(places), block):
+        some = slice(begin, begin + block)
+        scored += _score_block(logits_at(places[some]), targets[some], most)
+    answer: list[tuple[TokenLogprobs, ...]] = []
+    each = iter(scored)
+    for wanted, top in rows:
+        answer.append(tuple(_cut(next(each), top) for _ in wanted))
+    return answer
+
+
+def _score_block(logits: torch.Tensor, targets: torch.Tensor, most: int) -> list[TokenLogprobs]:
+    """logits [n, vocabulary], targets [n] -> the `most` likely tokens beside the target of each."""
+    logits = logits.float()
+    norm = logits.logsumexp(1, keepdim=True)
+    chosen = logits.gather(1, targets.to(logits.device)[:, None])
+    ranks = (logits > chosen).sum(1) + 1
+    top, ids = torch.topk(logits, min(most, logits.shape[1]))
+    return [
+        TokenLogprobs(value, tuple(row_ids), tuple(row_top), rank)
+        for value, row_ids, row_top, rank in zip(
+            (chosen - norm)[:, 0].tolist(), ids.tolist(), (top - norm).tolist(), ranks.tolist(), strict=True
+        )
+    ]
+
+
+def _cut(scores: TokenLogprobs, top: int) -> TokenLogprobs:
+    if top == len(scores.top_ids):
+        return scores
+    return TokenLogprobs(scores.chosen, scores.top_ids[:top], scores.top_logprobs[:top], scores.rank)

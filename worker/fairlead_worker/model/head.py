@@ -1,0 +1,67 @@
+"""The head of a model apart from its body: logits of many positions a few at a time, so that [tokens, vocabulary] need never exist.
+
+What a family does to its logits (softcaps, scales) stays its own: the head is the model's own forward, run on an answer of the body
+that was kept.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairlead_worker.model.attention import ATTENTION, PROBE
+from fairlead_worker.model.fuse import close
+
+
+class Head:
+    """The model without `body`, the module whose answer its forward turns into logits."""
+
+    def __init__(self, model: PreTrainedModel, body: nn.Module) -> None:
+        self._model = model
+        self._body = body
+
+    @contextmanager
+    def kept(self) -> Iterator[list[Any]]:
+        """While it is open, the body's answers are put into the list that it gives."""
+        answers: list[Any] = []
+        hook = self._body.register_forward_hook(lambda module, inputs, answer: answers.append(answer))
+        try:
+            yield answers
+        finally:
+            hook.remove()
+
+    def logits(self, answer: Any, positions: torch.Tensor) -> torch.Tensor:
+        """[positions, vocabulary] of the body's `answer` for [1, T] tokens at `positions` ([n] int64)."""
+        nothing = torch.zeros(1, 1, dtype=torch.int64, device=positions.device)
+        self._body.forward = lambda *args, **kwargs: answer  # for the length of this call
+        try:
+            logits: torch.Tensor = self._model(input_ids=nothing, position_ids=nothing, use_cache=False, logits_to_keep=positions).logits[0]
+        finally:
+            del self._body.forward
+        return logits
+
+
+@torch.inference_mode()
+def find_head(model: PreTrainedModel) -> Head | None:
+    """The head of `model`, found by trying: its logits for a few tokens must be the model's own. None where that fails.
+
+    Leaves the model set to the paged attention function.
+    """
+    tokens = torch.arange(5, device=model.device)[None]
+    candidates = [body for body in (model.base_model, model.get_decoder()) if body is not model]
+    model.set_attn_implementation(PROBE)
+    try:
+        for body in candidates:
+            head = Head(model, body)
+            with head.kept() as answers:
+                whole = model(input_ids=tokens, position_ids=tokens, use_cache=False, step={}).logits[0]
+            if len(answers) == 1 and close(head.logits(answers[0], torch.tensor([3, 1], device=model.device)), whole[[3, 1]]):
+                return head
+    except (AttributeError, TypeError, IndexError, RuntimeError):  # its forward is put together in another way
+        return None
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    return None
