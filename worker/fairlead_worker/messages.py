@@ -111,6 +111,18 @@ class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hashes: bytes
 
 
+class Drafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What came of speculation since the start."""
+
+    rounds: int = 0
+    """Drafts verified: rows of a step."""
+    tokens: int = 0
+    """Tokens in them."""
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()
+    """How many drafts were accepted up to their first token, their second, and so on."""
+
+
 class Load(msgspec.Struct, frozen=True):
     """The engine's state, for the router's score and for /metrics."""
 
@@ -134,6 +146,8 @@ class Load(msgspec.Struct, frozen=True):
     evicted_pages: int = 0
     retraction_recomputed_tokens: int = 0
     """Tokens computed again because their request was retracted: no prefix hits, and no new work."""
+    drafts: Drafts | None = None
+    """None where nothing speculates."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

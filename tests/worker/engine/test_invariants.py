@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
-from tests.worker.engine.engine_model import EngineModel
+from tests.worker.engine.engine_model import VOCABULARY, EngineModel
 
 from fairlead_worker.engine.config import POLICIES
 
@@ -86,11 +86,16 @@ events = st.lists(
     lookahead=st.sampled_from([1, 3, 16]),
     refresh=st.sampled_from([0, 1, 64]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+    speculative_method=st.sampled_from(["none", "ngram", "draft"]),
+    speculative_num_tokens=st.sampled_from([1, 3, 20]),
+    speculative_ngram_min=st.sampled_from([1, 2]),
+    acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
 )
-def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, itl_target_ms, noise, **limits):
+def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, itl_target_ms, noise, acceptance, **limits):
     limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
     machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
+    machine.guess = lambda right: right if noise.random() < acceptance else noise.randrange(VOCABULARY)
     names: list[str] = []
     work = 0
     for happening in events:
@@ -124,6 +129,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     event(f"retracted: {load.retractions > 0}")
     event(f"evicted: {load.evicted_pages > 0}")
     event(f"cached: {load.cached_tokens > 0}")
+    event(f"accepted: {load.drafts is not None and load.drafts.accepted > 0}")
     assert load.running == load.waiting == load.backlog_tokens == 0
     assert load.pages_free == load.pages_total, "with no request left, every page can be had"
     assert all(told.finish for told in machine.told.values()), "nobody starves"

@@ -23,11 +23,19 @@ class Row:
     """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`.
     The live table of its lease (`array('i')`): copy it, keep no view of it beyond the packing of the step."""
     samples: bool
-    """True when the row ends at the last known token, so that its logits give the next one."""
+    """True when the row ends at the last known token (or behind it, in a draft), so that its logits give the next one."""
+    draft: Sequence[int] = ()
+    """Guesses at the tokens after the last known one, `count - 1` of them: a decode that speculates. The scheduler's, or left to the
+    runner's draft model to fill in. KV of those that prove wrong is overwritten by later steps and read by nobody."""
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def guesses(self) -> int:
+        """Tokens behind the last known one that are computed too; until `advance`."""
+        return max(0, self.end - len(self.request.tokens))
 
 
 @dataclass(slots=True)
@@ -45,6 +53,8 @@ class StepPlan:
     """Lengths of the decodes, summed; kept only where the chunk size follows an ITL target."""
     samples: int = 0
     """Rows that sample: the decodes, and prompts that end in this step."""
+    drafted: int = 0
+    """Tokens that decodes may guess ahead, in all; 0: no row speculates."""
     number: int = 0
     """Counts the plans with rows, from 1."""
 
@@ -61,6 +71,10 @@ class StepResult:
     """Parallel to `tokens`; empty tuples for rows that asked for none. May be empty altogether."""
     seconds: float = 0.0
     """Wall time of the step, measured by the runner."""
+    draft_seconds: float = 0.0
+    """Of it, what a draft model took."""
+    draft_forwards: int = 0
+    """Forward passes of the draft model in that time."""
 
 
 class Runner(Protocol):

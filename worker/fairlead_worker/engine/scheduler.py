@@ -16,6 +16,7 @@ from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.policy import WaitingQueue
 from fairlead_worker.engine.request import Request
+from fairlead_worker.engine.speculation import Speculation
 from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 
 
@@ -34,6 +35,7 @@ class Scheduler:
         self.chunked_req: Request | None = None
         self.reserve = OutputReserve(config)
         self.pacer = Pacer(config, cache.page_size) if config.itl_target_ms > 0 else None
+        self.speculation = Speculation(config) if config.speculative_method != "none" else None
         self.meter = Meter()
         self._requests: dict[str, Request] = {}
         self._decodes: list[Row] = []
@@ -96,6 +98,8 @@ class Scheduler:
             self._add_prefill(plan)
         if not mixed and not plan.rows:
             self._extend_running(plan)
+        if self.speculation is not None and plan.decodes:
+            self.speculation.extend(plan, self._decodes, self.cache)
         if plan.rows:
             self._planned += 1
         plan.number = self._planned
@@ -110,7 +114,10 @@ class Scheduler:
         if self._departed:
             self._release_departed()
         if self.pacer is not None:
-            self.pacer.observe((plan.prefill_work, plan.prefill_tokens, plan.decode_context, plan.decodes, 1.0), result.seconds)
+            costs = (plan.prefill_work, plan.prefill_tokens, plan.decode_context, plan.decodes + plan.drafted, 1.0)
+            self.pacer.observe(costs, result.seconds)
+        if self.speculation is not None:
+            self.speculation.observe(plan, result)
         self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
@@ -156,12 +163,16 @@ class Scheduler:
         request = row.request
         if request.finish is not None:  # aborted while its step ran
             return
-        computed = request.computed = row.end
+        lease = _lease(request)
         if row.samples:
             outputs.append(self._take_tokens(request, tokens, logprobs))
-        lease = _lease(request)
+            if self.speculation is not None and row is request.row:
+                self.speculation.took(row, lease)
+        computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
         if computed // self._page_size > lease.shared:
             self.cache.publish(lease, request.tokens, computed)
+            if self.waiting.fair is not None:
+                self.waiting.fair.wrote(request)
         if request.finish is not None:
             self._finish(request)
         elif row.samples:
@@ -213,6 +224,7 @@ class Scheduler:
             retractions=meter.retractions,
             evicted_pages=self.cache.evicted_pages,
             retraction_recomputed_tokens=meter.recomputed_tokens,
+            drafts=None if self.speculation is None else self.speculation.counts(),
         )
 
     # Planning

@@ -6,9 +6,11 @@ import torch
 
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
+from fairlead_worker.execution.verify import verify
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.model.loader import LoadedModel
@@ -17,9 +19,10 @@ from fairlead_worker.model.loader import LoadedModel
 class ModelRunner:
     """Runs steps of a loaded model on an attention backend. Implements `engine.plan.Runner`."""
 
-    def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
+    def __init__(self, loaded: LoadedModel, backend: Backend, drafter: Drafter | None = None) -> None:
         self.loaded = loaded
         self.backend = backend
+        self.drafter = drafter
         self.histories = Histories()
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -27,14 +30,22 @@ class ModelRunner:
         began = time.perf_counter()
         if not plan:
             return StepResult([])
-        requests = [row.request for row in plan.rows if row.samples]
-        with torch.inference_mode():
-            tokens, logprobs = sample(self.logits(plan), requests, self.histories)
-        return StepResult([[token] for token in tokens], logprobs, time.perf_counter() - began)
+        if self.drafter is not None:
+            self.drafter.draft(plan)
+        drafted = time.perf_counter()
+        rows = [row for row in plan.rows if row.samples]
+        if plan.drafted:
+            tokens, logprobs = verify(self.logits(plan), rows, self.histories)
+        else:
+            with torch.inference_mode():
+                chosen, logprobs = sample(self.logits(plan), [row.request for row in rows], self.histories)
+            tokens = [[token] for token in chosen]
+        forwards = 0 if self.drafter is None else self.drafter.forwards
+        return StepResult(tokens, logprobs, time.perf_counter() - began, drafted - began, forwards)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """[sampling rows, vocabulary]: the head runs on the last token of the sampling rows only."""
+        """[sampling positions, vocabulary]: the head runs on the last token of the sampling rows, and on all of those that speculate."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
         output = self.loaded.model(
             input_ids=step.tokens[None],
@@ -47,15 +58,30 @@ class ModelRunner:
         return logits
 
 
-def make_runner(loaded: LoadedModel, *, page_size: int, backend: str = "auto", kv_pages: int = 0, kv_cache_bytes: int = 0) -> ModelRunner:
+def make_runner(
+    loaded: LoadedModel,
+    *,
+    page_size: int,
+    backend: str = "auto",
+    kv_pages: int = 0,
+    kv_cache_bytes: int = 0,
+    draft: LoadedModel | None = None,
+) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
+
+    `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
 
     ValueError where not even one request of a page fits, or the backend is unknown.
     """
     spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
-    pages = kv_pages or spec.pages_for(kv_cache_bytes or kv_budget(loaded.device))
+    draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
+    page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
+    pages = kv_pages or (kv_cache_bytes or kv_budget(loaded.device)) // page_bytes
     if pages < 1:
         raise ValueError(
-            f"no memory for KV: one page of {page_size} tokens takes {spec.page_bytes} bytes; raise --kv-cache-bytes or free memory"
+            f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes; raise --kv-cache-bytes or free memory"
         )
-    return ModelRunner(loaded, make_backend(backend, spec, pages))
+    drafter = None
+    if draft is not None and draft_spec is not None:
+        drafter = Drafter(draft, make_backend(backend, draft_spec, pages), loaded.vocabulary_size)
+    return ModelRunner(loaded, make_backend(backend, spec, pages), drafter)

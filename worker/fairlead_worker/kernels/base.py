@@ -63,7 +63,11 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A step's rows laid end to end. T tokens, R rows, S sampling rows."""
+    """A step's rows laid end to end. T tokens, R rows, S positions whose logits are wanted.
+
+    Several rows may be of one request, one token each and each behind the other (a decode that speculates): a backend stores the KV of
+    all rows before any of them attends.
+    """
 
     tokens: torch.Tensor
     """[T] int64, on the model's device."""
@@ -78,7 +82,7 @@ class PackedStep:
     pages: Sequence[torch.Tensor]
     """[R] of [pages] int64 on the CPU: each row's page table, exactly as long as `starts + counts` tokens need."""
     sampling: torch.Tensor
-    """[S] int64: index in T of the last token of each sampling row."""
+    """[S] int64: index in T of the tokens whose logits are wanted: the last one of each sampling row, each one of a row that speculates."""
 
 
 class StepContext(Protocol):
