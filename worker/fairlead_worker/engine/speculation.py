@@ -21,7 +21,7 @@ _KEEP = 0.9
 """Weight of the past in a request's acceptance: half of it comes from its last seven drafts."""
 _FIRST_RATE, _FIRST_WEIGHT = 0.7, 2.0
 """What is expected of a request before anything is known, and how many tokens' worth of knowledge that is."""
-_FORGET = 0.99
+_FORGET = 0.999
 """Weight of the past in a draft model's cost while nothing is drafted: one that seemed too slow is tried again."""
 _LEAST_SHARE = 0.05
 """A guess less likely than this is not made, however idle the machine."""
