@@ -61,12 +61,15 @@ class Engine:
     page_size: int = 16
     settings: dict[str, float] = field(default_factory=dict)
     backend: str = "auto"
+    draft: LoadedModel | None = None
 
     def __post_init__(self) -> None:
         cache = PrefixCache(PagePool(self.pages, self.page_size), self.page_size, extend)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
-        self.runner: ModelRunner = make_runner(self.loaded, page_size=self.page_size, kv_pages=self.pages, backend=self.backend)
+        self.runner: ModelRunner = make_runner(
+            self.loaded, page_size=self.page_size, kv_pages=self.pages, backend=self.backend, draft=self.draft
+        )
         self.submitted = 0
         self.mixed_steps = 0
         """Steps with both a chunk and decodes."""
