@@ -46,7 +46,7 @@ class Drafter:
 
     @torch.inference_mode()
     def draft(self, plan: StepPlan) -> None:
-        """Compute the draft KV of the plan's prompts, and set `draft` of the rows that have guesses to make. A row still behind has none."""
+        """Compute draft KV of the prompts, and set `draft` of the rows that have guesses to make; a row still behind gets none."""
         self.forwards = 0
         self._seen = {name: seen for name, seen in self._seen.items() if seen.request.finish is None}
         first: list[Row] = []
