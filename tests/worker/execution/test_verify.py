@@ -1,6 +1,7 @@
 """Verified tokens are those of plain steps: greedy and sampled, penalized, with any draft; and they are distributed as the model says."""
 
 import random
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,13 +48,13 @@ def test_how_far_a_draft_is_accepted() -> None:
 
 def test_a_speculating_row_is_packed_as_rows_of_one_token() -> None:
     chunk, whole = make_request("a", [10, 11, 12], Sampling(1)), make_request("b", [20, 21, 22], Sampling(9))
-    rows = [Row(whole, 2, 3, [7, 2, 9], True, draft=[30, 31]), Row(chunk, 1, 2, [4, 5], True)]
+    rows = [Row(whole, 2, 3, array("i", [7, 2, 9]), True, draft=[30, 31]), Row(chunk, 1, 2, array("i", [4, 5]), True)]
     step = pack(StepPlan(rows, drafted=2), 2, torch.device("cpu"))
     assert step.tokens.tolist() == [22, 30, 31, 11, 12]
     assert step.positions.tolist() == [2, 3, 4, 1, 2]
     assert step.slots.tolist() == [4, 5, 18, 9, 10]
     assert (list(step.starts), list(step.counts)) == ([2, 3, 4, 1], [1, 1, 1, 2])
-    assert [table.tolist() for table in step.pages] == [[7, 2], [7, 2], [7, 2, 9], [4, 5]]
+    assert [table.tolist() for table in step.tables()] == [[7, 2], [7, 2], [7, 2, 9], [4, 5]]
     assert step.sampling.tolist() == [0, 1, 2, 4]
 
 
@@ -126,7 +127,7 @@ def test_bfloat16_has_the_same_bits_with_drafts(tmp_path_factory: pytest.TempPat
     save_model("llama", folder)
     runner = make_runner(load_model(str(folder), dtype="bfloat16"), page_size=4, kv_pages=40, backend="cpu")
     request = make_request("a", range(2, 40), Sampling(max_tokens=99))
-    pages = list(range(20))
+    pages = array("i", range(20))
     runner.logits(StepPlan([Row(request, 0, 38, pages, False)]))
     request.tokens.extend([5, 6, 7, 8])
     plain = torch.cat(

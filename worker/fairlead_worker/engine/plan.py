@@ -1,5 +1,6 @@
 """A step as data: what the scheduler decided, and what the forward pass brought back. The only thing that both know."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,7 +20,7 @@ class Row:
     start: int
     """Tokens already computed; also the position of the first token computed now."""
     count: int
-    pages: Sequence[int]
+    pages: "array[int]"
     """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`.
     The live table of its lease (`array('i')`): copy it, keep no view of it beyond the packing of the step."""
     samples: bool
@@ -57,6 +58,11 @@ class StepPlan:
     """Tokens that decodes may guess ahead, in all; 0: no row speculates."""
     number: int = 0
     """Counts the plans with rows, from 1."""
+
+    @property
+    def costs(self) -> tuple[float, float, float, float, float]:
+        """What its time depends on, as `engine/pace.py` fits it."""
+        return self.prefill_work, self.prefill_tokens, self.decode_context, self.decodes + self.drafted, 1.0
 
     def __bool__(self) -> bool:
         return bool(self.rows)

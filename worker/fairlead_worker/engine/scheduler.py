@@ -1,6 +1,6 @@
 """The scheduler: which tokens of which requests are computed in the next step. Pure bookkeeping: no torch, no clock, no I/O."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -10,7 +10,7 @@ from fairlead_worker.cache.prefix import Lease, PrefixCache
 from fairlead_worker.engine.budget import OutputReserve, StepBudget
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.inflight import OpenPrefixes
-from fairlead_worker.engine.intake import Refused, accept
+from fairlead_worker.engine.intake import Refused, accept, refusal
 from fairlead_worker.engine.meter import Meter
 from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
@@ -114,8 +114,7 @@ class Scheduler:
         if self._departed:
             self._release_departed()
         if self.pacer is not None:
-            costs = (plan.prefill_work, plan.prefill_tokens, plan.decode_context, plan.decodes + plan.drafted, 1.0)
-            self.pacer.observe(costs, result.seconds)
+            self.pacer.observe(plan.costs, result.seconds)
         if self.speculation is not None:
             self.speculation.observe(plan, result)
         self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
@@ -143,7 +142,7 @@ class Scheduler:
             for row in [row for row in rows if not row.samples]:
                 self._advance_row(row, (), (), outputs)
             rows = [row for row in rows if row.samples]
-        for row, tokens in zip(rows, result.tokens, strict=True):
+        for row, tokens in zip(rows, result.tokens, strict=False):  # `advance` has compared the lengths
             request = row.request
             computed = row.start + 1
             if computed < request.alarm and len(tokens) == 1 and (token := tokens[0]) not in request.stop_tokens:
@@ -169,13 +168,14 @@ class Scheduler:
             if self.speculation is not None and row is request.row:
                 self.speculation.took(row, lease)
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
-        if computed // self._page_size > lease.shared:
+        if request.finish is not None:
+            self._finish(request)
+            return
+        if row.count > 1 or computed // self.cache.block_tokens > row.start // self.cache.block_tokens:
             self.cache.publish(lease, request.tokens, computed)
             if self.waiting.fair is not None:
                 self.waiting.fair.wrote(request)
-        if request.finish is not None:
-            self._finish(request)
-        elif row.samples:
+        if row.samples:
             self._decode_next(request, lease)
 
     def _decode_next(self, request: Request, lease: Lease) -> None:
@@ -188,16 +188,20 @@ class Scheduler:
         if len(request.tokens) > len(lease.pages) * self._page_size:
             self._growing.append(request)
         self.reserve.renew(request)
-        request.page_end = (lease.shared + 1) * self._page_size
+        request.page_end = (request.computed // self._page_size + 1) * self._page_size
         request.alarm = min(request.length_limit, request.reserved_end) - 1
 
     def _page_filled(self, request: Request) -> None:
-        """A decode has filled its last page: that one goes to the cache, and the next token needs a new one."""
-        self.cache.publish(_lease(request), request.tokens, request.computed)
-        if self.waiting.fair is not None:
-            self.waiting.fair.wrote(request)
+        """A decode has filled its last page, and the next token needs a new one. What ends a block goes to the cache.
+
+        The index knows whole blocks only, so publishing page by page would cost more and tell nobody anything sooner.
+        """
         request.page_end += self._page_size
         self._growing.append(request)
+        if request.computed % self.cache.block_tokens == 0:
+            self.cache.publish(_lease(request), request.tokens, request.computed)
+            if self.waiting.fair is not None:
+                self.waiting.fair.wrote(request)
 
     # Out
 
@@ -311,7 +315,7 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
         """New requests in policy order, while tokens and pages last."""
         self.waiting.refresh()
-        if len(self.running) >= self.config.max_num_seqs:
+        if len(self.running) >= self.config.max_num_seqs or budget.left <= 0:
             return
         if not self.running:
             self.reserve.reset()
@@ -400,14 +404,15 @@ class Scheduler:
         self._release_later(request, self._advanced + 1)
 
     def _leave(self, request: Request) -> None:
-        """It runs no more."""
-        self.running.remove(request)
+        """It runs no more; the pages that it has filled are the cache's."""
+        self.cache.publish(_lease(request), request.tokens, request.computed)
+        del self.running[bisect_left(self.running, request.arrival, key=_arrival)]
         if self.waiting.fair is not None:
             self.waiting.fair.wrote(request)
         self.reserve.drop(request)
         request.alarm = 0
         if request.row is not None:
-            self._decodes.remove(request.row)
+            del self._decodes[bisect_left(self._decodes, request.arrival, key=_row_arrival)]
             request.row = None
         if request in self._growing:
             self._growing.remove(request)
@@ -429,11 +434,6 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         _lease(request).release()
         request.lease = None
-
-
-def refusal(request_id: str, reason: str) -> Output:
-    """The only output of a request that was not taken."""
-    return Output(request_id, b"", 0, finish="error", error=reason)
 
 
 def _lease(request: Request) -> Lease:

@@ -6,7 +6,6 @@ catches up on first. Where its KV is missing all the same (a prefix whose first 
 nothing else: the model verifies all of them.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +70,8 @@ class Drafter:
         drafts = [[token] for token in tokens]
         place = 1
         while more := [(row, draft) for row, draft in zip(guessing, drafts, strict=True) if row.guesses > place]:
-            chosen = self._choose(Row(row.request, row.start + place, 1, row.pages, True, draft[-1:]) for row, draft in more)
+            guesses = [Row(row.request, row.start + place, 1, row.pages, True, draft[-1:]) for row, draft in more]
+            chosen = self._choose(guesses, len(guesses))
             for (_, draft), token in zip(more, chosen, strict=True):
                 draft.append(token)
             place += 1
@@ -88,9 +88,9 @@ class Drafter:
         seen.done = min(seen.done, row.start)
         return seen
 
-    def _choose(self, rows: Iterable[Row]) -> list[int]:
-        """The likeliest next token of each row that samples, from one forward pass."""
-        step = pack(StepPlan(list(rows)), self._backend.spec.page_size, self._loaded.device)
+    def _choose(self, rows: list[Row], drafted: int = 0) -> list[int]:
+        """The likeliest next token of each row that samples, from one forward pass. `drafted`: tokens in these rows that are guesses."""
+        step = pack(StepPlan(rows, drafted=drafted), self._backend.spec.page_size, self._loaded.device)
         output = self._loaded.model(
             input_ids=step.tokens.clamp(max=self._loaded.vocabulary_size - 1)[None],
             position_ids=step.positions[None],

@@ -1,11 +1,15 @@
-"""A step plan as packed tensors."""
+"""A step plan as packed tensors: array operations over all rows, and Python only to collect what each row holds.
+
+`python bench/packing.py`: what it costs for 256 decodes.
+"""
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from fairlead_worker.engine.plan import StepPlan
+from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.kernels.base import PackedStep
 
 
@@ -15,40 +19,55 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     A row that speculates becomes as many rows of one token: a backend stores a step's KV before it attends, so each of them sees the
     ones before it, and has the bits that it would have as a plain decode. That makes the verified tokens the same ones in bfloat16 too.
     """
-    tokens = array("I")
-    slots: list[np.ndarray] = []
-    positions: list[np.ndarray] = []
-    tables: list[torch.Tensor] = []
-    sampling: list[int] = []
-    starts: list[int] = []
-    counts: list[int] = []
-    for row in plan.rows:
-        needed = -(-row.end // page_size)
-        if len(row.pages) < needed:
-            raise ValueError(f"request {row.request.id}: {len(row.pages)} pages of {page_size} tokens for {row.end} tokens")
-        table = np.fromiter(row.pages, np.int64, needed)
-        position = np.arange(row.start, row.end)
-        slots.append(table[position // page_size] * page_size + position % page_size)
-        positions.append(position)
-        tokens.extend(row.request.tokens[row.start : row.end])
-        if row.draft:
-            tokens.extend(row.draft)
-            starts += position.tolist()
-            counts += [1] * row.count
-            tables += [torch.from_numpy(table[: at // page_size + 1]) for at in range(row.start, row.end)]
-            sampling += range(len(tokens) - row.count, len(tokens))
-            continue
-        starts.append(row.start)
-        counts.append(row.count)
-        tables.append(torch.from_numpy(table))
-        if row.samples:
-            sampling.append(len(tokens) - 1)
+    rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
+    starts = [row.start for row in rows]
+    counts = [row.count for row in rows]
+    first, many = np.array(starts, np.int64), np.array(counts, np.int64)
+    ends = first + many
+    indptr, indices = _page_table(rows, -(-ends // page_size), ends, page_size)
+    token_indptr = _offsets(many)
+    positions = np.arange(token_indptr[-1]) + np.repeat(first - token_indptr[:-1], many)
+    places, offsets = np.divmod(positions, page_size)
+    slots = indices[places + np.repeat(indptr[:-1], many)].astype(np.int64) * page_size + offsets
+    # The requests' tokens grow, and so cannot be viewed: each row's are copied once.
+    texts = [row.request.tokens[start:end] for row, start, end in zip(rows, starts, ends.tolist(), strict=True)]
+    if plan.drafted:
+        texts = [text or array("I", row.draft) for text, row in zip(texts, rows, strict=True)]
+    tokens = b"".join(texts)
+    sampling = token_indptr[1:][np.array([row.samples for row in rows], bool)] - 1
     return PackedStep(
         tokens=torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)).to(device),
-        positions=torch.from_numpy(np.concatenate(positions)).to(device),
-        slots=torch.from_numpy(np.concatenate(slots)).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
         starts=starts,
         counts=counts,
-        pages=tables,
-        sampling=torch.tensor(sampling, dtype=torch.int64, device=device),
+        page_indptr=torch.from_numpy(indptr),
+        page_indices=torch.from_numpy(indices),
+        sampling=torch.from_numpy(sampling).to(device),
     )
+
+
+def _singles(row: Row) -> list[Row]:
+    """A row with guesses as one for its last known token and one for each guess, which is then the `draft` of its own row."""
+    if row.count == 1 or not row.draft:
+        return [row]
+    known = Row(row.request, row.start, 1, row.pages, True)
+    return [known, *(Row(row.request, row.start + place, 1, row.pages, True, [guess]) for place, guess in enumerate(row.draft, 1))]
+
+
+def _page_table(rows: Sequence[Row], needed: np.ndarray, ends: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """([R + 1], [pages]) int32: the page tables end to end, each cut to the pages that its tokens need."""
+    tables = [row.pages for row in rows]
+    lengths = np.array([len(table) for table in tables])
+    for place in np.flatnonzero(lengths != needed).tolist():  # chunks: their leases hold the whole prompt
+        if lengths[place] < needed[place]:
+            raise ValueError(
+                f"request {rows[place].request.id}: {lengths[place]} pages of {page_size} tokens for {int(ends[place])} tokens"
+            )
+        tables[place] = tables[place][: int(needed[place])]
+    return _offsets(needed).astype(np.int32), np.frombuffer(bytearray().join(tables), np.int32)
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    """[n] -> [n + 1]: where each part begins, and the end."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
