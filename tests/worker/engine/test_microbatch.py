@@ -21,7 +21,7 @@ def test_misses_of_one_step_are_one_forward_pass_and_hits_attach() -> None:
     machine = EngineModel(256, 4)
     warm = machine.submit(prompt(41), 1)
     machine.run()
-    hit = machine.submit(prompt(40) + [7, 8], 1)
+    hit = machine.submit([*prompt(40), 7, 8], 1)
     misses = [machine.submit(prompt(20, seed), 1) for seed in (1, 2, 3)]
     machine.run()
     machine.check_answers()

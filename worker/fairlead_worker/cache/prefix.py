@@ -135,8 +135,8 @@ class PrefixCache:
         # The others are new. The lease moves down to the last of them, and each page above is held by the one below it: no lock changes.
         self._in_use += last - index
         self.pool.to_cache(last - index)
-        for index in range(index, last):
-            node = self._insert(node, raw[(index - first) * width : (index - first + 1) * width], pages[index], tokens)
+        for new in range(index, last):
+            node = self._insert(node, raw[(new - first) * width : (new - first + 1) * width], pages[new], tokens)
             node.users = 1
         lease.moved_down(node, last)
 
