@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Literal, NoReturn, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -66,6 +66,14 @@ class WorkerConfig(BaseSettings):
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
     threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from its cores and CPU quota")] = 0
     termination_log: Annotated[str, Field(description="file for the reason of a failure; empty: none")] = "/dev/termination-log"
+    speculative_method: Annotated[
+        Literal["none", "ngram", "draft"],
+        Field(description="who guesses tokens ahead: nobody, a look-up in the request's own text, or --speculative-model"),
+    ] = "none"
+    speculative_num_tokens: Annotated[Positive, Field(description="most tokens guessed ahead of one request in a step")] = 5
+    speculative_ngram_min: Annotated[Positive, Field(description="tokens that must have been there before for a look-up")] = 2
+    speculative_ngram_max: Annotated[Positive, Field(description="tokens compared to choose among earlier places")] = 5
+    speculative_model: Annotated[str, Field(description="draft model with the same tokenizer: hf://org/name or file:///path")] = ""
     policy: Annotated[Literal["lpm", "fcfs", "priority", "fair"], Field(description="order of admission")] = "lpm"
     trace_schedule: Annotated[str, Field(description="file for each step's plan, for `fairlead schedule`; empty: none")] = ""
     generation_config: Annotated[
@@ -78,9 +86,11 @@ class WorkerConfig(BaseSettings):
         Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),
     ] = 120
 
-    @field_validator("model")
+    @field_validator("model", "speculative_model")
     @classmethod
-    def _model_uri(cls, value: str) -> str:
+    def _model_uri(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.field_name == "speculative_model":
+            return value
         if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", value) or re.fullmatch(r"file:///.+", value):
             return value
         raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision or file:///path")
@@ -112,6 +122,15 @@ class WorkerConfig(BaseSettings):
             )
         if self.itl_target_ms and self.chunked_prefill_size <= 0:
             raise ValueError("--itl-target-ms cuts prompts into chunks; give --chunked-prefill-size above 0 with it")
+        if (self.speculative_method == "draft") != bool(self.speculative_model):
+            raise ValueError(
+                f"--speculative-method {self.speculative_method} with --speculative-model {self.speculative_model!r}: "
+                "method draft needs a model to draft with, and no other method takes one"
+            )
+        if self.speculative_ngram_min > self.speculative_ngram_max:
+            raise ValueError(
+                f"--speculative-ngram-min {self.speculative_ngram_min} is more than --speculative-ngram-max {self.speculative_ngram_max}"
+            )
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
         return self

@@ -92,6 +92,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.model.loader import load_model
 
@@ -104,6 +105,9 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         quantization=config.quantization,
         progress=lambda phase, percent: end.send(Loading(phase=phase, percent=percent)),
     )
+    draft = None
+    if config.speculative_model:
+        draft = load_draft(config.speculative_model, loaded, dtype=config.dtype)
     end.send(Loading(phase="cache", percent=0))
     runner = make_runner(
         loaded,
@@ -112,6 +116,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         kv_pages=config.kv_pages,
         kv_cache_bytes=config.kv_cache_bytes,
         host_kv_cache_bytes=config.host_kv_cache_bytes,
+        draft=draft,
     )
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
     scheduler = Scheduler(
@@ -127,6 +132,10 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
             policy=config.policy,
             eos_token_ids=loaded.eos_token_ids,
             prompt_logprobs=runner.head is not None,
+            speculative_method=config.speculative_method,
+            speculative_num_tokens=config.speculative_num_tokens,
+            speculative_ngram_min=config.speculative_ngram_min,
+            speculative_ngram_max=config.speculative_ngram_max,
         ),
         PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )

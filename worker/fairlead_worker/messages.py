@@ -141,6 +141,18 @@ class HostLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens found in it; `Load.cached_tokens` counts them too."""
 
 
+class Drafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What came of speculation since the start."""
+
+    rounds: int = 0
+    """Drafts verified: rows of a step."""
+    tokens: int = 0
+    """Tokens in them."""
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()
+    """How many drafts were accepted up to their first token, their second, and so on."""
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The engine's state, for the router's score and for /metrics."""
 
@@ -166,6 +178,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens computed again because their request was retracted: no prefix hits, and no new work."""
     host: HostLoad | None = None
     """None without a host tier."""
+    drafts: Drafts | None = None
+    """None where nothing speculates."""
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

@@ -28,6 +28,12 @@ def test_flags_win_over_the_environment_and_the_last_over_the_first(monkeypatch:
         (("--redis-url", "redis://r"), "--redis-url needs --index-namespace"),
         (("--advertise", "pod"), "--advertise 'pod': must be HOST:PORT"),
         (("--policy", "best"), "--policy 'best'"),
+        (("--speculative-method", "eagle"), "--speculative-method 'eagle'"),
+        (("--speculative-method", "draft"), "method draft needs a model to draft with"),
+        (("--speculative-model", "hf://a/b"), "no other method takes one"),
+        (("--speculative-model", "a/b", "--speculative-method", "draft"), "--speculative-model 'a/b': is no model URI"),
+        (("--speculative-ngram-min", "6"), "--speculative-ngram-min 6 is more than --speculative-ngram-max 5"),
+        (("--speculative-num-tokens", "0"), "--speculative-num-tokens '0'"),
         (("--no-such-flag", "1"), "--no-such-flag"),
     ],
 )

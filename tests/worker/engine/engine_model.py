@@ -15,7 +15,7 @@ from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.request import Request
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import Load, Output, Sampling, Submit, TokenLogprobs
@@ -79,6 +79,8 @@ class EngineModel:
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
         self.told: dict[str, Told] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
+        self.guess: Callable[[int], int] = lambda right: right
+        """The draft model: a token for what the next one will be. Method "draft" only."""
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""
 
@@ -144,12 +146,19 @@ class EngineModel:
     def _forward(self, plan: StepPlan) -> StepResult:
         size = self.cache.page_size
         self._copy(plan)
-        values = {id(row): kv(row.request.root, row.request.tokens) for row in plan.rows}
+        if self.config.speculative_method == "draft":
+            self._draft(plan)
+        assert plan.drafted == sum(len(row.draft) for row in plan.rows)
+        values = {id(row): kv(row.request.root, row.request.tokens + array("I", row.draft)) for row in plan.rows}
         written: set[tuple[int, int]] = set()
         for row in plan.rows:
             lease = row.request.lease
             assert lease is not None and row.count > 0
-            assert row.samples == (row.end == len(row.request.tokens))
+            assert row.samples == (row.end == len(row.request.tokens) + len(row.draft))
+            assert not row.draft or row.start == len(row.request.tokens) - 1, "only decodes speculate"
+            assert len(row.draft) <= self.config.speculative_num_tokens
+            assert row.end < row.request.length_limit or not row.draft, "nothing is guessed that could not be put out"
+            assert len(row.pages) * size >= row.end
             for position in range(row.start):
                 found = self.memory[row.pages[position // size]][position % size]
                 assert found == values[id(row)][position], f"{row.request.id} reads KV that is not its own at {position}"
@@ -162,7 +171,7 @@ class EngineModel:
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
-        tokens, scores = [[next_token(values[id(row)][-1])] for row in sampled], []
+        tokens, scores = [self._verified(row, values[id(row)]) for row in sampled], []
         if plan.scores:
             assert not plan.decodes, "a prompt is not scored beside decodes"
             scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
@@ -177,6 +186,23 @@ class EngineModel:
             self.host_memory[slot] = self.memory[page].copy()
         for page, slot in reversed(plan.loads):
             self.memory[page] = self.host_memory[slot].copy()
+
+    def _draft(self, plan: StepPlan) -> None:
+        for row in plan.rows:
+            text = array("I", row.request.tokens)
+            for _ in range(row.guesses):
+                text.append(self.guess(next_token(kv(row.request.root, text)[-1])))
+            row.draft = text[len(row.request.tokens) :].tolist()
+
+    @staticmethod
+    def _verified(row: Row, values: list[int]) -> list[int]:
+        """The model's own tokens at the row's last positions, as long as the draft says the same."""
+        tokens: list[int] = []
+        for place in range(len(row.draft) + 1):
+            tokens.append(next_token(values[len(values) - len(row.draft) - 1 + place]))
+            if row.draft[place : place + 1] != tokens[-1:]:
+                break
+        return tokens
 
     # Checks
 
@@ -207,6 +233,8 @@ class EngineModel:
             if request.watch.settled:
                 assert request.watch.node is self._deepest(request), "a settled match is exact"
         assert [row.request for row in scheduler._decodes] == [r for r in running if r is not scheduler.chunked_req]
+        assert all(row.count == 1 and not row.draft for row in scheduler._decodes), "between steps every decode is a plain one"
+        assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for guesses"
         assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler._decodes)
         growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
         assert set(scheduler._growing) == set(growing) and len(scheduler._growing) == len(growing) and not scheduler._departed

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
-from tests.worker.engine.engine_model import EngineModel
+from tests.worker.engine.engine_model import VOCABULARY, EngineModel
 
 from fairlead_worker.engine.config import POLICIES
 
@@ -89,11 +89,16 @@ often = settings(
     lookahead=st.sampled_from([1, 3, 16]),
     refresh=st.sampled_from([0, 1, 64]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+    speculative_method=st.sampled_from(["none", "ngram", "draft"]),
+    speculative_num_tokens=st.sampled_from([1, 3, 20]),
+    speculative_ngram_min=st.sampled_from([1, 2]),
+    acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
 )
-def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, itl_target_ms, noise, **limits):
+def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, policy, itl_target_ms, noise, acceptance, **limits):
     limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
     machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
+    machine.guess = lambda right: right if noise.random() < acceptance else noise.randrange(VOCABULARY)
     play(machine, events)
 
 
@@ -108,6 +113,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     enable_mixed_chunk=st.booleans(),
     dedupe_tokens=st.sampled_from([1, 32]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+    speculative_method=st.sampled_from(["none", "ngram"]),
 )
 def test_nor_with_a_host_tier(events, pages, page_size, host_slots, chunk, policy, **limits):
     """The same where the device is nearly always full: pages go to the host, come back, and are given up there."""
@@ -154,6 +160,7 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     event(f"cached: {load.cached_tokens > 0}")
     if load.host is not None:
         event(f"host hits: {load.host.cached_tokens > 0}, given up: {load.host.dropped > 0}")
+    event(f"accepted: {load.drafts is not None and load.drafts.accepted > 0}")
     assert load.running == load.waiting == load.backlog_tokens == 0
     assert load.pages_free == load.pages_total, "with no request left, every page can be had"
     assert all(told.finish for told in machine.told.values()), "nobody starves"

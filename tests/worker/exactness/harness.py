@@ -64,12 +64,15 @@ class Engine:
     backend: str = "auto"
     host_slots: int = 0
     """Pages of a host tier, with the CPU in the device's part."""
+    draft: LoadedModel | None = None
 
     def __post_init__(self) -> None:
         cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
-        self.runner: ModelRunner = make_runner(self.loaded, page_size=self.page_size, kv_pages=self.pages, backend=self.backend)
+        self.runner: ModelRunner = make_runner(
+            self.loaded, page_size=self.page_size, kv_pages=self.pages, backend=self.backend, draft=self.draft
+        )
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)
         self.submitted = 0

@@ -156,4 +156,6 @@ def test_a_packed_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> No
     inputs = torch.randn(70, 64, dtype=dtype)
     whole = layer(inputs)
     assert all(torch.equal(layer(inputs[:rows]), whole[:rows]) for rows in (1, 2, 7, 16, 33))
+    long, inputs = PackedLinear(torch.randn(768, 2304, dtype=dtype), None), torch.randn(70, 2304, dtype=dtype)
+    assert all(torch.equal(long(inputs[:rows]), long(inputs)[:rows]) for rows in (1, 2, 7, 16, 33))
     assert layer(inputs[None, :0]).shape == (1, 0, 96)

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.histogram import PlainHistogram
-from fairlead_worker.messages import HostLoad, Step
+from fairlead_worker.messages import Drafts, HostLoad, Step
 
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
@@ -133,3 +133,21 @@ class _EngineCollector(Collector):
         hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
         hits.add_metric((self._model_name, "host"), host.cached_tokens)
         yield hits
+        if load.drafts is not None:
+            yield from self._speculation(load.drafts)
+
+    def _speculation(self, drafts: Drafts) -> Iterator[Metric]:
+        """vLLM's names; only where something speculates."""
+        for name, text, value in (
+            ("spec_decode_num_drafts", "Drafts verified.", drafts.rounds),
+            ("spec_decode_num_draft_tokens", "Tokens guessed.", drafts.tokens),
+            ("spec_decode_num_accepted_tokens", "Guessed tokens that were accepted.", drafts.accepted),
+        ):
+            counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
+            counter.add_metric((self._model_name,), value)
+            yield counter
+        name, text = "fairlead_spec_decode_num_accepted_tokens_per_pos", "Drafts accepted up to this position, from 0."
+        counter = CounterMetricFamily(name, text, labels=("model_name", "position"))
+        for position, count in enumerate(drafts.accepted_at):
+            counter.add_metric((self._model_name, str(position)), count)
+        yield counter

@@ -113,6 +113,13 @@ class KvLease(Generic[PlaceT]):
         duplicate, self.pages[index] = self.pages[index], page
         self._pool.give_back((duplicate,))
 
+    def trim(self, tokens: int) -> None:
+        """Gives its own pages back that lie wholly behind its first `tokens` tokens."""
+        kept = max(-(-tokens // self._pool.page_size), self.shared)
+        if kept < len(self.pages):
+            self._pool.give_back(self.pages[kept:])
+            del self.pages[kept:]
+
     def moved(self, place: PlaceT, shared: int) -> None:
         """The first `shared` pages are the cache's now, and `place` (locked by the caller) the deepest of them."""
         before, self._place, self.shared = self.place, place, shared

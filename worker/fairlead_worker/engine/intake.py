@@ -5,11 +5,16 @@ from array import array
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.request import Request
-from fairlead_worker.messages import Submit
+from fairlead_worker.messages import Output, Submit
 
 
 class Refused(ValueError):
     """This request can never run here; the message says why, with the numbers."""
+
+
+def refusal(request_id: str, reason: str) -> Output:
+    """The only output of a request that was not taken."""
+    return Output(request_id, b"", 0, finish="error", error=reason)
 
 
 def read_tokens(data: bytes) -> "array[int]":

@@ -3,8 +3,9 @@
 import logging
 from typing import Protocol
 
+from fairlead_worker.engine.intake import refusal
 from fairlead_worker.engine.plan import Runner, StepResult
-from fairlead_worker.engine.scheduler import Scheduler, refusal
+from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.engine.watch import StepWatch
 from fairlead_worker.messages import Abort, Failed, FromEngine, Output, Stop, Submit, ToEngine
 

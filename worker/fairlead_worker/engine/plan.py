@@ -1,6 +1,7 @@
 """A step as data: what the scheduler decided, and what the forward pass brought back. The only thing that both know."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,11 +24,19 @@ class Row:
     """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`.
     The live table of its lease (`array('i')`): copy it, keep no view of it beyond the packing of the step."""
     samples: bool
-    """True when the row ends at the last known token, so that its logits give the next one."""
+    """True when the row ends at the last known token (or behind it, in a draft), so that its logits give the next one."""
+    draft: Sequence[int] = ()
+    """Guesses at the tokens after the last known one, `count - 1` of them: a decode that speculates. The scheduler's, or left to the
+    runner's draft model to fill in. KV of those that prove wrong is overwritten by later steps and read by nobody."""
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def guesses(self) -> int:
+        """Tokens behind the last known one that are computed too; until `advance`."""
+        return max(0, self.end - len(self.request.tokens))
 
 
 @dataclass(slots=True)
@@ -47,12 +56,19 @@ class StepPlan:
     """Rows that sample: the decodes, and prompts that end in this step."""
     scores: int = 0
     """Rows of which positions are wanted for prompt log-probabilities (`Request.to_score`)."""
+    drafted: int = 0
+    """Tokens that decodes may guess ahead, in all; 0: no row speculates."""
     number: int = 0
     """Counts the plans with rows, from 1."""
     saves: list[tuple[int, int]] = field(default_factory=list)
     """(device page, host slot): copied to the host tier before anything else, as this step may write into these pages. Each slot once."""
     loads: list[tuple[int, int]] = field(default_factory=list)
     """(device page, host slot): copied back after all saves (of which it may read one) and before the forward pass."""
+
+    @property
+    def costs(self) -> tuple[float, float, float, float, float]:
+        """What its time depends on, as `engine/pace.py` fits it."""
+        return self.prefill_work, self.prefill_tokens, self.decode_context, self.decodes + self.drafted, 1.0
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -69,6 +85,10 @@ class StepResult:
     """Wall time of the step, measured by the runner."""
     prompt_logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
     """Parallel to the plan's rows: of the tokens after the positions in `to_score`. Empty altogether where no row has any."""
+    draft_seconds: float = 0.0
+    """Of it, what a draft model took."""
+    draft_forwards: int = 0
+    """Forward passes of the draft model in that time."""
 
 
 class Runner(Protocol):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fairlead_worker.cache.prefix import Lease
     from fairlead_worker.cache.watch import Watch
     from fairlead_worker.engine.plan import Row
+    from fairlead_worker.engine.speculation import Drafting
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +64,8 @@ class Request:
     """While `computed` stays below this, a decode step only adds a token: neither its length nor its reserve ends. 0: not known."""
     page_end: int = 0
     """`computed` at which its next page is full; kept while it decodes."""
+    drafting: "Drafting | None" = None
+    """What is known of how well its tokens are guessed; None until it speculates."""
     finish: FinishReason | None = None
     scored: int = 0
     """Leading prompt positions whose logits were used for the log-probability of the token after them; grows over retractions too."""

@@ -11,12 +11,13 @@ from fairlead_worker.cache.prefix import Lease, PrefixCache
 from fairlead_worker.engine.budget import OutputReserve, StepBudget
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.inflight import OpenPrefixes
-from fairlead_worker.engine.intake import Refused, accept
+from fairlead_worker.engine.intake import Refused, accept, refusal
 from fairlead_worker.engine.meter import Meter
 from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.policy import WaitingQueue
 from fairlead_worker.engine.request import Request
+from fairlead_worker.engine.speculation import Speculation
 from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 
 
@@ -35,6 +36,7 @@ class Scheduler:
         self.chunked_req: Request | None = None
         self.reserve = OutputReserve(config)
         self.pacer = Pacer(config, cache.page_size) if config.itl_target_ms > 0 else None
+        self.speculation = Speculation(config) if config.speculative_method != "none" else None
         self.meter = Meter()
         self._requests: dict[str, Request] = {}
         self._decodes: list[Row] = []
@@ -98,6 +100,8 @@ class Scheduler:
             self._add_prefill(plan)
         if not mixed and not plan.rows:
             self._extend_running(plan)
+        if self.speculation is not None and plan.decodes:
+            self.speculation.extend(plan, self._decodes, self.cache)
         if plan.rows:
             self._planned += 1
             if self.cache.host is not None:
@@ -116,7 +120,9 @@ class Scheduler:
         if self._departed:
             self._release_departed()
         if self.pacer is not None:
-            self.pacer.observe((plan.prefill_work, plan.prefill_tokens, plan.decode_context, plan.decodes, 1.0), result.seconds)
+            self.pacer.observe(plan.costs, result.seconds)
+        if self.speculation is not None:
+            self.speculation.observe(plan, result)
         self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
@@ -162,15 +168,19 @@ class Scheduler:
         request = row.request
         if request.finish is not None:  # aborted while its step ran
             return
-        computed = request.computed = row.end
+        lease = _lease(request)
         if row.samples:
             outputs.append(self._take_tokens(request, tokens, logprobs))
+            if self.speculation is not None and row is request.row:
+                self.speculation.took(row, lease)
+        computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
         if request.finish is not None:
             self._finish(request)
             return
-        lease = _lease(request)
-        if row.count > 1 or computed % self.cache.block_tokens == 0:
+        if row.count > 1 or computed // self.cache.block_tokens > row.start // self.cache.block_tokens:
             self.cache.publish(lease, request.tokens, computed)
+            if self.waiting.fair is not None:
+                self.waiting.fair.wrote(request)
         if row.samples:
             self._decode_next(request, lease)
 
@@ -225,6 +235,7 @@ class Scheduler:
             evicted_pages=self.cache.evicted_pages,
             retraction_recomputed_tokens=meter.recomputed_tokens,
             host=None if host is None else host.report(meter.host_cached_tokens),
+            drafts=None if self.speculation is None else self.speculation.counts(),
         )
 
     # Planning
@@ -440,11 +451,6 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         _lease(request).release()
         request.lease = None
-
-
-def refusal(request_id: str, reason: str) -> Output:
-    """The only output of a request that was not taken."""
-    return Output(request_id, b"", 0, finish="error", error=reason)
 
 
 def _lease(request: Request) -> Lease:

@@ -28,6 +28,18 @@ class History:
         self._ids = np.concatenate([prompt, np.zeros(_ROOM, np.int64)])
         self._counts = np.zeros(len(self._ids), np.float32)
 
+    def followed_by(self, draft: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """`ids` and `counts` as they would be with these tokens behind the request's own."""
+        if not draft:
+            return self.ids, self.counts
+        new = [token for token in dict.fromkeys(draft) if token not in self._place]
+        ids = np.concatenate([self.ids, np.array(new, np.int64)])
+        counts = np.concatenate([self.counts, np.zeros(len(new), np.float32)])
+        places = {token: len(self._place) + place for place, token in enumerate(new)}
+        for token in draft:
+            counts[self._place.get(token, places.get(token, 0))] += 1
+        return ids, counts
+
     def catch_up(self) -> None:
         """Take in the tokens that came since the last time."""
         for token in self.tokens[self._seen :]:
@@ -56,16 +68,19 @@ class Histories:
     def __init__(self) -> None:
         self._of: dict[str, History] = {}
 
-    def adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-        """logits [rows, vocabulary] float32 -> the same with each row's bias, penalties and allowed tokens; untouched where nobody asks."""
+    def adjust(self, logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
+        """logits [rows, vocabulary] float32 -> the same with each row's bias, penalties and allowed tokens; untouched where nobody asks.
+
+        `ahead`: drafted tokens between each row's request and its logits, which count as its own; empty: there are none anywhere.
+        """
         rows = [(i, request) for i, request in enumerate(requests) if request.sampling.adjusted]
         penalized = [(i, request) for i, request in rows if request.sampling.penalized]
-        self._of = {request.id: self._history(request) for _, request in penalized}
+        self._of = {request.id: self._history(request) for request in dict.fromkeys(request for _, request in penalized)}
         if not rows:
             return logits
         logits = logits.clone()
         _bias(logits, [(i, request) for i, request in rows if request.sampling.logit_bias])
-        self._penalize(logits, penalized)
+        self._penalize(logits, penalized, [ahead[i] if ahead else () for i, _ in penalized])
         _allow(logits, [(i, request) for i, request in rows if request.sampling.allowed_token_ids])
         return logits
 
@@ -80,15 +95,15 @@ class Histories:
         history.catch_up()
         return history
 
-    def _penalize(self, logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
+    def _penalize(self, logits: torch.Tensor, rows: Sequence[tuple[int, Request]], ahead: Sequence[Sequence[int]]) -> None:
         """In place, at the distinct tokens of all rows together."""
         if not rows:
             return
         device = logits.device
-        histories = [self._of[request.id] for _, request in rows]
-        lengths = [len(history.ids) for history in histories]
-        place = _places([i for i, _ in rows], lengths), torch.from_numpy(np.concatenate([history.ids for history in histories]))
-        counts = torch.from_numpy(np.concatenate([history.counts for history in histories])).to(device)
+        histories = [self._of[request.id].followed_by(draft) for (_, request), draft in zip(rows, ahead, strict=True)]
+        lengths = [len(ids) for ids, _ in histories]
+        place = _places([i for i, _ in rows], lengths), torch.from_numpy(np.concatenate([ids for ids, _ in histories]))
+        counts = torch.from_numpy(np.concatenate([counts for _, counts in histories])).to(device)
         settings = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in (request.sampling for _, request in rows)]
         repetition, frequency, presence = torch.from_numpy(np.repeat(np.array(settings, np.float32), lengths, 0)).to(device).unbind(1)
         index = tuple(part.to(device) for part in place)

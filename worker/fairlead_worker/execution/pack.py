@@ -3,6 +3,7 @@
 `python bench/packing.py`: what it costs for 256 decodes.
 """
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +14,12 @@ from fairlead_worker.kernels.base import PackedStep
 
 
 def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
-    """Lay the rows of `plan` end to end. ValueError on a row whose page table is too short for its tokens."""
-    rows = plan.rows
+    """Lay the rows of `plan` end to end. ValueError on a row whose page table is too short for its tokens.
+
+    A row that speculates becomes as many rows of one token: a backend stores a step's KV before it attends, so each of them sees the
+    ones before it, and has the bits that it would have as a plain decode. That makes the verified tokens the same ones in bfloat16 too.
+    """
+    rows = [single for row in plan.rows for single in _singles(row)] if plan.drafted else plan.rows
     starts = [row.start for row in rows]
     counts = [row.count for row in rows]
     first, many = np.array(starts, np.int64), np.array(counts, np.int64)
@@ -25,7 +30,10 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     places, offsets = np.divmod(positions, page_size)
     slots = indices[places + np.repeat(indptr[:-1], many)].astype(np.int64) * page_size + offsets
     # The requests' tokens grow, and so cannot be viewed: each row's are copied once.
-    tokens = b"".join([row.request.tokens[start:end] for row, start, end in zip(rows, starts, ends.tolist(), strict=True)])
+    texts = [row.request.tokens[start:end] for row, start, end in zip(rows, starts, ends.tolist(), strict=True)]
+    if plan.drafted:
+        texts = [text or array("I", row.draft) for text, row in zip(texts, rows, strict=True)]
+    tokens = b"".join(texts)
     sampling = token_indptr[1:][np.array([row.samples for row in rows], bool)] - 1
     return PackedStep(
         tokens=torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)).to(device),
@@ -37,6 +45,14 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
         page_indices=torch.from_numpy(indices),
         sampling=torch.from_numpy(sampling).to(device),
     )
+
+
+def _singles(row: Row) -> list[Row]:
+    """A row with guesses as one for its last known token and one for each guess, which is then the `draft` of its own row."""
+    if row.count == 1 or not row.draft:
+        return [row]
+    known = Row(row.request, row.start, 1, row.pages, True)
+    return [known, *(Row(row.request, row.start + place, 1, row.pages, True, [guess]) for place, guess in enumerate(row.draft, 1))]
 
 
 def _page_table(rows: Sequence[Row], needed: np.ndarray, ends: np.ndarray, page_size: int) -> tuple[np.ndarray, np.ndarray]:

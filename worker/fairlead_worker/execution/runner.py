@@ -4,13 +4,15 @@ import time
 
 import torch
 
-from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import score
+from fairlead_worker.execution.verify import verify
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import TokenLogprobs
@@ -21,27 +23,45 @@ from fairlead_worker.model.loader import LoadedModel
 class ModelRunner:
     """Runs steps of a loaded model on an attention backend. Implements `engine.plan.Runner`."""
 
-    def __init__(self, loaded: LoadedModel, backend: Backend, host: HostStore | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, backend: Backend, *, host: HostStore | None = None, drafter: Drafter | None = None) -> None:
         self.loaded = loaded
         self.backend = backend
         self.host = host
         """KV of the host tier; None without one."""
+        self.drafter = drafter
+        """None without a draft model."""
         self.histories = Histories()
         self.head = find_head(loaded.model)
         """None: prompts cannot be scored."""
 
+    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's rows, write their KV, and choose a token for each row that samples."""
+        """Compute the plan's rows, write their KV, and choose a token for each row that samples; several where drafts were right."""
         began = time.perf_counter()
         if not plan:
             return StepResult([])
-        requests = [row.request for row in plan.rows if row.samples]
-        with torch.inference_mode():
-            if self.host is not None:
-                self.host.copy(plan.saves, plan.loads)
-            logits, scores = self._score(plan) if plan.scores else (self.logits(plan), [])
-            tokens, logprobs = sample(logits, requests, self.histories)
-        return StepResult([[token] for token in tokens], logprobs, time.perf_counter() - began, scores)
+        if self.host is not None:
+            self.host.copy(plan.saves, plan.loads)
+        drafting = time.perf_counter()
+        if self.drafter is not None:
+            self.drafter.draft(plan)
+        drafted = time.perf_counter()
+        logits, scores = self._score(plan) if plan.scores else (self.logits(plan), [])
+        tokens, logprobs = self._choose(logits, [row for row in plan.rows if row.samples], bool(plan.drafted))
+        return StepResult(
+            tokens,
+            logprobs,
+            time.perf_counter() - began,
+            scores,
+            draft_seconds=drafted - drafting,
+            draft_forwards=0 if self.drafter is None else self.drafter.forwards,
+        )
+
+    def _choose(self, logits: torch.Tensor, rows: list[Row], drafted: bool) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
+        if drafted:
+            return verify(logits, rows, self.histories)
+        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories)
+        return [[token] for token in tokens], logprobs
 
     def _score(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]]]:
         """As `logits`, and of each row the log-probabilities of its prompt's tokens; for these the head runs a block at a time."""
@@ -53,7 +73,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
-        """[sampling rows, vocabulary]: the head runs on the last token of the sampling rows only."""
+        """[sampling positions, vocabulary]: the head runs on the last token of the sampling rows, and on all of those that speculate."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
         output = self.loaded.model(
             input_ids=step.tokens[None],
@@ -67,17 +87,32 @@ class ModelRunner:
 
 
 def make_runner(
-    loaded: LoadedModel, *, page_size: int, backend: str = "auto", kv_pages: int = 0, kv_cache_bytes: int = 0, host_kv_cache_bytes: int = 0
+    loaded: LoadedModel,
+    *,
+    page_size: int,
+    backend: str = "auto",
+    kv_pages: int = 0,
+    kv_cache_bytes: int = 0,
+    host_kv_cache_bytes: int = 0,
+    draft: LoadedModel | None = None,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
 
-    `host_kv_cache_bytes`: of the host tier, see `make_host_store`. ValueError where not even one page fits, or the backend is unknown.
+    `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
+    `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
+
+    ValueError where not even one page fits, or the backend is unknown.
     """
     spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
-    pages = kv_pages or spec.pages_for(kv_cache_bytes or kv_budget(loaded.device))
+    draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
+    page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
+    pages = kv_pages or (kv_cache_bytes or kv_budget(loaded.device)) // page_bytes
     if pages < 1:
         raise ValueError(
-            f"no memory for KV: one page of {page_size} tokens takes {spec.page_bytes} bytes; raise --kv-cache-bytes or free memory"
+            f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes; raise --kv-cache-bytes or free memory"
         )
     made = make_backend(backend, spec, pages)
-    return ModelRunner(loaded, made, make_host_store(made, host_kv_cache_bytes))
+    drafter = None
+    if draft is not None and draft_spec is not None:
+        drafter = Drafter(draft, make_backend(backend, draft_spec, pages), loaded.vocabulary_size)
+    return ModelRunner(loaded, made, host=make_host_store(made, host_kv_cache_bytes), drafter=drafter)

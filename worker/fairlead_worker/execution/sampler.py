@@ -13,12 +13,15 @@ from fairlead_worker.messages import TokenLogprobs
 
 
 def sample(
-    logits: torch.Tensor, requests: Sequence[Request], histories: Histories | None = None
+    logits: torch.Tensor, requests: Sequence[Request], histories: Histories | None = None, ahead: Sequence[Sequence[int]] = ()
 ) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
     """logits [rows, vocabulary] -> one token a row, and its log-probabilities (empty tuples where not asked; empty if nobody asked).
 
     A row's token depends on its logits, its request's sampling and tokens only: not on the other rows. `histories` keeps from step
     to step what penalties need to know of the tokens; without it, that is counted anew.
+
+    `ahead`: for each row, the drafted tokens between its request's own and its logits; empty: nobody speculates. A request with a draft
+    has a row for each of its positions, and each is chosen as if the draft before it were its text.
     """
     histories = histories or Histories()
     if all(request.plain for request in requests):  # nothing is copied, not even to float32
@@ -26,13 +29,15 @@ def sample(
         return largest(logits).tolist() if requests else [], []
     changed = [i for i, request in enumerate(requests) if not request.plain]
     chosen_by = [requests[i] for i in changed]
+    further = [len(ahead[i]) if ahead else 0 for i in changed]
     own = (logits if len(changed) == len(requests) else logits[changed]).float()
-    adjusted = _forbid_early_stops(histories.adjust(own, chosen_by), chosen_by)
+    adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, [ahead[i] for i in changed] if ahead else ()), chosen_by, further)
     random = [i for i, request in enumerate(chosen_by) if request.sampling.temperature > 0]
     choice = largest(adjusted) if len(random) < len(changed) else torch.empty(len(changed), dtype=torch.int64, device=logits.device)
     if random:
         drawn = [chosen_by[i] for i in random]
-        noise = uniform([request.sampling.seed for request in drawn], [len(request.tokens) for request in drawn])
+        positions = [len(chosen_by[i].tokens) + further[i] for i in random]
+        noise = uniform([request.sampling.seed for request in drawn], positions)
         rows = adjusted if len(random) == len(changed) else adjusted[random]
         choice[random] = draw(rows, [request.sampling for request in drawn], torch.from_numpy(noise).to(logits.device))
     if len(changed) == len(requests):
@@ -43,13 +48,13 @@ def sample(
     return tokens.tolist(), _logprobs(logits, tokens, requests)
 
 
-def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], further: Sequence[int]) -> torch.Tensor:
     """Rows short of `min_tokens` cannot choose a token that would end them."""
     vocabulary = logits.shape[1]  # a stop token outside it can never come, and must not be looked up
     early = [
         (i, token)
         for i, r in enumerate(requests)
-        if r.output_length < r.sampling.min_tokens
+        if r.output_length + further[i] < r.sampling.min_tokens
         for token in r.stop_tokens
         if token < vocabulary
     ]

@@ -64,7 +64,11 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A step's rows laid end to end. T tokens, R rows, S sampling rows."""
+    """A step's rows laid end to end. T tokens, R rows, S positions whose logits are wanted.
+
+    Several rows may be of one request, one token each and each behind the other (a decode that speculates): a backend stores the KV of
+    all rows before any of them attends.
+    """
 
     tokens: torch.Tensor
     """[T] int64, on the model's device."""

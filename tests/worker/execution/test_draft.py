@@ -1,0 +1,90 @@
+"""The draft model: its KV keeps up, whatever was skipped, and a model that drafts for itself is always right."""
+
+from pathlib import Path
+
+import pytest
+from tests.models import save_model
+
+from fairlead_worker.execution import draft as draft_module
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.messages import Sampling
+from fairlead_worker.model.loader import LoadedModel, load_model
+
+from .planner import Planner, make_request
+from .test_verify import run
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("llama")
+    save_model("llama", folder)
+    return load_model(str(folder))
+
+
+class Asking(Planner):
+    """Wants so many guesses for each request, step by step."""
+
+    wanted = (3, 0, 0, 5, 1, 0, 2)
+
+    def plan(self):
+        self.steps = getattr(self, "steps", -1) + 1
+        plan = super().plan()
+        for row in plan.rows:
+            left = row.request.sampling.max_tokens - row.request.output_length - 1
+            count = min(left, self.wanted[(self.steps + int(row.request.id)) % len(self.wanted)])
+            if row.request.output_length and count:
+                row.count = 1 + count
+                plan.drafted += count
+        return plan
+
+
+@pytest.mark.parametrize("catch_up", [4, 512])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 30])
+def test_a_model_that_drafts_for_itself_is_always_right(
+    loaded: LoadedModel, chunk: int, catch_up: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a guess that is wrong shows draft KV that is wrong or missing."""
+    monkeypatch.setattr(draft_module, "CATCH_UP", catch_up)
+
+    def requests():
+        return [
+            make_request(str(i), [(i * 37 + j * 11) % 500 + 2 for j in range(n)], Sampling(max_tokens=40, temperature=0))
+            for i, n in enumerate((1, 5, 16, 40))
+        ]
+
+    plain, _, _ = run(make_runner(loaded, page_size=8, kv_pages=60), Planner(requests(), 60, 8, chunk))
+    runner = make_runner(loaded, page_size=8, kv_pages=60, draft=loaded)
+    planner = Asking(requests(), 60, 8, chunk)
+    guessed = 0
+    execute = runner.execute
+
+    def watched(plan):
+        nonlocal guessed
+        result = execute(plan)
+        sampled = [row for row in plan.rows if row.samples]
+        for row, tokens in zip(sampled, result.tokens, strict=True):
+            assert len(tokens) == 1 + len(row.draft), "a guess was wrong"
+            guessed += len(row.draft)
+        return result
+
+    runner.execute = watched  # type: ignore[method-assign]  # looks at each step
+    assert run(runner, planner)[0] == plain
+    assert guessed > 40
+
+
+def test_its_kv_has_as_many_pages_out_of_the_same_memory(loaded: LoadedModel) -> None:
+    page_bytes = 2 * 2 * (16 + 16) * 16 * 4
+    runner = make_runner(loaded, page_size=16, kv_cache_bytes=page_bytes * 10, draft=loaded)
+    assert runner.backend.pages == 5
+    assert runner.drafter is not None and runner.drafter._backend.pages == 5
+
+
+def test_tokens_that_only_one_of_them_knows_harm_nobody(loaded: LoadedModel, tmp_path: Path) -> None:
+    """The same tokenizer, and embeddings padded differently."""
+    for size in (400, 600):
+        save_model("llama", tmp_path / str(size), vocab_size=size)
+        runner = make_runner(loaded, page_size=8, kv_pages=60, draft=load_model(str(tmp_path / str(size))))
+        request = make_request("0", [500, 511, 450, 3], Sampling(max_tokens=20, temperature=0))
+        tokens, _, _ = run(runner, Asking([request], 60, 8))
+        again = make_request("0", [500, 511, 450, 3], Sampling(max_tokens=20, temperature=0))
+        assert tokens == run(make_runner(loaded, page_size=8, kv_pages=60), Planner([again], 60, 8))[0]

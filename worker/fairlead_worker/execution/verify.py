@@ -1,0 +1,41 @@
+"""Verification of drafts: the model's own choice at each position, and how far a draft says the same."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fairlead_worker.engine.plan import Row
+from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.sampler import sample
+from fairlead_worker.messages import TokenLogprobs
+
+
+@torch.inference_mode()
+def verify(logits: torch.Tensor, rows: Sequence[Row], histories: Histories) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
+    """logits [positions, vocabulary] of `rows`, all of which sample -> each row's new tokens, and their log-probabilities.
+
+    A position's token is chosen as in a step of its own: from its logits, its noise, and the counts of the tokens before it. While the
+    draft says the same, the next position has seen the right tokens and counts; its token ends the row otherwise. One token at least,
+    one more than the draft at most.
+    """
+    requests = [row.request for row in rows for _ in range(len(row.draft) + 1)]
+    ahead = [row.draft[:place] for row in rows for place in range(len(row.draft) + 1)]
+    chosen, logprobs = sample(logits, requests, histories, ahead)
+    tokens: list[list[int]] = []
+    told: list[tuple[TokenLogprobs, ...]] = []
+    first = 0
+    for row in rows:
+        count = 1 + accepted(row.draft, chosen[first:])
+        tokens.append(chosen[first : first + count])
+        if logprobs:
+            told.append(tuple(each for place in logprobs[first : first + count] for each in place))
+        first += len(row.draft) + 1
+    return tokens, told
+
+
+def accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
+    """How many leading tokens of a draft were chosen. `chosen` may be longer."""
+    for place, token in enumerate(draft):
+        if chosen[place] != token:
+            return place
+    return len(draft)

@@ -1,0 +1,47 @@
+"""Loading a draft model: only one that speaks of the same tokens can guess for another."""
+
+import json
+from pathlib import Path
+
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.model.uri import Progress, no_progress
+
+
+def load_draft(uri: str, target: LoadedModel, *, dtype: str = "auto", progress: Progress = no_progress) -> LoadedModel:
+    """The model at `uri`, ready to guess for `target`. Raises ModelLoadError: as any model, or where the two do not fit together."""
+    draft = load_model(uri, dtype=dtype, device=target.device, progress=progress)
+    if draft.max_model_len < target.max_model_len:
+        raise ModelLoadError(
+            uri,
+            f"it takes {draft.max_model_len} tokens at most, and the model that it drafts for {target.max_model_len}; "
+            f"set --max-model-len {draft.max_model_len} or choose another --speculative-model",
+        )
+    known, wanted = _vocabulary(uri, draft.path), _vocabulary(uri, target.path)
+    different = sorted(number for number in known.keys() & wanted.keys() if known[number] != wanted[number])
+    if different or not known.keys() & wanted.keys():
+        example = (
+            f"token {different[0]} is {known[different[0]]!r} there and {wanted[different[0]]!r} here"
+            if different
+            else "no token is in both"
+        )
+        raise ModelLoadError(
+            uri,
+            f"it cannot draft for {target.path.name}: their tokenizers differ ({example}); choose a --speculative-model of the same family",
+        )
+    return draft
+
+
+def _vocabulary(uri: str, folder: Path) -> dict[int, str]:
+    """Token id -> token, from tokenizer.json."""
+    path = folder / "tokenizer.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = raw["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            tokens = {number: token for token, number in vocabulary.items()}
+        else:  # a unigram model: pairs of token and score, in order
+            tokens = {number: pair[0] for number, pair in enumerate(vocabulary)}
+        return tokens | {added["id"]: added["content"] for added in raw.get("added_tokens", ())}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(uri, f"whether it can draft shows in both tokenizers, and {path} cannot be read: {error}") from error
