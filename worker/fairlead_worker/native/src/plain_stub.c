@@ -1,5 +1,4 @@
 /* TEMPORARY */
 #include "lanes.h"
-void linear(Member *member, const Linear *l, const void *x, int64_t xs, int64_t rows, void *y, int64_t ys, int32_t yk) { (void)member;(void)l;(void)x;(void)xs;(void)rows;(void)y;(void)ys;(void)yk; }
 void store(Member *m, const Attention *l, const Step *s, const void *k, int64_t ks, const void *v, int64_t vs) {(void)m;(void)l;(void)s;(void)k;(void)ks;(void)v;(void)vs;}
 void attend(Member *m, const Attention *l, const Step *s, const void *q, int64_t qs, void *o, int64_t os){(void)m;(void)l;(void)s;(void)q;(void)qs;(void)o;(void)os;}
