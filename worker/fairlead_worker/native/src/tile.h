@@ -1,0 +1,21 @@
+/* One tile: up to 12 rows times one panel of 32 outputs over a run of inputs, sums kept in registers. */
+#ifndef FAIRLEAD_TILE_H
+#define FAIRLEAD_TILE_H
+#include <stdint.h>
+
+enum { PANEL = 32, TILE_ROWS = 12 };
+
+/* What a tile works on. A step is 4 bytes of each row: one float, two bfloat16 or two int16. */
+typedef struct {
+    const char *x; /* first row; rows are x_stride bytes apart */
+    int64_t x_stride;
+    const char *weights; /* [steps][32] steps' weights */
+    int64_t steps;
+    const char *ahead; /* fetched into the caches meanwhile, `ahead_step` bytes at each step */
+    int64_t ahead_step;
+    void *sums; /* [rows][32] floats, or int32 for INT8; added to */
+} Tile;
+
+/* `rows` of 1 to TILE_ROWS; weights of `kind`. */
+void multiply_tile(int32_t kind, const Tile *job, int64_t rows);
+#endif
