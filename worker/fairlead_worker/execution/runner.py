@@ -6,6 +6,7 @@ import torch
 
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.forward import choose_forward
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
@@ -17,9 +18,10 @@ from fairlead_worker.model.loader import LoadedModel
 class ModelRunner:
     """Runs steps of a loaded model on an attention backend. Implements `engine.plan.Runner`."""
 
-    def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
+    def __init__(self, loaded: LoadedModel, backend: Backend, native_decoder: bool = True) -> None:
         self.loaded = loaded
         self.backend = backend
+        self.forward = choose_forward(loaded, backend, native_decoder)
         self.histories = Histories()
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -36,18 +38,18 @@ class ModelRunner:
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """[sampling rows, vocabulary]: the head runs on the last token of the sampling rows only."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
-        output = self.loaded.model(
-            input_ids=step.tokens[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.sampling,
-            step=self.backend.plan(step),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self.forward(step, self.backend.plan(step))
 
 
-def make_runner(loaded: LoadedModel, *, page_size: int, backend: str = "auto", kv_pages: int = 0, kv_cache_bytes: int = 0) -> ModelRunner:
+def make_runner(
+    loaded: LoadedModel,
+    *,
+    page_size: int,
+    backend: str = "auto",
+    kv_pages: int = 0,
+    kv_cache_bytes: int = 0,
+    native_decoder: bool = True,
+) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
 
     ValueError where not even one request of a page fits, or the backend is unknown.
@@ -58,4 +60,4 @@ def make_runner(loaded: LoadedModel, *, page_size: int, backend: str = "auto", k
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {spec.page_bytes} bytes; raise --kv-cache-bytes or free memory"
         )
-    return ModelRunner(loaded, make_backend(backend, spec, pages))
+    return ModelRunner(loaded, make_backend(backend, spec, pages), native_decoder)

@@ -3,7 +3,8 @@
 import ctypes
 
 Pointer = ctypes.c_void_p
-SILU, GELU_TANH = 0, 1
+ACTIVATIONS = ("silu", "gelu_tanh")
+"""In the order of `Activation`."""
 MLP_ROWS = 512
 """Rows whose gate and up are kept at once."""
 

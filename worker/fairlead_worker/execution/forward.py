@@ -1,0 +1,66 @@
+"""How a packed step becomes logits: module by module, or in one native call."""
+
+import logging
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps, worst_difference
+from fairlead_worker.execution.native_forward import NativeForward
+from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext
+from fairlead_worker.kernels.native import NativeBackend
+from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
+
+logger = logging.getLogger(__name__)
+
+
+class Forward(Protocol):
+    """Logits [S, vocabulary] of `step.sampling`, the step's KV being written on the way."""
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor: ...
+
+
+class ModuleForward:
+    """The model's own modules, on any backend."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        output = self._model(
+            input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, logits_to_keep=step.sampling, step=context
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> Forward:
+    """The native decoder where it knows the model and says what the modules say; else the modules, with the reason in the log."""
+    modules = ModuleForward(loaded.model)
+    if not native or not isinstance(backend, NativeBackend):
+        return modules
+    name = type(loaded.model).__name__
+    try:
+        decoder = recognise(loaded.model, loaded.layers)
+        forward = NativeForward(decoder, backend)
+        difference = _difference(modules, decoder, backend.spec, loaded.vocabulary_size)
+    except UnknownStructure as reason:
+        logger.warning("%s runs module by module, not natively: %s", name, reason)
+        return modules
+    allowed = TOLERANCE[loaded.dtype]
+    if not difference <= allowed:
+        logger.warning("%s runs module by module, not natively: the logits differ by %.1e of their size, more than %.0e", name, difference, allowed)
+        return modules
+    logger.info("%s runs natively: %d layers in one call; its logits are within %.1e of the modules'", name, len(decoder.layers), difference)
+    return forward
+
+
+def _difference(modules: Forward, decoder: Decoder, spec: KVSpec, vocabulary: int) -> float:
+    """Between the two, each on KV of its own."""
+    plain, native = (NativeBackend(spec, trial_pages(spec.page_size)) for _ in range(2))
+    forward = NativeForward(decoder, native)
+    return worst_difference(
+        lambda step: modules(step, plain.plan(step)), lambda step: forward(step, native.plan(step)), trial_steps(spec, vocabulary)
+    )
