@@ -11,11 +11,12 @@ import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.cpu import CpuBackend
+from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.kernels.reference import ReferenceBackend, _padded
 
 PAGES = 200
-BACKENDS = (ReferenceBackend, CpuBackend)
-Kind = type[ReferenceBackend] | type[CpuBackend]
+BACKENDS = (ReferenceBackend, CpuBackend, NativeBackend)
+Kind = type[ReferenceBackend] | type[CpuBackend] | type[NativeBackend]
 every_backend = pytest.mark.parametrize("kind", BACKENDS, ids=lambda kind: kind.name)
 BFLOAT16_ERROR = 0.02
 """Of outputs of about 1: scores and weights rounded to 8 bits of mantissa, as in transformers' own eager attention."""
