@@ -14,8 +14,8 @@ STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((2, 3, 1), (0, 22, 1), (1, 15, 1)),
 )
 """Rows as (request, start, count): prompts; a decode beside a later chunk and a new prompt; decodes."""
-TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
-"""Length of the difference of a position's logits over their own length. A wrong constant anywhere is far above; rounding adds up to a tenth of it."""
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1}
+"""Length of the difference of a position's logits over their own length. bfloat16 adds up to 0.03 in models of random weights; another computation is off by far more."""
 
 
 def trial_pages(page_size: int) -> int:
