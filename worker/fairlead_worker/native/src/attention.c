@@ -181,29 +181,50 @@ static void copy_values(const Queries *q, const Word *tile, int64_t from, int64_
     }
 }
 
-static void find_tiles(const Queries *q, int64_t first, int count, const Word **keys, const Word **values) {
+/* Where `count` tiles from `first` lie, as token slots of the KV head; only for pages that are whole tiles. */
+static void locate(const Queries *q, int64_t first, int count, int64_t *slots) {
+    const Step *step = q->job->step;
+    const int32_t *pages = step->page_indices + step->page_indptr[q->row];
+    int32_t in_page = step->page_size / TILE, page = (int32_t)first / in_page, part = (int32_t)first % in_page;
+    for (int t = 0; t < count; t++) {
+        slots[t] = (pages[page] * (int64_t)q->job->layer->kv_heads + q->kv_head) * step->page_size + part * TILE;
+        if (++part == in_page)
+            part = 0, page++;
+    }
+}
+
+/* Tiles lie anywhere, which no prefetcher in hardware foresees: asks for them while other work is done. */
+static void fetch(const void *storage, int64_t bytes, const int64_t *slots, int count) {
+    for (int t = 0; t < count; t++)
+        for (int64_t byte = 0; byte < bytes * TILE; byte += 64)
+            _mm_prefetch((const char *)storage + slots[t] * bytes + byte, _MM_HINT_T0);
+}
+
+static void find_tiles(const Queries *q, int64_t first, int count, const int64_t *slots, const Word **keys, const Word **values) {
     const Job *job = q->job;
     const Attention *layer = job->layer;
+    int64_t size = size_of(job->step);
     Word *key_tile = q->key_tiles, *value_tile = q->value_tiles;
     for (int t = 0; t < count; t++) {
         int64_t tile = first + t;
         int64_t from = most(0, q->first - tile * TILE), to = least(TILE, q->keys - tile * TILE);
         if (job->tiled_keys)
-            keys[t] = (const Word *)place(job, layer->keys, layer->key_dim, q->row, q->kv_head, tile * TILE);
+            keys[t] = (const Word *)((const char *)layer->keys + slots[t] * layer->key_dim * size);
         else {
             gather(q, layer->keys, layer->key_dim, 1, tile, from, to, key_tile);
             keys[t] = key_tile;
             key_tile += job->key_words * TILE;
         }
-        int whole = from == 0 && to == TILE;
-        const Word *at = job->tiled_values ? (const Word *)place(job, layer->values, layer->value_dim, q->row, q->kv_head, tile * TILE) : NULL;
-        values[t] = at && whole ? at : value_tile;
-        if (at && whole)
+        const Word *at = job->tiled_values ? (const Word *)((const char *)layer->values + slots[t] * layer->value_dim * size) : NULL;
+        if (at && from == 0 && to == TILE) {
+            values[t] = at;
             continue;
+        }
         if (at)
             copy_values(q, at, from, to, value_tile);
         else
             gather(q, layer->values, layer->value_dim, 0, tile, from, to, value_tile);
+        values[t] = value_tile;
         value_tile += layer->value_dim * TILE;
     }
     keys[count] = keys[count - 1];
@@ -221,12 +242,14 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
         float *row = scores + r * BLOCK;
         int64_t position = q->position + r / q->heads;
         int64_t end = position + 1 - base, begin = first_key(layer, position) - base;
+        int all = begin <= 0 && end >= count * TILE;
         __m512 s[TILES], highest = hidden;
         for (int t = 0; t < count; t++) {
             s[t] = _mm512_mul_ps(_mm512_loadu_ps(row + t * TILE), scaling);
             if (layer->softcap != 0)
                 s[t] = _mm512_mul_ps(tanh16(_mm512_div_ps(s[t], cap)), cap);
-            s[t] = _mm512_mask_mov_ps(hidden, below(end - t * TILE) & ~below(begin - t * TILE), s[t]);
+            if (!all)
+                s[t] = _mm512_mask_mov_ps(hidden, below(end - t * TILE) & ~below(begin - t * TILE), s[t]);
             highest = _mm512_max_ps(highest, s[t]);
         }
         float now = fmaxf(max[r], _mm512_reduce_max_ps(highest));
@@ -252,20 +275,26 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
 
 /* max, sum [rows] and output [rows][stride] of the keys of one segment; rows that see none of them get -inf, 0 and zeros. */
 INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, float *max, float *sum, float *output, int64_t stride) {
-    float scores[BLOCK_ROWS * BLOCK], keep[BLOCK_ROWS] = {0};
-    int64_t rows = q->tokens * q->heads, dim = q->job->layer->value_dim;
+    _Alignas(64) float scores[BLOCK_ROWS * BLOCK], keep[BLOCK_ROWS] = {0};
+    const Attention *layer = q->job->layer;
+    int64_t rows = q->tokens * q->heads, dim = layer->value_dim;
     int64_t end = least(q->position + q->tokens, (segment + 1) * SEGMENT);
     for (int64_t r = 0; r < rows; r++)
         max[r] = -INFINITY, sum[r] = 0;
     memset(output, 0, rows * stride * sizeof(float));
-    for (int64_t block = segment * SEGMENT; block < end; block += BLOCK) {
-        int64_t first = most(block, q->first) / TILE, last = up(least(block + BLOCK, end), TILE);
-        int count = (int)(last - first);
-        if (count <= 0)
-            continue;
+    int64_t slots[2 * TILES], size = (int64_t)size_of(q->job->step);
+    for (int64_t block = most(segment * SEGMENT, q->first / BLOCK * BLOCK); block < end; block += BLOCK) {
+        int64_t first = most(block, q->first) / TILE, last = up(least(block + BLOCK, end), TILE), next = up(least(block + 2 * BLOCK, end), TILE);
+        int count = (int)(last - first), ahead = (int)(next - last);
         const Word *keys[TILES + 1], *values[TILES + 1];
-        find_tiles(q, first, count, keys, values);
+        if (q->job->tiled_values)
+            locate(q, first, count + ahead, slots);
+        find_tiles(q, first, count, slots, keys, values);
+        if (q->job->tiled_values)
+            fetch(layer->values, layer->value_dim * size, slots, count);
         score_all(kind, rows, q->query, q->job->key_words, keys, count, scores);
+        if (q->job->tiled_keys)
+            fetch(layer->keys, layer->key_dim * size, slots + count, ahead);
         soften(kind, q, first * TILE, count, scores, max, sum, keep);
         mix_all(kind, rows, scores, values, count, dim, keep, output, stride);
     }
