@@ -56,6 +56,9 @@ class WorkerConfig(BaseSettings):
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
     attention_backend: Literal["auto", "reference", "cpu"] = "auto"
+    native_decoder: Annotated[
+        bool, Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules")
+    ] = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     tensor_parallel: Annotated[Positive, Field(description="devices that share one model; this release serves with 1")] = 1
     drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120

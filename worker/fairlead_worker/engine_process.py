@@ -107,6 +107,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         loaded,
         page_size=config.page_size,
         backend=config.attention_backend,
+        native_decoder=config.native_decoder,
         kv_pages=config.kv_pages,
         kv_cache_bytes=config.kv_cache_bytes,
     )

@@ -33,13 +33,15 @@ def trial_steps(spec: KVSpec, vocabulary: int) -> list[PackedStep]:
 def _step(rows: Sequence[tuple[int, int, int]], tokens: torch.Tensor, per_row: int, spec: KVSpec) -> PackedStep:
     where = [torch.arange(start, start + count) for _, start, count in rows]
     positions = torch.cat(where)
+    pages = [-(-(start + count) // spec.page_size) for _, start, count in rows]
     return PackedStep(
         tokens=torch.cat([tokens[request, start : start + count] for request, start, count in rows]),
         positions=positions,
         slots=torch.cat([request * per_row * spec.page_size + at for (request, _, _), at in zip(rows, where, strict=True)]),
         starts=[start for _, start, _ in rows],
         counts=[count for _, _, count in rows],
-        pages=[request * per_row + torch.arange(-(-(start + count) // spec.page_size)) for request, start, count in rows],
+        page_indptr=torch.tensor([0, *pages]).cumsum(0).to(torch.int32),
+        page_indices=torch.cat([request * per_row + torch.arange(many) for (request, _, _), many in zip(rows, pages, strict=True)]).to(torch.int32),
         sampling=torch.arange(len(positions)),
     )
 

@@ -44,8 +44,8 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
     name = type(loaded.model).__name__
     try:
         decoder = recognise(loaded.model, loaded.layers)
-        forward = NativeForward(decoder, backend)
-        difference = _difference(modules, decoder, backend.spec, loaded.vocabulary_size)
+        forward = NativeForward(decoder, backend, loaded.max_model_len)
+        difference = _difference(modules, decoder, loaded, backend.spec)
     except UnknownStructure as reason:
         logger.warning("%s runs module by module, not natively: %s", name, reason)
         return modules
@@ -57,10 +57,10 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
     return forward
 
 
-def _difference(modules: Forward, decoder: Decoder, spec: KVSpec, vocabulary: int) -> float:
+def _difference(modules: Forward, decoder: Decoder, loaded: LoadedModel, spec: KVSpec) -> float:
     """Between the two, each on KV of its own."""
     plain, native = (NativeBackend(spec, trial_pages(spec.page_size)) for _ in range(2))
-    forward = NativeForward(decoder, native)
+    forward = NativeForward(decoder, native, loaded.max_model_len)
     return worst_difference(
-        lambda step: modules(step, plain.plan(step)), lambda step: forward(step, native.plan(step)), trial_steps(spec, vocabulary)
+        lambda step: modules(step, plain.plan(step)), lambda step: forward(step, native.plan(step)), trial_steps(spec, loaded.vocabulary_size)
     )

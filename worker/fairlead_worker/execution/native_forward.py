@@ -22,8 +22,8 @@ FIRST_POSITIONS = 1024
 class NativeForward:
     """Implements `execution.forward.Forward` on the native backend."""
 
-    def __init__(self, decoder: Decoder, backend: NativeBackend) -> None:
-        """Raises UnknownStructure where a part cannot be run natively."""
+    def __init__(self, decoder: Decoder, backend: NativeBackend, limit: int) -> None:
+        """limit: positions of the longest request. Raises UnknownStructure where a part cannot be run natively."""
         self._model = decoder
         self._decode = backend.library.fairlead_decode
         self._kind = KINDS[backend.spec.dtype]
@@ -33,8 +33,8 @@ class NativeForward:
         self._layers = (native.Layer * len(specs))(*map(_layer, decoder.layers, backend.layers))
         self._ropes = (native.Rope * len(decoder.ropes))()
         self._tables: list[torch.Tensor] = []
-        self._positions = 0
-        self._reach(FIRST_POSITIONS)
+        self._positions, self._limit = 0, limit
+        self._reach(1)
         for layer, spec in zip(decoder.layers, specs, strict=True):
             if 2 * self._ropes[layer.rope].half > spec.key_dim:
                 raise UnknownStructure(f"a rotary embedding of {2 * self._ropes[layer.rope].half} of a head's {spec.key_dim} dimensions")
@@ -84,7 +84,8 @@ class NativeForward:
         """Rope tables for at least so many positions, made by the model itself, and again at twice the length when they run out."""
         if positions <= self._positions:
             return
-        self._positions = max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())
+        # Not beyond the limit: some embeddings change all their frequencies when they see a longer text.
+        self._positions = max(positions, min(self._limit, max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())))
         self._tables = []
         for rope, tables in zip(self._ropes, self._model.ropes, strict=True):
             cosines, sines = tables(self._positions)

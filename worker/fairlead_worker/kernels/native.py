@@ -80,9 +80,7 @@ class NativeStep:
         starts = np.array(step.starts, np.int32)
         offsets = np.zeros(rows + 1, np.int32)
         np.cumsum(step.counts, out=offsets[1:])
-        indptr = np.zeros(rows + 1, np.int32)
-        np.cumsum([len(table) for table in step.pages], out=indptr[1:])
-        indices = np.concatenate([table.numpy() for table in step.pages]).astype(np.int32)
+        indptr, indices = step.page_indptr.numpy(), step.page_indices.numpy()
         self._arrays = (starts, offsets, indptr, indices)
         """What the pointers of `native` point to."""
         self.native = Step(
