@@ -60,6 +60,7 @@ class WorkerConfig(BaseSettings):
         bool, Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules")
     ] = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Annotated[Literal["none", "int8"], Field(description="int8: weights of linear layers, on a CPU")] = "none"
     tensor_parallel: Annotated[Positive, Field(description="devices that share one model; this release serves with 1")] = 1
     drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10

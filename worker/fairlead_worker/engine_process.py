@@ -100,6 +100,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         dtype=config.dtype,
         device="cuda" if torch.cuda.is_available() else "cpu",
         max_model_len=config.max_model_len,
+        quantization=config.quantization,
         progress=lambda phase, percent: end.send(Loading(phase=phase, percent=percent)),
     )
     end.send(Loading(phase="cache", percent=0))

@@ -1,6 +1,8 @@
 """Stacked and packed projections against the layers that they replace."""
 
 import logging
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +10,17 @@ from tests.models import FAMILIES, build_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from fairlead_worker.model import packed
 from fairlead_worker.model.fuse import Slice, Stack, close, fuse_projections
 from fairlead_worker.model.packed import PackedLinear, can_pack, pack_linears
 from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.native.library import native
+from fairlead_worker.native.linear import NativeLinear
 
 STACKS = {"llama": 4, "qwen2": 4, "qwen3": 4, "mistral": 4, "gemma2": 8, "gemma3": 8, "gpt2": 0}
 needs_onednn = pytest.mark.skipif(not can_pack(), reason="this torch has no oneDNN")
+needs_native = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
+KINDS = [pytest.param(NativeLinear, marks=needs_native), pytest.param(PackedLinear, marks=needs_onednn)]
 
 
 def modules(model: PreTrainedModel, kind: type[nn.Module]) -> int:
@@ -29,16 +36,62 @@ def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype
     assert close(trial_logits(model), before)
 
 
-@needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_packed_and_says_the_same(family: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_is_packed_and_says_the_same(
+    family: str, dtype: torch.dtype, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind is PackedLinear:
+        monkeypatch.setattr(packed, "native", lambda: None)
     model = build_model(family).to(dtype)
     before = trial_logits(model)
     fuse_projections(model)
-    assert pack_linears(model) == modules(model, PackedLinear) == model.config.num_hidden_layers * 4 + 1
+    assert pack_linears(model) == modules(model, kind) == model.config.num_hidden_layers * 4 + 1
     assert modules(model, nn.Linear) == 0
     assert close(trial_logits(model), before)
+
+
+@needs_native
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_rounded_to_int8_and_says_nearly_the_same(family: str) -> None:
+    model = build_model(family)
+    before = trial_logits(model)
+    fuse_projections(model)
+    assert pack_linears(model, int8=True) == model.config.num_hidden_layers * 4 + 1
+    assert all(layer.quantized for layer in model.modules() if isinstance(layer, NativeLinear))
+    after = trial_logits(model)
+    assert not close(after, before)
+    assert close(after, before, 0.05)
+
+
+@needs_native
+def test_a_layer_that_answers_otherwise_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    forward = NativeLinear.forward
+    monkeypatch.setattr(NativeLinear, "forward", lambda self, inputs: forward(self, inputs) + (self.out_features == 512))
+    model = build_model("llama")
+    before = trial_logits(model)
+    with caplog.at_level(logging.WARNING):
+        assert pack_linears(model) == model.config.num_hidden_layers * 7
+    assert "linear layers stay unpacked from LlamaForCausalLM.lm_head on" in caplog.text
+    monkeypatch.undo()
+    assert close(trial_logits(model), before)
+
+
+def test_plain_weights_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model("llama")
+    plain = [weakref.ref(layer.weight) for layer in model.model.modules() if isinstance(layer, nn.Linear)]
+    left: list[int] = []
+    pack = packed._pack
+
+    def counting(*given: Any) -> nn.Module | None:
+        left.append(sum(weight() is not None for weight in plain))
+        return pack(*given)
+
+    monkeypatch.setattr(packed, "_pack", counting)
+    pack_linears(model)
+    assert all(found <= len(plain) - done + 1 for done, found in enumerate(left[: len(plain)]))
+    assert not any(weight() is not None for weight in plain)
 
 
 def make_stack(bias: bool = True) -> tuple[list[nn.Linear], Stack, list[Slice]]:

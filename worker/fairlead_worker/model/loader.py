@@ -19,9 +19,10 @@ from fairlead_worker.model.digest import model_digest
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.fuse import fuse_projections
-from fairlead_worker.model.packed import pack_linears
+from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.uri import Progress, no_progress, resolve
+from fairlead_worker.native.library import native
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,26 @@ class LoadedModel:
 
 
 def load_model(
-    uri: str, *, dtype: str = "auto", device: str | torch.device = "cpu", max_model_len: int = 0, progress: Progress = no_progress
+    uri: str,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    max_model_len: int = 0,
+    quantization: str = "none",
+    progress: Progress = no_progress,
 ) -> LoadedModel:
     """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`) onto `device`.
 
-    dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit. Raises ModelLoadError.
+    dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
+    quantization: none, or int8: weights of linear layers, on a CPU with the native library. Raises ModelLoadError.
     """
     progress("config", 0)
     folder = resolve(uri, progress)
     config = _read_config(uri, folder)
     limit = _max_model_len(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
+    if quantization == "int8":
+        _check_int8(uri, torch_dtype, torch.device(device))
     _check_weights(uri, folder)
     progress("config", 100)
     model = _read_weights(uri, folder, config, torch_dtype, torch.device(device), progress)
@@ -65,7 +75,7 @@ def load_model(
     progress("fuse", 0)
     fuse_projections(model)
     if model.device.type == "cpu":
-        pack_linears(model)
+        pack_linears(model, int8=quantization == "int8")
     progress("fuse", 100)
     return LoadedModel(
         model=model,
@@ -95,6 +105,15 @@ def _read_config(uri: str, folder: Path) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise ModelLoadError(uri, f"config.json is not a valid {kind} config: {error}") from error
+
+
+def _check_int8(uri: str, dtype: torch.dtype, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ModelLoadError(uri, f"--quantization int8 is for CPUs, and this is {device.type}; leave it out")
+    if native() is None:
+        raise ModelLoadError(uri, "--quantization int8 needs the native library, which does not load here (the log says why); leave it out")
+    if dtype not in DTYPES:
+        raise ModelLoadError(uri, f"--quantization int8 goes with --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
 
 
 def _max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:

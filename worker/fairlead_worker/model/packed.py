@@ -1,11 +1,10 @@
-"""Linear layers whose weights are laid out once for oneDNN, as torch.compile's freezing does it.
+"""Linear layers whose weights are laid out once, at load: for the native library, else for oneDNN as torch.compile's freezing does it.
 
-Measured on two cores of an AMD EPYC with AVX512-BF16 (bench/engine_steps.py): a layer of 8 rows takes about half the time of
-`F.linear` in both dtypes, one of 256 rows half in float32 and nearly the same in bfloat16. A row's bits do not depend on how many
-rows come along, which cannot be said of `F.linear`.
+A row's bits do not depend on how many rows come along, which cannot be said of `F.linear`. What each way is worth: bench/cpu_limit.py.
 """
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -13,12 +12,18 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.fuse import close, sample_input
+from fairlead_worker.native.library import native
+from fairlead_worker.native.linear import Arena, NativeLinear, packed_bytes, room
 
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = 16
 """oneDNN picks the layout for a number of rows. The one for 8 to 64 is as good as any for 1 to 264 rows; that for 1 is not."""
+INT8_TOLERANCE = 0.1
+"""Of the largest output: for a broken layer, not for the rounding, which is 1 % where weights have no outliers."""
+
+Make = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 
 
 class PackedLinear(nn.Module):
@@ -44,32 +49,53 @@ def can_pack() -> bool:
     return bool(torch._C._has_mkldnn) and all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
 
 
-def pack_linears(model: PreTrainedModel) -> int:
-    """Replace the linear layers of `model` (on a CPU) in place; returns how many. Each is compared with the layer that it replaces."""
-    if not can_pack():
+def pack_linears(model: PreTrainedModel, *, int8: bool = False) -> int:
+    """Replace the linear layers of `model` (on a CPU) in place; returns how many. Each is compared with the layer that it replaces.
+
+    One after the other, so that memory peaks at one layer more than the model. int8: weights are rounded to that; needs the native library.
+    """
+    # Parents and names alone: a list of the layers would keep their weights.
+    sites = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _packable(child)]
+    make = _maker(sites, int8)
+    if make is None:
         logger.warning("this torch has no oneDNN: linear layers stay unpacked, at about half the speed")
         return 0
-    made = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) in (nn.Linear, Conv1D) and child.weight.dtype in DTYPES and child.weight.device.type == "cpu":
-                packed = _pack(child)
-                if packed is None:
-                    logger.warning("%s: linear layers stay unpacked from %s.%s on", type(model).__name__, type(parent).__name__, name)
-                    return made
-                setattr(parent, name, packed)
-                made += 1
-    return made
+    for made, (parent, name) in enumerate(sites):
+        packed = _pack(getattr(parent, name), make, INT8_TOLERANCE if int8 else None)
+        if packed is None:
+            logger.warning("%s: linear layers stay unpacked from %s.%s on", type(model).__name__, type(parent).__name__, name)
+            return made
+        setattr(parent, name, packed)
+    return len(sites)
+
+
+def _packable(layer: nn.Module) -> bool:
+    return type(layer) in (nn.Linear, Conv1D) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
+
+
+def _maker(sites: list[tuple[nn.Module, str]], int8: bool) -> Make | None:
+    if native() is None:
+        return PackedLinear if can_pack() and not int8 else None
+    weights = [_weight(getattr(parent, name)) for parent, name in sites]
+    arena = Arena(sum(room(packed_bytes(weight.shape, weight.dtype, int8)) for weight in weights))
+    return lambda weight, bias: NativeLinear(weight, bias, quantized=int8, arena=arena)
+
+
+def _weight(layer: nn.Module) -> torch.Tensor:
+    """[out_features, in_features]"""
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.T if isinstance(layer, Conv1D) else weight
 
 
 @torch.inference_mode()
-def _pack(layer: nn.Module) -> PackedLinear | None:
-    weight, bias = layer.weight, layer.bias
-    assert isinstance(weight, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))
+def _pack(layer: nn.Module, make: Make, tolerance: float | None) -> nn.Module | None:
+    weight, bias = _weight(layer), layer.bias
+    assert bias is None or isinstance(bias, torch.Tensor)
     try:
-        packed = PackedLinear(weight.T if isinstance(layer, Conv1D) else weight, bias)
-        inputs = sample_input(packed.in_features, weight)
-        if close(packed(inputs), layer(inputs)):
+        packed = make(weight, bias)
+        inputs = sample_input(weight.shape[1], weight)
+        if close(packed(inputs), layer(inputs), tolerance):
             return packed
         problem = "it gives other numbers"
     except RuntimeError as error:

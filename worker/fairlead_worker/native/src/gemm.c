@@ -1,6 +1,8 @@
 /* Linear layers. Weights are packed in panels of 32 outputs, [outputs / 32][steps][32] steps' weights, read once, front to back, while up to
  * 12 rows are multiplied by them; with more rows a run of a panel stays in the second cache until every row has met it. */
 #include <immintrin.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "native.h"
@@ -32,34 +34,32 @@ typedef struct {
     int32_t y_kind, threads;
 } Job;
 
+static __mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1 << left) - 1) : 0; }
+
+/* 16 values from x[at] on, those from `end` on as zeros. */
+static __m512 load_16(int32_t kind, const void *x, int64_t at, int64_t end) {
+    __mmask16 mask = lanes(end - at);
+    if (kind == FLOAT32)
+        return _mm512_maskz_loadu_ps(mask, (const float *)x + at);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)x + at)), 16));
+}
+
+/* Sums of `rows` rows and one panel from `output` on: scaled, with the bias, as the caller wants them. */
 static void put(const Job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
     const Linear *layer = job->layer;
-    __m512 bias[2];
-    __mmask16 mask[2];
-    for (int half = 0; half < 2; half++) {
-        int64_t left = layer->outputs - output - 16 * half;
-        mask[half] = left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1 << left) - 1) : 0;
-        bias[half] = _mm512_setzero_ps();
-        if (!layer->bias)
-            continue;
-        int64_t at = output + 16 * half;
-        if (layer->kind == FLOAT32)
-            bias[half] = _mm512_maskz_loadu_ps(mask[half], (const float *)layer->bias + at);
-        else
-            bias[half] = _mm512_castsi512_ps(
-                _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask[half], (const uint16_t *)layer->bias + at)), 16));
-    }
-    for (int64_t i = 0; i < rows; i++)
-        for (int half = 0; half < 2; half++) {
-            __m512 value = _mm512_loadu_ps(sums + i * PANEL + 16 * half);
-            if (layer->bias)
-                value = _mm512_add_ps(value, bias[half]);
-            int64_t at = (row + i) * job->y_stride + output + 16 * half;
+    for (int64_t at = output; at < output + PANEL; at += 16) {
+        __mmask16 mask = lanes(layer->outputs - at);
+        __m512 scale = layer->weight_kind == INT8 ? load_16(FLOAT32, layer->scales, at, layer->outputs) : _mm512_set1_ps(1);
+        __m512 bias = layer->bias ? load_16(layer->kind, layer->bias, at, layer->outputs) : _mm512_setzero_ps();
+        for (int64_t i = 0; i < rows; i++) {
+            __m512 value = _mm512_fmadd_ps(_mm512_loadu_ps(sums + i * PANEL + at - output), scale, bias);
+            int64_t to = (row + i) * job->y_stride + at;
             if (job->y_kind == FLOAT32)
-                _mm512_mask_storeu_ps((float *)job->y + at, mask[half], value);
+                _mm512_mask_storeu_ps((float *)job->y + to, mask, value);
             else
-                _mm256_mask_storeu_epi16((uint16_t *)job->y + at, mask[half], (__m256i)_mm512_cvtneps_pbh(value));
+                _mm256_mask_storeu_epi16((uint16_t *)job->y + to, mask, (__m256i)_mm512_cvtneps_pbh(value));
         }
+    }
 }
 
 /* Tiles of one run: `rows` rows over `steps` steps of a panel. While they compute, all of `ahead` is fetched, a share for each tile. */
@@ -82,44 +82,108 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
     }
 }
 
+/* float or bfloat16 weights times the same: sums over all inputs. */
+static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, float *sums) {
+    const Linear *layer = job->layer;
+    int64_t bytes = step_bytes(layer->weight_kind), whole = layer->weight_kind == BFLOAT16 ? layer->inputs / 2 : layer->inputs;
+    for (int64_t step = 0; step < whole; step += STEPS) {
+        int64_t steps = smaller(STEPS, whole - step);
+        const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
+        run(job, row, rows, step, steps, weights + step * bytes, ahead, sums);
+    }
+    if (whole == step_count(layer->weight_kind, layer->inputs))
+        return;
+    uint32_t last[ROWS]; /* an odd last input: its pair would end beyond the row */
+    for (int64_t r = 0; r < rows; r++)
+        last[r] = *(const uint16_t *)(job->x + (row + r) * job->x_stride + 4 * whole);
+    Job tail = {.layer = layer, .x = (const char *)last, .x_stride = 4};
+    run(&tail, 0, rows, 0, 1, weights + whole * bytes, next, sums);
+}
+
+/* int8 weights times int16 inputs: each run is exact, and brought to float by its row's scale. */
+static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, float *sums) {
+    int64_t bytes = step_bytes(INT8), whole = step_count(INT8, job->layer->inputs), at = 0;
+    int32_t exact[ROWS * PANEL];
+    for (int64_t step = 0; step < whole; step += STEPS_INT8, at++) {
+        int64_t steps = smaller(STEPS_INT8, whole - step);
+        memset(exact, 0, rows * PANEL * 4);
+        const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
+        run(job, row, rows, step, steps, weights + step * bytes, ahead, exact);
+        for (int64_t i = 0; i < rows * PANEL; i += 16) {
+            __m512 scale = _mm512_set1_ps(job->x_scales[(row + i / PANEL) * job->runs + at]);
+            __m512 now = _mm512_cvtepi32_ps(_mm512_loadu_si512(exact + i));
+            _mm512_storeu_ps(sums + i, _mm512_fmadd_ps(now, scale, _mm512_loadu_ps(sums + i)));
+        }
+    }
+}
+
 /* One panel, one block of rows. */
 static void item(const void *args, int64_t i) {
     const Job *job = args;
     const Linear *layer = job->layer;
-    int64_t panels = panel_count(layer->outputs), panel = i % panels, row = i / panels * job->block, rows = smaller(job->block, job->rows - row);
-    int64_t steps = step_count(layer->weight_kind, layer->inputs), bytes = step_bytes(layer->weight_kind);
-    const char *weights = (const char *)layer->weights + panel * steps * bytes;
-    const char *next = panel + job->threads < panels ? weights + job->threads * steps * bytes : weights;
+    int64_t panels = panel_count(layer->outputs), panel = i % panels, row = i / panels * job->block;
+    int64_t rows = smaller(job->block, job->rows - row), bytes = fairlead_packed_bytes(layer->weight_kind, PANEL, layer->inputs);
+    const char *weights = (const char *)layer->weights + panel * bytes;
+    /* What this thread will probably take next, for the others take one each meanwhile. */
+    const char *next = panel + job->threads < panels ? weights + job->threads * bytes : weights;
     float sums[ROWS * PANEL];
     memset(sums, 0, rows * PANEL * 4);
-    int64_t whole = layer->weight_kind == BFLOAT16 ? layer->inputs / 2 : steps;
-    for (int64_t step = 0; step < whole; step += STEPS) {
-        int64_t now = smaller(STEPS, whole - step);
-        const char *ahead = step + now < whole ? weights + (step + now) * bytes : next;
-        run(job, row, rows, step, now, weights + step * bytes, ahead, sums);
-    }
-    if (whole < steps) { /* an odd last input: its pair would end beyond the row */
-        uint32_t last[ROWS];
-        for (int64_t r = 0; r < rows; r++)
-            last[r] = *(const uint16_t *)(job->x + (row + r) * job->x_stride + 4 * whole);
-        Job tail = *job;
-        tail.x = (const char *)(last - row);
-        tail.x_stride = 4;
-        run(&tail, row, rows, 0, 1, weights + whole * bytes, next, sums);
-    }
+    (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights, next, sums);
     put(job, sums, row, rows, panel * PANEL);
 }
 
-void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
-    int64_t panels = panel_count(layer->outputs), threads = member->team->threads, blocks = (rows + ROWS - 1) / ROWS;
-    while (panels * blocks < 4 * threads && blocks * TILE_ROWS < rows) /* fewer outputs than threads could share */
+static void share_panels(Member *member, Job *job) {
+    int64_t panels = panel_count(job->layer->outputs), blocks = (job->rows + ROWS - 1) / ROWS;
+    while (panels * blocks < 4 * job->threads && blocks * TILE_ROWS < job->rows) /* few outputs: rows are shared out too */
         blocks *= 2;
+    job->block = blocks ? (job->rows + blocks - 1) / blocks : 1;
+    share(member, panels * ((job->rows + job->block - 1) / job->block), item, job);
+}
+
+/* One row as int16, each run by its own largest value: 15 bits, where bfloat16 has 8. NaN and infinity make the row NaN. */
+static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, float *scales) {
+    for (int64_t start = 0; start < inputs; start += 2 * STEPS_INT8) {
+        int64_t end = smaller(start + 2 * STEPS_INT8, inputs);
+        __m512 largest = _mm512_setzero_ps();
+        __mmask16 wrong = 0;
+        for (int64_t at = start; at < end; at += 16) {
+            __m512 value = load_16(kind, x, at, end);
+            largest = _mm512_max_ps(largest, _mm512_abs_ps(value));
+            wrong |= _mm512_fpclass_ps_mask(value, 0x01 | 0x80 | 0x08 | 0x10); /* NaN of both sorts, infinity of both signs */
+        }
+        float most = _mm512_reduce_max_ps(largest);
+        *scales++ = wrong ? NAN : most / 32767;
+        __m512 factor = _mm512_set1_ps(most > 0 && !wrong ? 32767 / most : 0);
+        for (int64_t at = start; at < end + end % 2; at += 16) {
+            __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(load_16(kind, x, at, end), factor));
+            _mm256_mask_storeu_epi16(to + at, lanes(end + end % 2 - at), _mm512_cvtsepi32_epi16(whole));
+        }
+    }
+}
+
+void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
     Job job = {
         .layer = layer, .x = x, .x_stride = x_stride * (layer->kind == FLOAT32 ? 4 : 2), .rows = rows,
-        .y = y, .y_stride = y_stride, .y_kind = y_kind, .threads = threads,
+        .y = y, .y_stride = y_stride, .y_kind = y_kind, .threads = member->team->threads,
     };
-    job.block = blocks ? (rows + blocks - 1) / blocks : 1;
-    share(member, panels * ((rows + job.block - 1) / job.block), item, &job);
+    if (layer->weight_kind != INT8) {
+        share_panels(member, &job);
+        return;
+    }
+    /* Each thread quantizes all rows for itself: a thousandth of the work, against one more meeting. */
+    int64_t width = 2 * step_count(INT8, layer->inputs);
+    job.runs = (width / 2 + STEPS_INT8 - 1) / STEPS_INT8;
+    int16_t *quantized = malloc(rows * (width * 2 + job.runs * 4) + 1);
+    float *scales = (float *)(quantized + rows * width);
+    if (!quantized)
+        abort();
+    for (int64_t row = 0; row < rows; row++)
+        quantize(layer->kind, job.x + row * job.x_stride, layer->inputs, quantized + row * width, scales + row * job.runs);
+    job.x = (const char *)quantized;
+    job.x_stride = 2 * width;
+    job.x_scales = scales;
+    share_panels(member, &job);
+    free(quantized);
 }
 
 typedef struct {

@@ -22,6 +22,8 @@ typedef struct {
     int32_t kind; /* of the activations: FLOAT32 or BFLOAT16 */
 } Linear;
 
+EXPORT int64_t fairlead_packed_bytes(int32_t kind, int64_t outputs, int64_t inputs);
+
 /* y[row * y_stride + o] = sum_i x[row * x_stride + i] * w[o][i] + bias[o]; strides in elements; y of `y_kind`.
  * A row's bits do not depend on how many rows come along. */
 void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind);

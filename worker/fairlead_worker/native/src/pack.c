@@ -24,26 +24,31 @@ static float value(const Source *from, int64_t output, int64_t input) {
     return answer;
 }
 
+#define COPY(type, per)                                                                                                                    \
+    for (int64_t input = 0; input < from->inputs; input++)                                                                                 \
+        for (int64_t lane = 0; lane < lanes; lane++)                                                                                       \
+            ((type *)to)[(input / per * PANEL + lane) * per + input % per] =                                                               \
+                ((const type *)from->weight)[(first + lane) * from->output_stride + input * from->input_stride];
+
 static void pack_panel(const void *args, int64_t panel) {
     const Source *from = args;
-    int64_t per = from->packed_kind == FLOAT32 ? 1 : 2, steps = (from->inputs + per - 1) / per;
-    int64_t width = from->packed_kind == FLOAT32 ? 4 : from->packed_kind == BFLOAT16 ? 2 : 1;
-    char *to = from->packed + panel * steps * per * PANEL * width;
-    memset(to, 0, steps * per * PANEL * width);
-    for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < from->outputs; lane++) {
-        int64_t output = panel * PANEL + lane;
-        float scale = 0;
-        if (from->packed_kind == INT8) {
+    int64_t first = panel * PANEL, lanes = from->outputs - first < PANEL ? from->outputs - first : PANEL;
+    int64_t bytes = fairlead_packed_bytes(from->packed_kind, PANEL, from->inputs);
+    char *to = from->packed + panel * bytes;
+    memset(to, 0, bytes);
+    if (from->packed_kind == FLOAT32) {
+        COPY(uint32_t, 1)
+    } else if (from->packed_kind == BFLOAT16) {
+        COPY(uint16_t, 2)
+    } else {
+        for (int64_t lane = 0; lane < lanes; lane++) {
+            float most = 0;
             for (int64_t input = 0; input < from->inputs; input++)
-                scale = fmaxf(scale, fabsf(value(from, output, input)));
-            from->scales[output] = scale / 127;
-        }
-        for (int64_t input = 0; input < from->inputs; input++) {
-            char *at = to + (input / per * PANEL * per + lane * per + input % per) * width;
-            if (from->packed_kind == INT8)
-                *(int8_t *)at = scale > 0 ? (int8_t)lrintf(value(from, output, input) * (127 / scale)) : 0;
-            else
-                memcpy(at, from->weight + (output * from->output_stride + input * from->input_stride) * width, width);
+                most = fmaxf(most, fabsf(value(from, first + lane, input)));
+            float factor = most > 0 ? 127 / most : 0;
+            from->scales[first + lane] = most / 127;
+            for (int64_t input = 0; input < from->inputs; input++)
+                ((int8_t *)to)[(input / 2 * PANEL + lane) * 2 + input % 2] = (int8_t)lrintf(value(from, first + lane, input) * factor);
         }
     }
 }

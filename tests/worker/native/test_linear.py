@@ -1,0 +1,130 @@
+"""The library's linear layers against float64."""
+
+import itertools
+
+import pytest
+import torch
+
+from fairlead_worker.native.library import native
+from fairlead_worker.native.linear import Arena, NativeLinear, packed_bytes, room
+
+pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(1, 1), (5, 33), (64, 64), (129, 100), (768, 31), (8193, 40)]
+"""inputs, outputs: odd ones, fewer than a panel, more inputs than a run."""
+ROWS = [1, 2, 11, 12, 13, 97, 200]
+SUMMED = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+"""Of the largest output: the sum's own rounding, then the answer's."""
+
+
+def make(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(inputs * outputs)
+    return (
+        (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).to(dtype),
+        torch.randn(outputs, generator=generator).to(dtype),
+    )
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_sums_are_those_of_float64(inputs: int, outputs: int, dtype: torch.dtype, bias: bool) -> None:
+    weight, added = make(inputs, outputs, dtype)
+    layer = NativeLinear(weight, added if bias else None)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        want = x.double() @ weight.double().T + (added.double() if bias else 0)
+        assert error(layer(x), want) <= SUMMED[dtype], rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_int8_is_the_rounded_weight_times_nearly_the_input(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, added = make(inputs, outputs, dtype)
+    layer = NativeLinear(weight, added, quantized=True)
+    scale = weight.double().abs().amax(1, keepdim=True) / 127
+    rounded = (weight.double() / scale).round() * scale
+    assert layer.scales is not None
+    torch.testing.assert_close(layer.scales.double(), scale[:, 0], rtol=1e-6, atol=0)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        # 1e-2 in bfloat16: its weights lie on halves at times, and a half may go either way.
+        assert error(layer(x), x.double() @ rounded.T + added.double()) <= (1e-3 if dtype == torch.float32 else 1e-2), rows
+        assert error(layer(x), x.double() @ weight.double().T + added.double()) <= 0.05, rows
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(8193, 40), (129, 700)])
+def test_a_rows_bits_depend_neither_on_its_company_nor_on_threads(inputs: int, outputs: int, dtype: torch.dtype, quantized: bool) -> None:
+    layer = NativeLinear(*make(inputs, outputs, dtype), quantized=quantized)
+    x = torch.randn(200, inputs).to(dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([layer(row[None]) for row in x])
+        for threads, rows in itertools.product((1, 2, 5), (1, 7, 12, 13, 96, 97, 200)):
+            torch.set_num_threads(threads)
+            assert torch.equal(layer(x[:rows]), alone[:rows]), (threads, rows)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_strides_and_leading_dimensions(dtype: torch.dtype) -> None:
+    weight, added = make(70, 50, dtype)
+    x = torch.randn(2, 3, 140).to(dtype)[..., ::2]
+    straight, turned = NativeLinear(weight, added), NativeLinear(weight.T.contiguous().T, added)
+    assert straight(x).shape == (2, 3, 50)
+    assert torch.equal(straight(x), turned(x.contiguous()))
+    assert straight(x[:, :0]).shape == (2, 0, 50)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_visible_in_its_row_alone(wrong: float, dtype: torch.dtype, quantized: bool) -> None:
+    layer = NativeLinear(*make(65, 40, dtype), quantized=quantized)
+    x = torch.randn(3, 65).to(dtype)
+    x[1, 64] = wrong
+    answer = layer(x)
+    assert not answer[1].isfinite().any()
+    assert torch.equal(answer[[0, 2]], layer(x[[0, 2]]))
+
+
+def test_bfloat16_is_rounded_to_nearest_even() -> None:
+    layer = NativeLinear(torch.ones(1, 2, dtype=torch.bfloat16), None)
+    # 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between the next two: both go to the even one.
+    x = torch.tensor([[1, 2**-8], [1 + 2**-7, 2**-8], [1, 2**-8 + 2**-15]]).to(torch.bfloat16)
+    assert layer(x)[:, 0].tolist() == [1, 1 + 2**-6, 1 + 2**-7]
+
+
+def test_an_int8_output_without_weights_is_zero() -> None:
+    layer = NativeLinear(torch.zeros(3, 5), None, quantized=True)
+    assert layer(torch.randn(2, 5)).tolist() == [[0.0] * 3] * 2
+    assert layer(torch.zeros(2, 5)).tolist() == [[0.0] * 3] * 2
+
+
+def test_wrong_inputs_are_refused() -> None:
+    layer = NativeLinear(torch.zeros(3, 5), None)
+    with pytest.raises(RuntimeError, match=r"torch.bfloat16 \[2, 5\]"):
+        layer(torch.zeros(2, 5, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match=r"torch.float32 \[2, 6\]"):
+        layer(torch.zeros(2, 6))
+
+
+def test_layers_share_an_arena_without_touching_each_other() -> None:
+    weights = [torch.randn(outputs, 37) for outputs in (3, 64, 65)]
+    arena = Arena(sum(room(packed_bytes(weight.shape, weight.dtype)) for weight in weights))
+    layers = [NativeLinear(weight, None, arena=arena) for weight in weights]
+    x = torch.randn(4, 37)
+    for layer, weight in zip(layers, weights, strict=True):
+        torch.testing.assert_close(layer(x), x @ weight.T)
+        assert layer.weights.data_ptr() % 64 == 0
+    with pytest.raises(ValueError, match="do not fit"):
+        arena.take(4 << 20)

@@ -1,0 +1,124 @@
+"""Linear layers in the library's own layout (`src/gemm.c`)."""
+
+import ctypes
+import functools
+import mmap
+
+import torch
+from torch import nn
+
+from fairlead_worker.native.library import native, pointer
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+"""As `Kind` in native.h."""
+INT8 = 2
+HUGE_PAGE = 2 << 20
+
+
+class Linear(ctypes.Structure):
+    """`Linear` of native.h."""
+
+    _fields_ = [
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("weight_kind", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+    ]
+
+
+class Arena:
+    """Memory for all packed weights of a model, in huge pages where the kernel gives them: a step reads it from end to end, 4 to 12 %
+    faster so. Nothing is resident until it is written; all of it is freed once no layer is left."""
+
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without them
+            pass
+        self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._at = -self._memory.data_ptr() % HUGE_PAGE
+
+    def take(self, size: int) -> torch.Tensor:
+        """The next `size` bytes [size] uint8, at a multiple of 64. Raises ValueError when the arena is used up."""
+        start, self._at = self._at, self._at + room(size)
+        if self._at > len(self._memory):
+            raise ValueError(f"{size} bytes do not fit in what is left of an arena of {len(self._memory)}")
+        return self._memory[start : start + size]
+
+
+class NativeLinear(nn.Module):
+    """`nn.Linear` with its weight in panels that only the library can read; the plain weight is gone. Float32 or bfloat16, on a CPU."""
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, quantized: bool = False, arena: Arena | None = None
+    ) -> None:
+        """weight [out_features, in_features], of any strides; bias [out_features]. quantized: to int8, each output by its largest weight.
+
+        arena: where the packed weight goes; memory of its own otherwise. Raises KeyError for another dtype.
+        """
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.dtype, self.quantized = weight.dtype, quantized
+        kind = KINDS[weight.dtype]
+        packed = INT8 if quantized else kind
+        size = packed_bytes(weight.shape, weight.dtype, quantized)
+        # No parameters: nothing but the library understands them.
+        self.weights = (arena or Arena(room(size))).take(size)
+        self.scales = torch.empty(self.out_features) if quantized else None
+        self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
+        weight = weight.detach()
+        library().fairlead_pack(
+            torch.get_num_threads(), kind, packed, pointer(weight), *weight.shape, *weight.stride(), pointer(self.weights), _address(self.scales)
+        )  # fmt: skip
+        self.native = Linear(
+            self.in_features, self.out_features, self.weights.data_ptr(), _address(self.scales), _address(self.bias), packed, kind
+        )  # fmt: skip
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if inputs.dtype != self.dtype or inputs.shape[-1] != self.in_features:
+            raise RuntimeError(f"{self} got {inputs.dtype} {list(inputs.shape)}")
+        rows = inputs.reshape(-1, self.in_features).contiguous()
+        answer = inputs.new_empty(len(rows), self.out_features)
+        library().fairlead_linear(
+            torch.get_num_threads(), ctypes.byref(self.native), rows.data_ptr(), self.in_features, len(rows),
+            answer.data_ptr(), self.out_features, self.native.kind,
+        )  # fmt: skip
+        return answer.view(*inputs.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {'int8' if self.quantized else self.dtype}, bias={self.bias is not None}"
+
+
+def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantized: bool = False) -> int:
+    """Of a weight [outputs, inputs] when packed."""
+    size: int = library().fairlead_packed_bytes(INT8 if quantized else KINDS[dtype], *shape)
+    return size
+
+
+def room(size: int) -> int:
+    """What so many bytes take in an arena."""
+    return -(-size // 64) * 64
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library with the types of this file's functions. Raises RuntimeError where there is none: ask `native()` first."""
+    found = native()
+    if found is None:
+        raise RuntimeError("the native library does not load, see the log")
+    i32, i64, address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    found.fairlead_packed_bytes.argtypes = [i32, i64, i64]
+    found.fairlead_packed_bytes.restype = i64
+    found.fairlead_pack.argtypes = [i32, i32, i32, address, i64, i64, i64, i64, address, address]
+    found.fairlead_pack.restype = None
+    found.fairlead_linear.argtypes = [i32, ctypes.POINTER(Linear), address, i64, i64, address, i64, i32]
+    found.fairlead_linear.restype = None
+    return found
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
