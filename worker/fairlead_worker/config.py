@@ -51,7 +51,7 @@ class WorkerConfig(BaseSettings):
     max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
-    attention_backend: Literal["auto", "reference", "cpu"] = "auto"
+    attention_backend: Literal["auto", "native", "cpu", "reference"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     tensor_parallel: Annotated[Positive, Field(description="devices that share one model; this release serves with 1")] = 1
     drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120
