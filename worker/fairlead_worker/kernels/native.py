@@ -82,10 +82,7 @@ class NativeStep:
         starts = np.array(step.starts, np.int32)
         offsets = np.zeros(rows + 1, np.int32)
         np.cumsum(step.counts, out=offsets[1:])
-        indptr = np.zeros(rows + 1, np.int32)
-        np.cumsum([len(table) for table in step.pages], out=indptr[1:])
-        indices = np.concatenate([table.numpy() for table in step.pages]).astype(np.int32)
-        self._arrays = (starts, offsets, indptr, indices)
+        self._arrays = (starts, offsets, step.page_indptr.numpy(), step.page_indices.numpy())
         """What the pointers of `native` point to."""
         self.native = Step(
             rows, int(offsets[-1]), *(array.ctypes.data for array in self._arrays), backend.spec.page_size, KINDS[backend.spec.dtype]
