@@ -1,7 +1,7 @@
 """One layer's attention on a CPU: `native` (compiled, pages in place) beside `cpu` (torch), taking turns; medians of CPU time.
 
-12 query heads on 4 of 64, pages of 16 tokens at random places, --threads threads (more than one: wall time). Several layers' KV take turns, so that a decode step
-finds its KV in memory and not in the cache, as behind a whole model. Ratios are of the medians.
+12 query heads on 4 of 64, pages of 16 tokens at random places, --threads threads (more than one: wall time). Several layers' KV take
+turns, so that a decode step finds its KV in memory and not in the cache, as behind a whole model. Ratios are of the medians.
 """
 
 import argparse
