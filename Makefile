@@ -45,6 +45,7 @@ gpu-check: install ## the engine on this machine's GPU against transformers; say
 bench-engine: install ## what a step costs the scheduler and the model; writes bench/results/
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
 	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
+	$(BIN)/python bench/attention.py --json bench/results/attention.json
 
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
 	$(BIN)/python bench/index_match.py --json bench/results/index.json

@@ -1,13 +1,14 @@
-"""One layer's attention on a CPU: `native` (compiled, pages in place) beside `cpu` (torch), taking turns; medians, of CPU time on one thread.
+"""One layer's attention on a CPU: `native` (compiled, pages in place) beside `cpu` (torch), taking turns; medians of CPU time.
 
-12 query heads on 4 of 64, pages of 16 tokens at random places, --threads threads. Several layers' worth of KV take turns, so that a decode
-step finds its KV in memory and not in the cache, as behind a whole model. Ratios are of the medians.
+12 query heads on 4 of 64, pages of 16 tokens at random places, --threads threads (more than one: wall time). Several layers' KV take
+turns, so that a decode step finds its KV in memory and not in the cache, as behind a whole model. Ratios are of the medians.
 """
 
 import argparse
 import json
 import random
 import time
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
@@ -36,19 +37,21 @@ def packed(rows: list[tuple[int, int]]) -> PackedStep:
     """The step, with every page of all rows somewhere else."""
     needed = [-(-(start + count) // PAGE) for start, count in rows]
     free = random.Random(1).sample(range(sum(needed)), sum(needed))
-    tables = [torch.tensor([free.pop() for _ in range(pages)]) for pages in needed]
+    indices = torch.tensor(free, dtype=torch.int32)
+    tables = indices.split(needed)
     positions = [torch.arange(start, start + count) for start, count in rows]
     slots = [table[p // PAGE] * PAGE + p % PAGE for table, p in zip(tables, positions, strict=True)]
     tokens = sum(count for _, count in rows)
     starts, counts = zip(*rows, strict=True)
+    indptr = torch.tensor([0, *accumulate(needed)], dtype=torch.int32)
     none = torch.empty(0, dtype=torch.int64)
-    return PackedStep(torch.zeros(tokens, dtype=torch.int64), torch.cat(positions), torch.cat(slots), starts, counts, tables, none)
+    return PackedStep(none.new_zeros(tokens), torch.cat(positions), torch.cat(slots).long(), starts, counts, indptr, indices, none)
 
 
 def measure(layer: LayerSpec, dtype: torch.dtype, rows: list[tuple[int, int]], seconds: float) -> dict[str, float]:
     """Median milliseconds of a layer for each backend."""
     step = packed(rows)
-    pages = sum(len(table) for table in step.pages)
+    pages = len(step.page_indices)
     one = KVSpec((layer,), PAGE, dtype, torch.device("cpu"))
     layers = max(2, -(-CACHE // (one.page_bytes * pages)))
     spec = KVSpec((layer,) * layers, PAGE, dtype, torch.device("cpu"))

@@ -200,7 +200,12 @@ def test_a_folder_that_is_no_model_ends_the_command_with_the_cause(tmp_path_fact
     running = start(folder, 1, wait=False)
     assert running.process.wait(timeout=START_SECONDS) == 1
     said = running.output.read_text()
-    assert "pod small-worker-0: exit status" in said and "no config.json in" in said and "/models/small" in said and "Nothing was left running" in said
+    assert (
+        "pod small-worker-0: exit status" in said
+        and "no config.json in" in said
+        and "/models/small" in said
+        and "Nothing was left running" in said
+    )
     until_gone(running.mark, seconds=1)
 
 

@@ -55,7 +55,7 @@ class WorkerConfig(BaseSettings):
     ] = 32
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
-    attention_backend: Literal["auto", "reference", "cpu"] = "auto"
+    attention_backend: Literal["auto", "native", "cpu", "reference"] = "auto"
     native_decoder: Annotated[
         bool, Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules")
     ] = True

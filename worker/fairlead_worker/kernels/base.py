@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-
 LINE = 64
 """Bytes of a cache line. KV begins at one: a vector across two takes twice as long to load."""
 

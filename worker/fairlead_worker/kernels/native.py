@@ -60,6 +60,8 @@ class NativeBackend:
         self.spec = spec
         self.pages = pages
         self.library = library
+        self.library.fairlead_partials.restype = ctypes.c_int64
+        self.library.fairlead_attention.restype = None
         self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
         self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
         self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, strict=True)]
@@ -80,15 +82,12 @@ class NativeStep:
         starts = np.array(step.starts, np.int32)
         offsets = np.zeros(rows + 1, np.int32)
         np.cumsum(step.counts, out=offsets[1:])
-        indptr, indices = step.page_indptr.numpy(), step.page_indices.numpy()
-        self._arrays = (starts, offsets, indptr, indices)
+        self._arrays = (starts, offsets, step.page_indptr.numpy(), step.page_indices.numpy())
         """What the pointers of `native` point to."""
         self.native = Step(
             rows, int(offsets[-1]), *(array.ctypes.data for array in self._arrays), backend.spec.page_size, KINDS[backend.spec.dtype]
         )
-        library = backend.library
-        library.fairlead_partials.restype = ctypes.c_int64
-        needed = max(library.fairlead_partials(ctypes.byref(layer), ctypes.byref(self.native)) for layer in _kinds(backend))
+        needed = max(backend.library.fairlead_partials(ctypes.byref(layer), ctypes.byref(self.native)) for layer in _kinds(backend))
         self._partials = torch.empty(needed)
         self.native.partials = self._partials.data_ptr() if needed else None
 
