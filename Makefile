@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format e2e gpu-check bench-engine bench-index bench-operator crds requirements clean
@@ -10,15 +11,17 @@ STAMP  := $(VENV)/.installed
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
 
-install: $(STAMP) ## a virtual environment in .venv with every extra, pinned
+install: $(STAMP) $(NATIVE)/libfairlead.so ## a virtual environment in .venv with every extra, pinned
 
 $(STAMP): pyproject.toml requirements/dev.txt
 	@test -x $(BIN)/uv || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
 	@echo "== installing pinned requirements (torch is large: minutes on a first run, seconds from the cache)"
 	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
-	-@$(BIN)/python -m fairlead_worker.native.build
 	@touch $@
+
+$(NATIVE)/libfairlead.so: $(STAMP) $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*)
+	-@$(BIN)/python -m fairlead_worker.native.build && touch $@
 
 demo: install ## the main job on this machine: two workers, a router, three conversations, with and without steering
 	$(BIN)/fairlead demo
@@ -46,6 +49,7 @@ bench-engine: install ## what a step costs the scheduler and the model; writes b
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
 	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
 	$(BIN)/python bench/attention.py --json bench/results/attention.json
+	$(BIN)/python bench/cpu_limit.py --json bench/results/cpu_limit.json
 
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
 	$(BIN)/python bench/index_match.py --json bench/results/index.json

@@ -33,13 +33,21 @@ def key() -> str:
     return hashlib.sha256(b"\0".join([*parts, " ".join(FLAGS).encode()])).hexdigest()[:16]
 
 
+def current() -> bool:
+    """Whether the library is there and made of these very sources."""
+    return LIBRARY.exists() and STAMP.exists() and STAMP.read_text() == key()
+
+
 def build() -> bool:
     """Compile unless the library is there already; False, with a warning, where there is no compiler or it fails."""
     if platform.machine() != "x86_64":
         logger.warning("no native kernels for %s: the engine runs on torch alone", platform.machine())
         return False
-    if LIBRARY.exists() and STAMP.exists() and STAMP.read_text() == key():
+    if current():
         return True
+    if not os.access(HERE, os.W_OK):
+        logger.warning("%s may not be written: the engine runs on torch alone; build as the owner of the installation", HERE)
+        return False
     compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if compiler is None:
         logger.warning("no C compiler (cc, gcc or clang): the engine runs on torch alone, at about half the speed on a CPU; install gcc")

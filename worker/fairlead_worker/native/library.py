@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fairlead_worker.native.build import LIBRARY
+from fairlead_worker.native.build import LIBRARY, current
 
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"})
 """CPU flags without which the library must not be called."""
@@ -23,6 +23,9 @@ def native() -> ctypes.CDLL | None:
     """
     if not LIBRARY.exists():
         logger.warning("no native kernels: %s is not there; `python -m fairlead_worker.native.build` makes it (needs gcc)", LIBRARY.name)
+        return None
+    if not current():
+        logger.warning("no native kernels: %s was built from other sources; run `python -m fairlead_worker.native.build`", LIBRARY.name)
         return None
     missing = NEEDED - cpu_flags()
     if missing:

@@ -1,0 +1,157 @@
+"""How the library is built, found, and done without."""
+
+import logging
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models import build_model
+
+from fairlead_worker.model import loader, packed
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.packed import can_pack, pack_linears
+from fairlead_worker.native import build, library
+
+needs_compiler = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler for x86-64"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of native/ without the library, used in its place."""
+    copy = tmp_path / "native"
+    shutil.copytree(build.HERE, copy, ignore=shutil.ignore_patterns("libfairlead.*", "__pycache__"))
+    monkeypatch.setattr(build, "HERE", copy)
+    monkeypatch.setattr(build, "SOURCES", copy / "src")
+    monkeypatch.setattr(build, "STAMP", copy / "libfairlead.key")
+    for module in (build, library):
+        monkeypatch.setattr(module, "LIBRARY", copy / "libfairlead.so")
+    return copy
+
+
+@pytest.fixture
+def load(folder: Path) -> Callable[[], object]:
+    """`native()` without what it remembers."""
+    return library.native.__wrapped__
+
+
+@needs_compiler
+def test_the_library_is_built_once_and_again_when_a_source_changes(folder: Path, load: Callable[[], object]) -> None:
+    assert build.build()
+    first = build.LIBRARY.stat()
+    assert build.build()
+    assert build.LIBRARY.stat().st_mtime_ns == first.st_mtime_ns
+    with (folder / "src" / "team.c").open("a") as source:
+        source.write("/* changed */\n")
+    assert load() is None  # stale
+    assert build.build()
+    assert build.LIBRARY.stat().st_ino != first.st_ino
+    assert sorted(path.name for path in folder.glob("libfairlead.*")) == ["libfairlead.key", "libfairlead.so"]
+
+
+@needs_compiler
+def test_builds_at_the_same_time_do_no_harm(folder: Path) -> None:
+    builds = [subprocess.Popen([sys.executable, str(folder / "build.py")]) for _ in range(3)]
+    assert [each.wait(120) for each in builds] == [0, 0, 0]
+    assert build.current()
+    assert sorted(path.name for path in folder.glob("libfairlead.*")) == ["libfairlead.key", "libfairlead.so"]
+
+
+@needs_compiler
+def test_no_openmp_runtime_comes_along(folder: Path) -> None:
+    assert build.build()
+    assert b"libgomp" not in build.LIBRARY.read_bytes()
+
+
+def test_without_a_compiler_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not build.build()
+    assert "no C compiler" in caplog.text and "install gcc" in caplog.text
+
+
+@needs_compiler
+def test_sources_that_do_not_compile_leave_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "src" / "team.c").write_text("this is no C\n")
+    assert not build.build()
+    assert "failed: the engine runs on torch alone" in caplog.text
+    assert not list(folder.glob("libfairlead.*"))
+
+
+def test_a_folder_that_may_not_be_written_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build.os, "access", lambda *_: False)  # root may write anywhere
+    assert not build.build()
+    assert f"{folder} may not be written" in caplog.text
+
+
+def test_no_build_for_another_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert not build.build()
+    assert "no native kernels for aarch64" in caplog.text
+
+
+def test_without_the_library_one_line_says_how_to_get_it(load: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
+    assert load() is None
+    assert [record.message for record in caplog.records] == [
+        "no native kernels: libfairlead.so is not there; `python -m fairlead_worker.native.build` makes it (needs gcc)"
+    ]
+
+
+@needs_compiler
+def test_a_cpu_without_an_instruction_is_named(
+    load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert build.build()
+    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED - {"avx512_bf16"})
+    assert load() is None
+    assert "this CPU lacks avx512_bf16" in caplog.text
+
+
+@needs_compiler
+def test_what_is_no_library_is_not_loaded(load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    build.LIBRARY.write_bytes(b"nonsense")
+    build.STAMP.write_text(build.key())
+    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED)
+    assert load() is None
+    assert "no native kernels" in caplog.text
+
+
+def test_flags_come_from_cpuinfo(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx512f\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert library.cpu_flags(tmp_path) == {"fpu", "avx512f"}
+    assert library.cpu_flags(tmp_path / "none") == frozenset()
+
+
+def test_without_library_and_onednn_layers_stay_plain(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(packed, "native", lambda: None)
+    monkeypatch.setattr(packed, "can_pack", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        assert pack_linears(build_model("llama")) == 0
+    assert "no oneDNN" in caplog.text
+
+
+@pytest.mark.skipif(not can_pack(), reason="this torch has no oneDNN")
+def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    build_model("llama").save_pretrained(tmp_path)
+    for changes, words in [({"dtype": "float16"}, "not float16"), ({"device": "cuda"}, "for CPUs, and this is cuda"), ({}, "native library")]:
+        if not changes or library.native() is None:
+            monkeypatch.setattr(loader, "native", lambda: None)
+            words = "native library" if changes.get("device") != "cuda" else words
+        with pytest.raises(ModelLoadError, match=words):
+            loader.load_model(str(tmp_path), quantization="int8", **changes)
+
+
+@pytest.mark.skipif(library.native() is None, reason="the native library is not built, or not for this CPU")
+def test_a_model_is_loaded_in_int8(tmp_path: Path) -> None:
+    build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    model = loader.load_model(str(tmp_path), quantization="int8").model
+    assert model.lm_head.quantized
