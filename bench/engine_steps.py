@@ -5,7 +5,7 @@ called by the model's own modules; `native` is a step in one call, as served.
 
 The model is Qwen3-shaped with random weights: 90M parameters (12 layers of 768) or 500M (24 of 1,024, with a vocabulary of 32,768). They
 take turns, so that a busy machine slows all; ratios are of medians. CPU time of one thread unless --threads says otherwise. What a decode
-step must read (packed weights and KV, once) over its time is its share of the bandwidth at which this machine reads memory, measured between.
+step must read (packed weights and KV, once) over its time is its share of the bandwidth at which this machine reads memory.
 """
 
 import argparse

@@ -57,7 +57,8 @@ class WorkerConfig(BaseSettings):
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
     attention_backend: Literal["auto", "native", "cpu", "reference"] = "auto"
     native_decoder: Annotated[
-        bool, Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules")
+        bool,
+        Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),
     ] = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Annotated[Literal["none", "int8"], Field(description="int8: weights of linear layers, on a CPU")] = "none"

@@ -33,7 +33,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "odd widths": ("llama", {"hidden_size": 72, "intermediate_size": 150, "head_dim": 24}),
     "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "one head for all": ("mistral", {"num_key_value_heads": 1}),
-    "scaled rope": ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}}),
+    "scaled rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}},
+    ),
     "dynamic rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
     "partial rope": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
 }

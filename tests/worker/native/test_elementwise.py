@@ -18,7 +18,9 @@ eps = ctypes.c_float(1e-6)
 def call(name: str, *arguments: object) -> None:
     library = native()
     assert library is not None
-    getattr(library, name)(2, *[ctypes.c_int64(a) if isinstance(a, int) else pointer(a) if isinstance(a, torch.Tensor) else a for a in arguments])
+    getattr(library, name)(
+        2, *[ctypes.c_int64(a) if isinstance(a, int) else pointer(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    )
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -53,7 +55,9 @@ def test_norms_with_the_residual(dtype: torch.dtype, width: int) -> None:
     assert untouched.eq(7).all()
 
 
-def rotate(x: torch.Tensor, heads: int, kv_heads: int, dim: int, norms: list[torch.Tensor] | None, half: int, positions: list[int]) -> torch.Tensor:
+def rotate(
+    x: torch.Tensor, heads: int, kv_heads: int, dim: int, norms: list[torch.Tensor] | None, half: int, positions: list[int]
+) -> torch.Tensor:
     """The kernel on x [tokens, width]."""
     x = x.clone()
     cosine, sine = tables(half)
@@ -85,7 +89,9 @@ def test_rope_with_head_norms(dtype: torch.dtype, dim: int, half: int, normed: b
     cosine, sine = (table[positions][:, None] for table in tables(half))
     low, high, rest = want.split([half, half, dim - 2 * half], -1)
     want = torch.cat([low * cosine - high * sine, high * cosine + low * sine, rest], -1)
-    torch.testing.assert_close(got[:, :turned].view(want.shape), want.to(dtype), **{**TOLERANCE[dtype], "atol": 2e-6 if dtype == torch.float32 else 1e-2})
+    torch.testing.assert_close(
+        got[:, :turned].view(want.shape), want.to(dtype), **{**TOLERANCE[dtype], "atol": 2e-6 if dtype == torch.float32 else 1e-2}
+    )
 
 
 @both

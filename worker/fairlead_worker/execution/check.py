@@ -15,7 +15,9 @@ STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
 )
 """Rows as (request, start, count): prompts; a decode beside a later chunk and a new prompt; decodes."""
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.1}
-"""Length of the difference of a position's logits over their own length. bfloat16 adds up to 0.03 in models of random weights; another computation is off by far more."""
+"""Length of the difference of a position's logits over their own.
+
+Rounding to bfloat16 adds up to 0.03 in models of random weights; another computation is off by far more."""
 
 
 def trial_pages(page_size: int) -> int:
@@ -41,13 +43,17 @@ def _step(rows: Sequence[tuple[int, int, int]], tokens: torch.Tensor, per_row: i
         starts=[start for _, start, _ in rows],
         counts=[count for _, _, count in rows],
         page_indptr=torch.tensor([0, *pages]).cumsum(0).to(torch.int32),
-        page_indices=torch.cat([request * per_row + torch.arange(many) for (request, _, _), many in zip(rows, pages, strict=True)]).to(torch.int32),
+        page_indices=torch.cat([request * per_row + torch.arange(many) for (request, _, _), many in zip(rows, pages, strict=True)]).to(
+            torch.int32
+        ),
         sampling=torch.arange(len(positions)),
     )
 
 
 @torch.inference_mode()
-def worst_difference(want: Callable[[PackedStep], torch.Tensor], got: Callable[[PackedStep], torch.Tensor], steps: list[PackedStep]) -> float:
+def worst_difference(
+    want: Callable[[PackedStep], torch.Tensor], got: Callable[[PackedStep], torch.Tensor], steps: list[PackedStep]
+) -> float:
     """Largest relative difference of a position's logits; infinity where they are no numbers."""
     worst = 0.0
     for step in steps:

@@ -51,9 +51,13 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
         return modules
     allowed = TOLERANCE[loaded.dtype]
     if not difference <= allowed:
-        logger.warning("%s runs module by module, not natively: the logits differ by %.1e of their size, more than %.0e", name, difference, allowed)
+        logger.warning(
+            "%s runs module by module, not natively: the logits differ by %.1e of their size, more than %.0e", name, difference, allowed
+        )
         return modules
-    logger.info("%s runs natively: %d layers in one call; its logits are within %.1e of the modules'", name, len(decoder.layers), difference)
+    logger.info(
+        "%s runs natively: %d layers in one call; its logits are within %.1e of the modules'", name, len(decoder.layers), difference
+    )
     return forward
 
 
@@ -62,5 +66,7 @@ def _difference(modules: Forward, decoder: Decoder, loaded: LoadedModel, spec: K
     plain, native = (NativeBackend(spec, trial_pages(spec.page_size)) for _ in range(2))
     forward = NativeForward(decoder, native, loaded.max_model_len)
     return worst_difference(
-        lambda step: modules(step, plain.plan(step)), lambda step: forward(step, native.plan(step)), trial_steps(spec, loaded.vocabulary_size)
+        lambda step: modules(step, plain.plan(step)),
+        lambda step: forward(step, native.plan(step)),
+        trial_steps(spec, loaded.vocabulary_size),
     )

@@ -5,7 +5,6 @@ values are of the model's dtype. In bfloat16 that rounds less often than transfo
 """
 
 import ctypes
-from collections.abc import Iterable
 from operator import add
 
 import torch

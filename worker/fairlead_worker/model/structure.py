@@ -92,11 +92,12 @@ def recognise(model: PreTrainedModel, specs: tuple[LayerSpec, ...]) -> Decoder:
     layers = list(parts["layers"].children())
     if len(layers) != len(specs):
         raise UnknownStructure(f"{len(layers)} layers, of which {len(specs)} attend")
-    kinds = [_layer_type(layer) for layer in layers] if _by_type(parts["rotary_emb"]) else [None] * len(layers)
+    by_type = _by_type(parts["rotary_emb"])
+    kinds = [_layer_type(layer) if by_type else None for layer in layers]
     distinct = list(dict.fromkeys(kinds))
     return Decoder(
         embed=parts["embed_tokens"],
-        layers=tuple(_layer(*found, distinct.index(kind)) for *found, kind in zip(layers, specs, kinds, strict=True)),
+        layers=tuple(_layer(layer, spec, distinct.index(kind)) for layer, spec, kind in zip(layers, specs, kinds, strict=True)),
         ropes=tuple(_rope(parts["rotary_emb"], kind) for kind in distinct),
         final=_norm(parts["norm"]),
         head=top["lm_head"],
@@ -136,11 +137,11 @@ def _stateful(parent: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 
 def _stateless(module: nn.Module) -> bool:
     """An activation: no weights of any kind, packed ones neither."""
-    return not any(isinstance(value, torch.Tensor | nn.Module) or hasattr(value, "weights") for m in module.modules() for value in _values(m))
+    return not any(isinstance(value, torch.Tensor) for part in module.modules() for value in _values(part))
 
 
-def _values(module: nn.Module) -> list[object]:
-    return [*vars(module).values(), *module._parameters.values(), *module._buffers.values(), *module._modules.values()]
+def _values(module: nn.Module) -> Iterable[object]:
+    return [*vars(module).values(), *module._parameters.values(), *module._buffers.values()]
 
 
 def _children(parent: nn.Module, needed: set[str], optional: set[str] | None = None) -> dict[str, nn.Module]:
