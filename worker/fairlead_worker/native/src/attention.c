@@ -18,10 +18,9 @@ typedef struct {
     const Attention *layer;
     const Step *step;
     const void *query, *key, *value;
-    int64_t query_stride, key_stride, value_stride, output_stride;
     void *output;
-    int64_t key_words;
-    int64_t group, block_heads, head_blocks, block_tokens;
+    int64_t query_stride, key_stride, value_stride, output_stride;
+    int64_t key_words, group, block_heads, head_blocks, block_tokens;
     int8_t tiled_keys, tiled_values;
     int64_t merges;
     int64_t *items; /* [rows + 1] where each row's items begin */
@@ -60,9 +59,8 @@ static int64_t row_of(const int64_t *begins, int64_t rows, int64_t item) {
 
 static Job prepare(const Attention *layer, const Step *step) {
     Job job = {.layer = layer, .step = step};
-    int whole = step->page_size % TILE == 0;
-    job.tiled_values = whole;
-    job.tiled_keys = whole && (step->kind == FLOAT32 || layer->key_dim % 2 == 0);
+    job.tiled_values = step->page_size % TILE == 0;
+    job.tiled_keys = job.tiled_values && (step->kind == FLOAT32 || layer->key_dim % 2 == 0);
     job.key_words = step->kind == BFLOAT16 ? up(layer->key_dim, 2) : layer->key_dim;
     job.group = layer->heads / layer->kv_heads;
     job.block_heads = least(job.group, BLOCK_ROWS);
@@ -82,13 +80,11 @@ static char *place(const Job *job, void *storage, int64_t dim, int64_t row, int6
 /* ---- store ---- */
 
 static void store_key(const Job *job, char *tile, int64_t lane, const void *from) {
-    int64_t dim = job->layer->key_dim;
-    Word *words = (Word *)tile;
     if (!job->tiled_keys)
-        memcpy(tile, from, dim * size_of(job->step));
+        memcpy(tile, from, job->layer->key_dim * size_of(job->step));
     else
         for (int64_t w = 0; w < job->key_words; w++)
-            words[w * TILE + lane] = ((const Word *)from)[w];
+            ((Word *)tile)[w * TILE + lane] = ((const Word *)from)[w];
 }
 
 static void store_value(const Job *job, char *tile, int64_t lane, const void *from) {
@@ -216,15 +212,14 @@ static void find_tiles(const Queries *q, int64_t first, int count, const int64_t
             key_tile += job->key_words * TILE;
         }
         const Word *at = job->tiled_values ? (const Word *)((const char *)layer->values + slots[t] * layer->value_dim * size) : NULL;
-        if (at && from == 0 && to == TILE) {
-            values[t] = at;
+        int whole = at && from == 0 && to == TILE;
+        values[t] = whole ? at : value_tile;
+        if (whole)
             continue;
-        }
         if (at)
             copy_values(q, at, from, to, value_tile);
         else
             gather(q, layer->values, layer->value_dim, 0, tile, from, to, value_tile);
-        values[t] = value_tile;
         value_tile += layer->value_dim * TILE;
     }
     keys[count] = keys[count - 1];
