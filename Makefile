@@ -48,6 +48,7 @@ gpu-check: install ## the engine on this machine's GPU against transformers; say
 bench-engine: install ## the engine's mechanisms and costs, each beside its baseline; writes bench/results/ (BENCH=--quick: does it run)
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
 	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
+	$(BIN)/python bench/attention.py --json bench/results/attention.json
 	$(BIN)/python bench/cpu_limit.py --json bench/results/cpu_limit.json
 	$(BIN)/python bench/engine_microbatch.py $(BENCH) --json bench/results/engine_microbatch.json
 	$(BIN)/python bench/engine_batching.py $(BENCH) --json bench/results/engine_batching.json

@@ -1,7 +1,11 @@
-"""What a step costs the model: decoding 8 rows and prefilling 256 tokens, as served (stacked, packed, `cpu`) and plain (`reference`).
+"""What a step costs the model: decoding 8 rows and prefilling 256 tokens, in four ways that take turns.
 
-The model is Qwen3-shaped with random weights: 90M parameters (12 layers of 768) or 500M (24 of 1,024, with a vocabulary of 32,768). The two
-sides take turns, so that a busy machine slows both; ratios are of medians. CPU time of one thread unless --threads says otherwise.
+`reference` is the plain model; `cpu` is stacked and packed for oneDNN, all in torch; `modules` is the native linear layers and attention,
+called by the model's own modules; `native` is a step in one call, as served.
+
+The model is Qwen3-shaped with random weights: 90M parameters (12 layers of 768) or 500M (24 of 1,024, with a vocabulary of 32,768). They
+take turns, so that a busy machine slows all; ratios are of medians. CPU time of one thread unless --threads says otherwise. What a decode
+step must read (packed weights and KV, once) over its time is its share of the bandwidth at which this machine reads memory.
 """
 
 import argparse
@@ -19,10 +23,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import fairlead_worker.model.loader as loader
+import fairlead_worker.model.packed as packed
 from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.messages import Sampling
+from fairlead_worker.native.linear import NativeLinear
 
 SHAPES = {
     "90M": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2304, "vocab_size": 8192},
@@ -36,7 +42,11 @@ TARGETS = {
     ("float32", "decode"): 1.8,
     ("float32", "prefill"): 1.8,
 }
-"""How many times faster than plain at least."""
+"""How many times faster than plain `native` is at least."""
+BANDWIDTH_TARGETS = {"90M": 0.55, "500M": 0.70}
+"""Least share of the read bandwidth in a bfloat16 decode."""
+READ = 1 << 28
+"""Bytes read to measure the bandwidth: far more than any cache."""
 
 
 def save(shape: str, folder: str) -> None:
@@ -47,15 +57,36 @@ def save(shape: str, folder: str) -> None:
 
 
 def runners(folder: str, dtype: str) -> dict[str, ModelRunner]:
-    """The model as it was before stacking and packing, on `reference`; and as it is served."""
+    """The four ways, by name; `modules` and `native` share their weights."""
     with patch.object(loader, "fuse_projections"), patch.object(loader, "pack_linears"):
         plain = loader.load_model(folder, dtype=dtype)
+    with patch.object(packed, "native", return_value=None):
+        onednn = loader.load_model(folder, dtype=dtype)
     served = loader.load_model(folder, dtype=dtype)
     pages = ROWS * PAGES
     return {
         "reference": make_runner(plain, page_size=PAGE, kv_pages=pages, backend="reference"),
-        "cpu": make_runner(served, page_size=PAGE, kv_pages=pages, backend="cpu"),
+        "cpu": make_runner(onednn, page_size=PAGE, kv_pages=pages, backend="cpu"),
+        "modules": make_runner(served, page_size=PAGE, kv_pages=pages, backend="native", native_decoder=False),
+        "native": make_runner(served, page_size=PAGE, kv_pages=pages, backend="native"),
     }
+
+
+def step_bytes(runner: ModelRunner) -> int:
+    """What a decode step reads at least: every packed weight, and the KV of its rows."""
+    model, spec = runner.loaded.model, runner.backend.spec
+    weights = {id(module): module.weights.numel() for module in model.modules() if isinstance(module, NativeLinear)}
+    return sum(weights.values()) + ROWS * (PROMPT + 1) * spec.page_bytes // spec.page_size
+
+
+def bandwidth(clock: Callable[[], float]) -> float:
+    """Bytes a second that the threads of a step read at best."""
+    memory, best = torch.ones(READ // 4), 0.0
+    for _ in range(8):
+        began = clock()
+        memory.sum()
+        best = max(best, READ / (clock() - began))
+    return best
 
 
 def plans() -> dict[str, StepPlan]:
@@ -95,6 +126,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="90M")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -103,7 +135,7 @@ def main() -> None:
     results: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         save(options.shape, folder)
-        for dtype in ("bfloat16", "float32"):
+        for dtype in options.dtypes:
             sides, steps = runners(folder, dtype), plans()
             for runner in sides.values():
                 runner.execute(steps["fill"])
@@ -111,7 +143,10 @@ def main() -> None:
                 seconds = measure(sides, steps[kind], options.repeats if kind == "decode" else max(3, options.repeats // 3), clock)
                 for side, value in seconds.items():
                     results[f"{dtype}_{kind}_{side}_ms"] = value * 1e3
-                results[f"{dtype}_{kind}_ratio"] = seconds["reference"] / seconds["cpu"]
+                results[f"{dtype}_{kind}_ratio"] = seconds["reference"] / seconds["native"]
+                if (dtype, kind) == ("bfloat16", "decode"):
+                    results["bandwidth_gb_s"] = bandwidth(clock) / 1e9
+                    results["bandwidth_share"] = step_bytes(sides["native"]) / seconds["native"] / results["bandwidth_gb_s"] / 1e9
     report(results, options.shape, options.threads)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -121,12 +156,18 @@ def main() -> None:
 def report(results: dict[str, float], shape: str, threads: int) -> None:
     print(f"Qwen3 shape of {shape}, {threads} thread(s), decode: {ROWS} rows after {PROMPT} tokens, prefill: {PROMPT} tokens")
     for (dtype, kind), target in TARGETS.items():
-        for side in ("reference", "cpu"):
+        if f"{dtype}_{kind}_ratio" not in results:
+            continue
+        for side in ("reference", "cpu", "modules", "native"):
             milliseconds = results[f"{dtype}_{kind}_{side}_ms"]
             rate = (ROWS if kind == "decode" else PROMPT) / milliseconds * 1e3
             print(f"{dtype:9} {kind:8} {side:10} {milliseconds:8.1f} ms {rate:8.0f} tok/s")
         ratio = results[f"{dtype}_{kind}_ratio"]
         print(f"{dtype}_{kind}_ratio {ratio:.2f} {target} {'ok' if ratio >= target else 'short'}")
+    if "bandwidth_share" not in results:
+        return
+    share, target = results["bandwidth_share"], BANDWIDTH_TARGETS[shape]
+    print(f"bandwidth_share {share:.2f} of {results['bandwidth_gb_s']:.1f} GB/s {target} {'ok' if share >= target else 'short'}")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,11 @@ class WorkerConfig(BaseSettings):
     host_kv_cache_bytes: Annotated[
         NonNegative, Field(description="bytes of host memory for pages evicted from the GPU; 0: none; on a CPU ignored with a warning")
     ] = 0
-    attention_backend: Literal["auto", "reference", "cpu"] = "auto"
+    attention_backend: Literal["auto", "native", "cpu", "reference"] = "auto"
+    native_decoder: Annotated[
+        bool,
+        Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),
+    ] = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Annotated[Literal["none", "int8"], Field(description="int8: weights of linear layers, on a CPU")] = "none"
     tensor_parallel: Annotated[Positive, Field(description="devices that share one model; this release serves with 1")] = 1

@@ -172,14 +172,17 @@ def test_logits_of_a_long_chunk_are_computed_in_blocks(tmp_path: Path, monkeypat
     model, loaded = load("gemma2", tmp_path)
     monkeypatch.setattr(scoring, "BLOCK_LOGITS", 8 * loaded.vocabulary_size)
     engine = Engine(loaded, 0)
-    head, shapes = engine.runner.head, []
-    assert head is not None
-    before = head.logits
-    monkeypatch.setattr(head, "logits", lambda answer, places: (shapes.append(len(places)), before(answer, places))[1])
+    whole, sizes = engine.runner.forward.score, []
+
+    def in_blocks(*step):
+        logits, logits_at = whole(*step)
+        return logits, lambda some: (sizes.append(len(at := logits_at(some))), at)[1]
+
+    monkeypatch.setattr(engine.runner.forward, "score", in_blocks)
     ((_, got, _),) = serve(engine, [PROMPTS[-1]], [TOP])
     check(model, PROMPTS[-1], got)
-    assert max(shapes) == 8
-    assert sum(shapes) == len(PROMPTS[-1]) - 1
+    assert max(sizes) == 8
+    assert sum(sizes) == len(PROMPTS[-1]) - 1
 
 
 def test_each_row_gets_as_many_as_it_asked_for(tmp_path: Path) -> None:

@@ -12,12 +12,19 @@ import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.cpu import CpuBackend
+from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.kernels.reference import ReferenceBackend, _padded
+from fairlead_worker.native.library import native
 
 PAGES = 200
-BACKENDS = (ReferenceBackend, CpuBackend)
-Kind = type[ReferenceBackend] | type[CpuBackend]
-every_backend = pytest.mark.parametrize("kind", BACKENDS, ids=lambda kind: kind.name)
+BACKENDS = (ReferenceBackend, CpuBackend, NativeBackend)
+Kind = type[ReferenceBackend] | type[CpuBackend] | type[NativeBackend]
+needs_library = pytest.mark.skipif(
+    native() is None, reason="the compiled kernels are for CPUs with AVX512 and its bfloat16 products, and need gcc"
+)
+every_backend = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=kind.name, marks=needs_library if kind is NativeBackend else ()) for kind in BACKENDS]
+)
 BFLOAT16_ERROR = 0.02
 """Of outputs of about 1: scores and weights rounded to 8 bits of mantissa, as in transformers' own eager attention."""
 

@@ -12,6 +12,7 @@ import torch
 
 from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.engine.request import Request
+from fairlead_worker.execution.forward import Forward
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.kernels.base import Backend
 from fairlead_worker.model.loader import LoadedModel
@@ -34,10 +35,11 @@ class _Seen:
 class Drafter:
     """Fills in the drafts of a plan."""
 
-    def __init__(self, loaded: LoadedModel, backend: Backend, vocabulary_size: int) -> None:
-        """`vocabulary_size`: of the model that verifies. Padding may make the two differ, with one tokenizer."""
+    def __init__(self, forward: Forward, loaded: LoadedModel, backend: Backend, vocabulary_size: int) -> None:
+        """`forward`: of `loaded` on `backend`. `vocabulary_size`: of the model that verifies. Padding may make the two differ, with one tokenizer."""
         self.forwards = 0
         """Passes that the latest draft took; 0 where nothing was to be guessed."""
+        self._forward = forward
         self._loaded = loaded
         self._backend = backend
         self._vocabulary_size = vocabulary_size
@@ -91,13 +93,7 @@ class Drafter:
     def _choose(self, rows: list[Row], drafted: int = 0) -> list[int]:
         """The likeliest next token of each row that samples, from one forward pass. `drafted`: tokens in these rows that are guesses."""
         step = pack(StepPlan(rows, drafted=drafted), self._backend.spec.page_size, self._loaded.device)
-        output = self._loaded.model(
-            input_ids=step.tokens.clamp(max=self._loaded.vocabulary_size - 1)[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.sampling,
-            step=self._backend.plan(step),
-        )
-        logits: torch.Tensor = output.logits[0]
+        step.tokens.clamp_(max=self._loaded.vocabulary_size - 1)
+        logits = self._forward(step, self._backend.plan(step))
         tokens: list[int] = logits[:, : self._vocabulary_size].argmax(1).tolist() if len(step.sampling) else []
         return tokens

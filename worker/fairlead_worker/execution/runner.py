@@ -7,32 +7,39 @@ import torch
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
+from fairlead_worker.execution.forward import Forward, choose_forward
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
-from fairlead_worker.execution.scoring import score
+from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import TokenLogprobs
-from fairlead_worker.model.head import find_head
 from fairlead_worker.model.loader import LoadedModel
 
 
 class ModelRunner:
     """Runs steps of a loaded model on an attention backend. Implements `engine.plan.Runner`."""
 
-    def __init__(self, loaded: LoadedModel, backend: Backend, *, host: HostStore | None = None, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        backend: Backend,
+        native_decoder: bool = True,
+        *,
+        host: HostStore | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.loaded = loaded
         self.backend = backend
+        self.forward = choose_forward(loaded, backend, native_decoder)
         self.host = host
         """KV of the host tier; None without one."""
         self.drafter = drafter
         """None without a draft model."""
         self.histories = Histories()
-        self.head = find_head(loaded.model)
-        """None: prompts cannot be scored."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -64,26 +71,17 @@ class ModelRunner:
         return [[token] for token in tokens], logprobs
 
     def _score(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]]]:
-        """As `logits`, and of each row the log-probabilities of its prompt's tokens; for these the head runs a block at a time."""
-        head = self.head
-        assert head is not None, "the scheduler was told"
-        with head.kept() as answers:
-            logits = self.logits(plan)
-        return logits, score(plan, lambda places: head.logits(answers[0], places.to(self.loaded.device)), self.loaded.vocabulary_size)
+        """As `logits`, and of each row the log-probabilities of its prompt's tokens."""
+        step = pack(plan, self.backend.spec.page_size, self.loaded.device)
+        places, targets = positions_to_score(plan)
+        logits, logits_at = self.forward.score(step, self.backend.plan(step), places.to(self.loaded.device))
+        return logits, score(plan, targets, logits_at, self.loaded.vocabulary_size)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """[sampling positions, vocabulary]: the head runs on the last token of the sampling rows, and on all of those that speculate."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
-        output = self.loaded.model(
-            input_ids=step.tokens[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.sampling,
-            step=self.backend.plan(step),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self.forward(step, self.backend.plan(step))
 
 
 def make_runner(
@@ -93,6 +91,7 @@ def make_runner(
     backend: str = "auto",
     kv_pages: int = 0,
     kv_cache_bytes: int = 0,
+    native_decoder: bool = True,
     host_kv_cache_bytes: int = 0,
     draft: LoadedModel | None = None,
 ) -> ModelRunner:
@@ -114,5 +113,6 @@ def make_runner(
     made = make_backend(backend, spec, pages)
     drafter = None
     if draft is not None and draft_spec is not None:
-        drafter = Drafter(draft, make_backend(backend, draft_spec, pages), loaded.vocabulary_size)
-    return ModelRunner(loaded, made, host=make_host_store(made, host_kv_cache_bytes), drafter=drafter)
+        drafted = make_backend(backend, draft_spec, pages)
+        drafter = Drafter(choose_forward(draft, drafted, native_decoder), draft, drafted, loaded.vocabulary_size)
+    return ModelRunner(loaded, made, native_decoder, host=make_host_store(made, host_kv_cache_bytes), drafter=drafter)

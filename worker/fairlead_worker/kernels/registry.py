@@ -4,16 +4,26 @@ from collections.abc import Callable
 
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
+from fairlead_worker.kernels.native import NativeBackend, serves
 from fairlead_worker.kernels.reference import ReferenceBackend
 
-BACKENDS: dict[str, Callable[[KVSpec, int], Backend]] = {"cpu": CpuBackend, "reference": ReferenceBackend}
+BACKENDS: dict[str, Callable[[KVSpec, int], Backend]] = {"native": NativeBackend, "cpu": CpuBackend, "reference": ReferenceBackend}
 
 
 def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
-    """The backend called `name` (`auto`: the best one for the device) with storage for `pages` pages. ValueError on an unknown name."""
-    chosen = name if name != "auto" else "cpu" if spec.device.type == "cpu" else "reference"
+    """The backend called `name` (`auto`: the best one for the device) with storage for `pages` pages.
+
+    ValueError on an unknown name, and on one that cannot serve here.
+    """
+    chosen = name if name != "auto" else _best(spec)
     if chosen not in BACKENDS:
         raise ValueError(
             f"attention backend {name!r} is not available here; set --attention-backend to one of: auto, {', '.join(BACKENDS)}"
         )
     return BACKENDS[chosen](spec, pages)
+
+
+def _best(spec: KVSpec) -> str:
+    if spec.device.type != "cpu":
+        return "reference"
+    return "native" if serves(spec) else "cpu"

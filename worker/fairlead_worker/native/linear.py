@@ -77,13 +77,20 @@ class NativeLinear(nn.Module):
         )  # fmt: skip
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._compute(inputs, self.dtype)
+
+    def widened(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The same sums, not rounded: float32."""
+        return self._compute(inputs, torch.float32)
+
+    def _compute(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if inputs.dtype != self.dtype or inputs.shape[-1] != self.in_features:
             raise RuntimeError(f"{self} got {inputs.dtype} {list(inputs.shape)}")
         rows = inputs.reshape(-1, self.in_features).contiguous()
-        answer = inputs.new_empty(len(rows), self.out_features)
+        answer = torch.empty(len(rows), self.out_features, dtype=dtype)
         library().fairlead_linear(
             torch.get_num_threads(), ctypes.byref(self.native), rows.data_ptr(), self.in_features, len(rows),
-            answer.data_ptr(), self.out_features, self.native.kind,
+            answer.data_ptr(), self.out_features, KINDS[dtype],
         )  # fmt: skip
         return answer.view(*inputs.shape[:-1], self.out_features)
 

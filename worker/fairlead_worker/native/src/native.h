@@ -46,6 +46,7 @@ typedef struct {
     const int32_t *page_indices; /* pages of row r: page_indices[page_indptr[r] .. page_indptr[r + 1]) */
     int32_t page_size;
     int32_t kind; /* of query, KV and output: FLOAT32 or BFLOAT16 */
+    float *partials; /* `fairlead_partials` floats, the most of any layer; NULL where that is 0 */
 } Step;
 
 /* Puts the step's keys [T][kv_heads][key_dim] and values [T][kv_heads][value_dim] into their pages. Strides in elements between tokens. */

@@ -1,0 +1,182 @@
+"""The native decoder against the model's own modules: which models it takes, and what it refuses."""
+
+import copy
+import logging
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models import FAMILIES, save_model
+
+from fairlead_worker.engine.plan import Row, StepPlan
+from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps, worst_difference
+from fairlead_worker.execution.forward import ModuleForward, choose_forward
+from fairlead_worker.execution.native_forward import NativeForward
+from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.kernels.base import KVSpec
+from fairlead_worker.kernels.native import NativeBackend
+from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.messages import Sampling
+from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.native.library import native
+
+from .planner import make_request
+
+pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels on this machine: the engine does without them")
+KNOWN = [family for family in FAMILIES if family != "gpt2"]
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("qwen3", {"tie_word_embeddings": True}),
+    "odd vocabulary": ("llama", {"vocab_size": 517}),
+    "odd widths": ("llama", {"hidden_size": 72, "intermediate_size": 150, "head_dim": 24}),
+    "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "one head for all": ("mistral", {"num_key_value_heads": 1}),
+    "scaled rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}},
+    ),
+    "dynamic rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
+    "partial rope": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
+}
+
+
+def load(folder: Path, family: str = "llama", dtype: str = "float32", **overrides: Any) -> LoadedModel:
+    save_model(family, folder, **overrides)
+    return load_model(str(folder), dtype=dtype)
+
+
+def backend(loaded: LoadedModel, page_size: int = 16, pages: int = 0) -> NativeBackend:
+    made = make_backend("native", KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device), pages or trial_pages(page_size))
+    assert isinstance(made, NativeBackend)
+    return made
+
+
+def difference(loaded: LoadedModel) -> float:
+    one, other = backend(loaded), backend(loaded)
+    forward, modules = choose_forward(loaded, one), ModuleForward(loaded.model)
+    assert isinstance(forward, NativeForward)
+    steps = trial_steps(one.spec, loaded.vocabulary_size)
+    return worst_difference(lambda step: modules(step, other.plan(step)), lambda step: forward(step, one.plan(step)), steps)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", KNOWN)
+def test_every_known_family_runs_natively(family: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(tmp_path, family, dtype)
+    with caplog.at_level(logging.INFO):
+        assert difference(loaded) < TOLERANCE[loaded.dtype] / 2
+    assert f"runs natively: {len(loaded.layers)} layers in one call" in caplog.text
+
+
+@pytest.mark.parametrize(("family", "overrides"), SHAPES.values(), ids=SHAPES)
+def test_odd_shapes(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    assert difference(load(tmp_path, family, **overrides)) < 1e-5
+
+
+def test_another_family_runs_by_its_modules_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(tmp_path, "gpt2")
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+    assert "GPT2LMHeadModel runs module by module, not natively: GPT2Model has no embed_tokens" in caplog.text
+
+
+def test_it_can_be_turned_off_and_needs_its_backend(tmp_path: Path) -> None:
+    loaded = load(tmp_path)
+    assert isinstance(make_runner(loaded, page_size=16, kv_pages=4).forward, NativeForward)
+    assert isinstance(make_runner(loaded, page_size=16, kv_pages=4, native_decoder=False).forward, ModuleForward)
+    assert isinstance(make_runner(loaded, page_size=16, kv_pages=4, backend="cpu").forward, ModuleForward)
+
+
+class Scaled(torch.nn.Module):
+    """A part that does a little more than its weights tell."""
+
+    def __init__(self, inner: torch.nn.Module, factor: float) -> None:
+        super().__init__()
+        self.inner, self.factor = inner, factor
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        answer = self.inner(*args, **kwargs)
+        return tuple(part * self.factor for part in answer) if isinstance(answer, tuple) else answer * self.factor
+
+
+def test_a_difference_that_no_part_shows_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The layer's forward multiplies what attention adds, as Granite's does: all its parts are as expected."""
+    loaded = load(tmp_path)
+    attention = loaded.model.model.layers[1].self_attn
+    plain = attention.forward
+    attention.forward = lambda *args, **kwargs: (plain(*args, **kwargs)[0] * 0.9, None)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+    assert "runs module by module, not natively: the logits differ by" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["norm", "activation", "parameter", "head norm"])
+def test_an_unknown_part_is_refused(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(tmp_path, "qwen3")
+    layer = loaded.model.model.layers[1]
+    if part == "norm":
+        layer.input_layernorm = Scaled(layer.input_layernorm, 1.1)
+    elif part == "activation":
+        layer.mlp.act_fn = torch.nn.ReLU()
+    elif part == "parameter":
+        layer.mlp.gate_norm = torch.nn.LayerNorm(4)
+    else:
+        layer.self_attn.q_norm = copy.deepcopy(layer.input_layernorm)
+    reason = {"norm": "Scaled", "activation": "ReLU", "parameter": "gate_norm", "head norm": "not over a head's 32"}[part]
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+    assert reason in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_a_row_has_the_same_bits_in_any_company(family: str, dtype: str, tmp_path: Path) -> None:
+    """Logits of a prompt and of a decode, alone and among others, by one thread and by two."""
+    loaded = load(tmp_path, family, dtype)
+    requests = [make_request(str(i), [(i * 37 + j * 11) % 500 for j in range(120)], Sampling(max_tokens=1)) for i in range(5)]
+    pages = [array("i", range(i * 8, i * 8 + 8)) for i in range(5)]
+    prompts = [Row(request, 0, 90 + i, table, samples=True) for i, (request, table) in enumerate(zip(requests, pages, strict=True))]
+    decodes = [Row(row.request, row.count, 1, row.pages, samples=True) for row in prompts]
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads, alone in ((1, True), (2, False)):
+            torch.set_num_threads(threads)
+            runner = ModelRunner(loaded, backend(loaded, pages=40))
+            assert isinstance(runner.forward, NativeForward)
+            for rows in (prompts, decodes):
+                results.append(torch.cat([runner.logits(StepPlan([row])) for row in rows]) if alone else runner.logits(StepPlan(rows)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
+
+
+def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
+    """Speculation and prompt log-probabilities ask for several of a row; a chunk that is not the last asks for none."""
+    loaded = load(tmp_path)
+    one = backend(loaded)
+    forward = choose_forward(loaded, one)
+    step = trial_steps(one.spec, loaded.vocabulary_size)[0]
+    everything = forward(step, one.plan(step))
+    for chosen in ([], [0], [29], [3, 4, 5, 20], list(range(30))):
+        some = replace(step, sampling=torch.tensor(chosen, dtype=torch.int64))
+        assert torch.equal(forward(some, one.plan(some)), everything[chosen])
+
+
+def test_long_texts_and_large_steps(tmp_path: Path) -> None:
+    """Rope tables grow; more rows than an MLP takes at once."""
+    loaded = load(tmp_path, "qwen3")
+    request = make_request("long", [(j * 7) % 500 for j in range(2600)], Sampling(max_tokens=1))
+    runners = [make_runner(loaded, page_size=16, kv_pages=200, native_decoder=on) for on in (True, False)]
+    for start, count in ((0, 1300), (1300, 1299), (2599, 1)):
+        got, want = (runner.logits(StepPlan([Row(request, start, count, array("i", range(200)), samples=True)])) for runner in runners)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,96 @@
+"""How a packed step becomes logits: module by module, or in one native call."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps, worst_difference
+from fairlead_worker.execution.native_forward import NativeForward
+from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext
+from fairlead_worker.kernels.native import NativeBackend
+from fairlead_worker.model.head import find_head
+from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
+
+logger = logging.getLogger(__name__)
+
+
+LogitsAt = Callable[[slice], torch.Tensor]
+"""Of some of the places that were asked for: [n, vocabulary]. To be called a few at a time, for [tokens, vocabulary] may not fit."""
+
+
+class Forward(Protocol):
+    """A pass over a packed step, its KV being written on the way."""
+
+    can_score: bool
+    """`score` works."""
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        """Logits [S, vocabulary] of `step.sampling`."""
+        ...
+
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+        """The same, and those at `places` ([n] int64: tokens of the step)."""
+        ...
+
+
+class ModuleForward:
+    """The model's own modules, on any backend."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._head = find_head(model)
+        self.can_score = self._head is not None
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        output = self._model(
+            input_ids=step.tokens[None], position_ids=step.positions[None], use_cache=False, logits_to_keep=step.sampling, step=context
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+        head = self._head
+        assert head is not None, "can_score says so"
+        with head.kept() as answers:
+            logits = self(step, context)
+        return logits, lambda some: head.logits(answers[0], places[some])
+
+
+def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> Forward:
+    """The native decoder where it knows the model and says what the modules say; else the modules, with the reason in the log."""
+    modules = ModuleForward(loaded.model)
+    if not native or not isinstance(backend, NativeBackend):
+        return modules
+    name = type(loaded.model).__name__
+    try:
+        decoder = recognise(loaded.model, loaded.layers)
+        forward = NativeForward(decoder, backend, loaded.max_model_len)
+        difference = _difference(modules, decoder, loaded, backend.spec)
+    except UnknownStructure as reason:
+        logger.warning("%s runs module by module, not natively: %s", name, reason)
+        return modules
+    allowed = TOLERANCE[loaded.dtype]
+    if not difference <= allowed:
+        logger.warning(
+            "%s runs module by module, not natively: the logits differ by %.1e of their size, more than %.0e", name, difference, allowed
+        )
+        return modules
+    logger.info(
+        "%s runs natively: %d layers in one call; its logits are within %.1e of the modules'", name, len(decoder.layers), difference
+    )
+    return forward
+
+
+def _difference(modules: Forward, decoder: Decoder, loaded: LoadedModel, spec: KVSpec) -> float:
+    """Between the two, each on KV of its own."""
+    plain, native = (NativeBackend(spec, trial_pages(spec.page_size)) for _ in range(2))
+    forward = NativeForward(decoder, native, loaded.max_model_len)
+    return worst_difference(
+        lambda step: modules(step, plain.plan(step)),
+        lambda step: forward(step, native.plan(step)),
+        trial_steps(spec, loaded.vocabulary_size),
+    )

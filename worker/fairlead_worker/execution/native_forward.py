@@ -1,0 +1,159 @@
+"""A step of the whole model in one native call (native/src/decoder.c): no Python between layers, one parallel region.
+
+Norms, rope and activations are computed in float32, as is the sum of the layers' outputs; the inputs of linear layers, queries, keys and
+values are of the model's dtype. In bfloat16 that rounds less often than transformers does.
+"""
+
+import ctypes
+from collections.abc import Callable
+from operator import add
+
+import torch
+
+from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
+from fairlead_worker.model.structure import Decoder, Layer, Norm, UnknownStructure
+from fairlead_worker.native import decoder as native
+from fairlead_worker.native.linear import NativeLinear
+
+FIRST_POSITIONS = 1024
+
+
+class NativeForward:
+    """Implements `execution.forward.Forward` on the native backend."""
+
+    can_score = True
+
+    def __init__(self, decoder: Decoder, backend: NativeBackend, limit: int) -> None:
+        """limit: positions of the longest request. Raises UnknownStructure where a part cannot be run natively."""
+        self._model = decoder
+        self._decode = backend.library.fairlead_decode
+        self._kind = KINDS[backend.spec.dtype]
+        # Held here, as the structs hold addresses only.
+        self._backend = backend
+        specs = backend.spec.layers
+        self._layers = (native.Layer * len(specs))(*map(_layer, decoder.layers, backend.layers))
+        self._ropes = (native.Rope * len(decoder.ropes))()
+        self._tables: list[torch.Tensor] = []
+        self._positions, self._limit = 0, limit
+        self._reach(1)
+        for layer, spec in zip(decoder.layers, specs, strict=True):
+            if 2 * self._ropes[layer.rope].half > spec.key_dim:
+                raise UnknownStructure(f"a rotary embedding of {2 * self._ropes[layer.rope].half} of a head's {spec.key_dim} dimensions")
+        hidden = self._hidden = len(decoder.final.weight)
+        self._decoder = native.Decoder(
+            layers=ctypes.addressof(self._layers),
+            count=len(specs),
+            hidden=hidden,
+            ropes=ctypes.addressof(self._ropes),
+            head=_linear(decoder.head),
+            final=_norm(decoder.final),
+            kind=self._kind,
+        )
+        activations = backend.spec.dtype.itemsize
+        attended = max(spec.heads * spec.value_dim for spec in specs)
+        # Bytes of a token, by the fields of `native.Pass`.
+        self._widths = {
+            "residual": 4 * hidden,
+            "update": 4 * hidden,
+            "normed": activations * hidden,
+            "qkv": activations * max(_features(layer.qkv) for layer in decoder.layers),
+            "attended": activations * attended,
+            "sampled": 4 * hidden,
+            "chosen": activations * attended,
+        }
+        self._mlp_width = activations * max(_features(layer.gate_up) for layer in decoder.layers)
+        self._pass = native.Pass()
+        self._scratch: dict[str, torch.Tensor] = {}
+        self._tokens = 0
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        """Logits [S, vocabulary] in float32."""
+        logits = torch.empty(len(step.sampling), _features(self._model.head))
+        self._run(step, context, step.sampling, logits)
+        return self._capped(logits)
+
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Callable[[slice], torch.Tensor]]:
+        """The body's answers at `places` and at `step.sampling` are kept, and the head runs on some of them at a time."""
+        chosen = torch.cat((places, step.sampling))
+        self._run(step, context, chosen, None)
+        kept = self._scratch["normed"].view(self._backend.spec.dtype)[: len(chosen) * self._hidden].view(-1, self._hidden).clone()
+        return self._logits(kept[len(places) :]), lambda some: self._logits(kept[: len(places)][some])
+
+    def _run(self, step: PackedStep, context: StepContext, sampling: torch.Tensor, logits: torch.Tensor | None) -> None:
+        """The whole model; without `logits` all but its head, with the final norm's answers for `sampling` in the scratch memory."""
+        assert isinstance(context, NativeStep)
+        tokens, samples = len(step.tokens), len(sampling)
+        self._reach(max(map(add, step.starts, step.counts)))
+        self._reserve(max(tokens, samples))
+        embedded = self._model.embed(step.tokens).contiguous()
+        run = self._pass
+        run.step, run.embedded = ctypes.addressof(context.native), embedded.data_ptr()
+        run.logits = None if logits is None else logits.data_ptr()
+        run.positions, run.sampling, run.samples = step.positions.data_ptr(), sampling.data_ptr(), samples
+        self._decode(ctypes.c_int32(torch.get_num_threads()), ctypes.byref(self._decoder), ctypes.byref(run))
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, vocabulary], as the decoder computes them: in float32."""
+        assert isinstance(self._model.head, NativeLinear)
+        return self._capped(self._model.head.widened(states))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        softcap = self._model.softcap
+        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+    def _reach(self, positions: int) -> None:
+        """Rope tables for at least so many positions, made by the model itself, and again at twice the length when they run out."""
+        if positions <= self._positions:
+            return
+        # Not beyond the limit: some embeddings change all their frequencies when they see a longer text.
+        self._positions = max(positions, min(self._limit, max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())))
+        self._tables = []
+        for rope, tables in zip(self._ropes, self._model.ropes, strict=True):
+            cosines, sines = tables(self._positions)
+            rope.cosine, rope.sine, rope.half = cosines.data_ptr(), sines.data_ptr(), cosines.shape[1]
+            self._tables += cosines, sines
+
+    def _reserve(self, tokens: int) -> None:
+        """Scratch memory for so many tokens: made once for the largest step so far, in powers of two."""
+        if tokens <= self._tokens:
+            return
+        self._tokens = max(16, 1 << (tokens - 1).bit_length())
+        sizes = {name: self._tokens * width for name, width in self._widths.items()}
+        sizes["gate_up"] = min(self._tokens, native.MLP_ROWS) * self._mlp_width
+        self._scratch = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
+        for name, memory in self._scratch.items():
+            setattr(self._pass, name, memory.data_ptr())
+
+
+def _layer(layer: Layer, attention: ctypes.Structure) -> native.Layer:
+    return native.Layer(
+        before_attention=_norm(layer.before_attention),
+        query=_norm(layer.query_norm),
+        key=_norm(layer.key_norm),
+        after_attention=_norm(layer.after_attention),
+        before_mlp=_norm(layer.before_mlp),
+        after_mlp=_norm(layer.after_mlp),
+        qkv=_linear(layer.qkv),
+        out=_linear(layer.out),
+        gate_up=_linear(layer.gate_up),
+        down=_linear(layer.down),
+        attention=ctypes.addressof(attention),
+        rope=layer.rope,
+        activation=native.ACTIVATIONS.index(layer.activation),
+    )
+
+
+def _norm(norm: Norm | None) -> native.Norm:
+    return native.Norm() if norm is None else native.Norm(norm.weight.data_ptr(), norm.eps)
+
+
+def _linear(module: torch.nn.Module) -> int:
+    if not isinstance(module, NativeLinear):
+        raise UnknownStructure(f"a linear layer is not packed for it ({type(module).__name__})")
+    return ctypes.addressof(module.native)
+
+
+def _features(module: torch.nn.Module) -> int:
+    assert isinstance(module, NativeLinear)
+    return module.out_features

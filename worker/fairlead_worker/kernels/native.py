@@ -1,0 +1,134 @@
+"""The backend for CPUs with AVX512 and its bfloat16 products: one call of the compiled library for each layer (`native/src/attention.c`).
+
+Pages are read in place, in tiles of 16 keys that the products can use as they are; nothing is gathered, however long the context. A query's
+bits depend on its own KV and position alone: neither on the batch, nor on the number of threads, nor on how a prompt was cut into chunks.
+"""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
+from fairlead_worker.native.library import native
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+"""As `Kind` in native.h."""
+
+
+class Attention(ctypes.Structure):
+    """`Attention` of native.h."""
+
+    _fields_ = [
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "key_dim", "value_dim")),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class Step(ctypes.Structure):
+    """`Step` of native.h."""
+
+    _fields_ = [
+        ("rows", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("starts", "offsets", "page_indptr", "page_indices")),
+        ("page_size", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("partials", ctypes.c_void_p),
+    ]
+
+
+def serves(spec: KVSpec) -> bool:
+    """Whether this backend can hold such KV here: the library loads, and the KV is float32 or bfloat16 on the CPU."""
+    return spec.device.type == "cpu" and spec.dtype in KINDS and native() is not None
+
+
+class NativeBackend:
+    """Keys and values as [pages, kv_heads, page_size * dim] for each layer; within that, the tiles of attention.c."""
+
+    name = "native"
+
+    def __init__(self, spec: KVSpec, pages: int) -> None:
+        library = native()
+        if spec.device.type != "cpu" or spec.dtype not in KINDS or library is None:
+            why = "the library does not load, see the log" if library is None else f"not {spec.dtype} on {spec.device.type}"
+            raise ValueError(f"attention backend 'native' takes float32 and bfloat16 on a CPU: {why}; set --attention-backend auto")
+        self.spec = spec
+        self.pages = pages
+        self.library = library
+        self.library.fairlead_partials.restype = ctypes.c_int64
+        self.library.fairlead_attention.restype = None
+        self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
+        self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
+        self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, strict=True)]
+
+    def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
+        return zeroed(self.pages, kv_heads, self.spec.page_size * dim, dtype=self.spec.dtype, device=self.spec.device)
+
+    def plan(self, step: PackedStep) -> "NativeStep":
+        return NativeStep(self, step)
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.index_select(0, pages).flatten(1) for part in (*self.keys, *self.values)], 1)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        parts = (*self.keys, *self.values)
+        for part, piece in zip(parts, torch.split(content, [part[0].numel() for part in parts], 1), strict=True):
+            part.index_copy_(0, pages, piece.view(len(pages), *part.shape[1:]))
+
+
+class NativeStep:
+    """One step: where each row's tokens and pages are, as the library reads it."""
+
+    def __init__(self, backend: NativeBackend, step: PackedStep) -> None:
+        self._backend = backend
+        rows = len(step.counts)
+        starts = np.array(step.starts, np.int32)
+        offsets = np.zeros(rows + 1, np.int32)
+        np.cumsum(step.counts, out=offsets[1:])
+        self._arrays = (starts, offsets, step.page_indptr.numpy(), step.page_indices.numpy())
+        """What the pointers of `native` point to."""
+        self.native = Step(
+            rows, int(offsets[-1]), *(array.ctypes.data for array in self._arrays), backend.spec.page_size, KINDS[backend.spec.dtype]
+        )
+        needed = max(backend.library.fairlead_partials(ctypes.byref(layer), ctypes.byref(self.native)) for layer in _kinds(backend))
+        self._partials = torch.empty(needed)
+        self.native.partials = self._partials.data_ptr() if needed else None
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        backend, spec = self._backend, self._backend.spec.layers[layer]
+        query, key, value = (_rows(each, backend.spec.dtype) for each in (query, key, value))
+        output = query.new_empty(query.shape[0], spec.heads, spec.value_dim)
+        backend.library.fairlead_attention(
+            ctypes.c_int32(torch.get_num_threads()),
+            ctypes.byref(backend.layers[layer]),
+            ctypes.byref(self.native),
+            *(argument for tensor in (query, key, value, output) for argument in (_address(tensor), ctypes.c_int64(tensor.stride(0)))),
+        )
+        return output
+
+
+def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor) -> Attention:
+    sizes = (spec.heads, spec.kv_heads, spec.key_dim, spec.value_dim)
+    return Attention(keys.data_ptr(), values.data_ptr(), *sizes, spec.scaling, spec.softcap or 0, spec.window or 0)
+
+
+def _kinds(backend: NativeBackend) -> list[Attention]:
+    """One layer of each sort, of which a model has one or two."""
+    return [backend.layers[backend.spec.layers.index(spec)] for spec in set(backend.spec.layers)]
+
+
+def _address(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _rows(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[T, heads, dim] whose tokens may lie any distance apart, as in a view of stacked projections; only other layouts are copied."""
+    tensor = tensor.to(dtype)
+    if tensor.stride(2) == 1 and (tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2]):
+        return tensor
+    return tensor.contiguous()

@@ -1,0 +1,47 @@
+"""The structs of src/decoder.h."""
+
+import ctypes
+
+Pointer = ctypes.c_void_p
+ACTIVATIONS = ("silu", "gelu_tanh")
+"""In the order of `Activation`."""
+MLP_ROWS = 512
+"""Rows whose gate and up are kept at once."""
+
+
+class Norm(ctypes.Structure):
+    _fields_ = (("weight", Pointer), ("eps", ctypes.c_float))
+
+
+class Rope(ctypes.Structure):
+    _fields_ = (("cosine", Pointer), ("sine", Pointer), ("half", ctypes.c_int64))
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, Norm) for name in ("before_attention", "query", "key", "after_attention", "before_mlp", "after_mlp")),
+        *((name, Pointer) for name in ("qkv", "out", "gate_up", "down", "attention")),
+        ("rope", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+    )
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = (
+        ("layers", Pointer),
+        ("count", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("ropes", Pointer),
+        ("head", Pointer),
+        ("final", Norm),
+        ("kind", ctypes.c_int32),
+    )
+
+
+class Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, Pointer) for name in ("step", "positions", "sampling")),
+        ("samples", ctypes.c_int64),
+        *((name, Pointer) for name in ("embedded", "logits")),
+        *((name, Pointer) for name in ("residual", "update", "normed", "qkv", "attended", "gate_up", "sampled", "chosen")),
+    )

@@ -1,0 +1,81 @@
+/* A whole step of a decoder-only model of the common shape, in one region: described by the caller, family by family nothing.
+ *
+ * A layer is: x += after(out(attend(rope(norm(qkv(before(x))))))), then x += after(down(act(gate) * up of before(x))). The residual
+ * stream x is float whatever the activations' kind, which is more exact than transformers' own. */
+#ifndef FAIRLEAD_DECODER_H
+#define FAIRLEAD_DECODER_H
+#include "native.h"
+
+/* Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight. No weight: none. */
+typedef struct {
+    const float *weight;
+    float eps;
+} Norm;
+
+/* The tables of one rotary embedding: [positions][half] of each; it turns the first 2 * half of a head's dimensions. */
+typedef struct {
+    const float *cosine, *sine;
+    int64_t half;
+} Rope;
+
+typedef enum { SILU = 0, GELU_TANH = 1 } Activation;
+
+typedef struct {
+    Norm before_attention, query, key, after_attention, before_mlp, after_mlp;
+    const Linear *qkv, *out, *gate_up, *down;
+    const Attention *attention;
+    int32_t rope; /* which table */
+    int32_t activation;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    int64_t count, hidden;
+    const Rope *ropes;
+    const Linear *head;
+    Norm final;
+    int32_t kind; /* of activations, embeddings and KV */
+} Decoder;
+
+/* What a step works on. Q = (heads + kv_heads) * key_dim + kv_heads * value_dim, A = heads * value_dim, I = the MLP's width, at most.
+ * B = MLP_ROWS or fewer. */
+typedef struct {
+    const Step *step;
+    const int64_t *positions; /* [T] */
+    const int64_t *sampling;  /* [S] tokens whose logits are wanted, in any order */
+    int64_t samples;
+    const void *embedded; /* [T][hidden] */
+    float *logits;        /* [S][vocabulary]; NULL: no head, its inputs stay in `normed` */
+    float *residual;      /* [T][hidden], and so on: scratch */
+    float *update;        /* [T][hidden] what the last linear layer adds to it */
+    void *normed;         /* [T][hidden] */
+    void *qkv;            /* [T][Q] */
+    void *attended;       /* [T][A] */
+    void *gate_up;        /* [B][2 * I] */
+    float *sampled;       /* [S][hidden]: the residual of the sampling tokens */
+    void *chosen;         /* [S][A] */
+} Pass;
+
+enum { MLP_ROWS = 512 }; /* rows whose gate and up are kept at once: bounds scratch memory, and keeps it in the cache */
+
+void decode(Member *member, const Decoder *decoder, const Pass *pass);
+
+/* The small operations, each a phase of its own. */
+
+/* residual[row] += after(update[row]); normed[row] = before(residual[row]), of `kind`. No update, no normed: that part is left out. */
+void normalise(
+    Member *member, float *residual, const float *update, Norm after, Norm before, void *normed, int32_t kind, int64_t rows, int64_t width);
+
+/* Query and key heads, side by side at qkv + token * stride: norm, then turned by their token's position. In place. */
+void rotate(Member *member, const Attention *attention, Norm query, Norm key, const Rope *rope, const int64_t *positions, int32_t kind,
+            int64_t tokens, void *qkv, int64_t stride);
+
+/* gate_up[row][i] = act(gate_up[row][i]) * gate_up[row][width + i]. */
+void activate(Member *member, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width);
+
+/* to[i] = from[index[i]] for rows of `width` bytes. */
+void gather(Member *member, const void *from, const int64_t *index, int64_t rows, int64_t width, void *to);
+
+/* to[row] = from[row] as float. */
+void widen(Member *member, const void *from, int32_t kind, int64_t rows, int64_t width, float *to);
+#endif

@@ -1,0 +1,224 @@
+/* The small operations of a decoder layer. Each row is worked on alone and in one order, so its bits depend on nothing else. */
+#include <math.h>
+#include <string.h>
+
+#include "decoder.h"
+#include "lanes.h"
+#include "vector.h"
+
+/* 1 / sqrt(mean(x^2) + eps) */
+static float scale(int32_t kind, const void *x, int64_t width, float eps) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += LANES) {
+        __m512 v = load(kind, x, i, lanes(i, width));
+        sum = _mm512_fmadd_ps(v, v, sum);
+    }
+    return 1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)width + eps);
+}
+
+typedef struct {
+    float *residual;
+    const float *update;
+    Norm after, before;
+    void *normed;
+    int32_t kind;
+    int64_t width;
+} Normalise;
+
+static void normalise_row(const void *args, int64_t row) {
+    const Normalise *a = args;
+    float *x = a->residual + row * a->width;
+    if (a->update) {
+        const float *update = a->update + row * a->width;
+        const __m512 factor = _mm512_set1_ps(a->after.weight ? scale(FLOAT32, update, a->width, a->after.eps) : 1);
+        for (int64_t i = 0; i < a->width; i += LANES) {
+            __mmask16 mask = lanes(i, a->width);
+            __m512 v = _mm512_maskz_loadu_ps(mask, update + i);
+            if (a->after.weight)
+                v = _mm512_mul_ps(_mm512_mul_ps(v, factor), _mm512_maskz_loadu_ps(mask, a->after.weight + i));
+            _mm512_mask_storeu_ps(x + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), v));
+        }
+    }
+    if (!a->normed)
+        return;
+    void *normed = (char *)a->normed + row * a->width * bytes(a->kind);
+    const __m512 factor = _mm512_set1_ps(scale(FLOAT32, x, a->width, a->before.eps));
+    for (int64_t i = 0; i < a->width; i += LANES) {
+        __mmask16 mask = lanes(i, a->width);
+        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), factor);
+        put(a->kind, normed, i, mask, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, a->before.weight + i)));
+    }
+}
+
+void normalise(
+    Member *member, float *residual, const float *update, Norm after, Norm before, void *normed, int32_t kind, int64_t rows, int64_t width) {
+    Normalise args = {residual, update, after, before, normed, kind, width};
+    share(member, rows, normalise_row, &args);
+}
+
+typedef struct {
+    const Attention *attention;
+    Norm query, key;
+    const Rope *rope;
+    const int64_t *positions;
+    int32_t kind;
+    void *qkv;
+    int64_t stride;
+} Rotate;
+
+/* x[dim] = turned(norm(x)) */
+static void rotate_head(int32_t kind, void *x, int64_t dim, Norm norm, int64_t half, const float *cosine, const float *sine) {
+    const __m512 one = _mm512_set1_ps(1), factor = norm.weight ? _mm512_set1_ps(scale(kind, x, dim, norm.eps)) : one;
+    for (int64_t i = 0; i < half; i += LANES) {
+        __mmask16 mask = lanes(i, half);
+        __m512 c = _mm512_maskz_loadu_ps(mask, cosine + i), s = _mm512_maskz_loadu_ps(mask, sine + i);
+        __m512 low = load(kind, x, i, mask), high = load(kind, x, half + i, mask);
+        if (norm.weight) {
+            low = _mm512_mul_ps(_mm512_mul_ps(low, factor), _mm512_maskz_loadu_ps(mask, norm.weight + i));
+            high = _mm512_mul_ps(_mm512_mul_ps(high, factor), _mm512_maskz_loadu_ps(mask, norm.weight + half + i));
+        }
+        put(kind, x, i, mask, _mm512_sub_ps(_mm512_mul_ps(low, c), _mm512_mul_ps(high, s)));
+        put(kind, x, half + i, mask, _mm512_add_ps(_mm512_mul_ps(high, c), _mm512_mul_ps(low, s)));
+    }
+    for (int64_t i = 2 * half; norm.weight && i < dim; i += LANES) {
+        __mmask16 mask = lanes(i, dim);
+        __m512 v = _mm512_mul_ps(load(kind, x, i, mask), factor);
+        put(kind, x, i, mask, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, norm.weight + i)));
+    }
+}
+
+static void rotate_token(const void *args, int64_t token) {
+    const Rotate *a = args;
+    const int64_t dim = a->attention->key_dim, half = a->rope->half, heads = a->attention->heads;
+    const float *cosine = a->rope->cosine + a->positions[token] * half, *sine = a->rope->sine + a->positions[token] * half;
+    char *x = (char *)a->qkv + token * a->stride * bytes(a->kind);
+    for (int64_t head = 0; head < heads + a->attention->kv_heads; head++, x += dim * bytes(a->kind))
+        rotate_head(a->kind, x, dim, head < heads ? a->query : a->key, half, cosine, sine);
+}
+
+void rotate(Member *member, const Attention *attention, Norm query, Norm key, const Rope *rope, const int64_t *positions, int32_t kind,
+            int64_t tokens, void *qkv, int64_t stride) {
+    Rotate args = {attention, query, key, rope, positions, kind, qkv, stride};
+    share(member, tokens, rotate_token, &args);
+}
+
+enum { PIECE = 1024 }; /* of a row, for one thread: a row of an MLP is long enough to be worth sharing */
+
+typedef struct {
+    int32_t activation, kind;
+    char *gate_up;
+    int64_t width, pieces;
+} Activate;
+
+static void activate_piece(const void *args, int64_t item) {
+    const Activate *a = args;
+    char *gate = a->gate_up + item / a->pieces * 2 * a->width * bytes(a->kind), *up = gate + a->width * bytes(a->kind);
+    const int64_t begin = item % a->pieces * PIECE, end = begin + PIECE < a->width ? begin + PIECE : a->width;
+    const __m512 one = _mm512_set1_ps(1), zero = _mm512_setzero_ps();
+    for (int64_t i = begin; i < end; i += LANES) {
+        __mmask16 mask = lanes(i, end);
+        __m512 x = load(a->kind, gate, i, mask), u = x;
+        if (a->activation == GELU_TANH) { /* x / 2 * (1 + tanh(u / 2)) == x / (1 + exp(-u)) */
+            __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+            u = _mm512_mul_ps(_mm512_set1_ps(2 * 0.7978845608028654f), _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x));
+        }
+        __m512 y = _mm512_div_ps(x, _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, u))));
+        put(a->kind, gate, i, mask, _mm512_mul_ps(y, load(a->kind, up, i, mask)));
+    }
+}
+
+void activate(Member *member, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width) {
+    const int64_t pieces = (width + PIECE - 1) / PIECE;
+    Activate args = {activation, kind, gate_up, width, pieces};
+    share(member, rows * pieces, activate_piece, &args);
+}
+
+typedef struct {
+    const char *from;
+    const int64_t *index;
+    int64_t width;
+    char *to;
+} Gather;
+
+static void gather_row(const void *args, int64_t row) {
+    const Gather *a = args;
+    memcpy(a->to + row * a->width, a->from + a->index[row] * a->width, (size_t)a->width);
+}
+
+void gather(Member *member, const void *from, const int64_t *index, int64_t rows, int64_t width, void *to) {
+    Gather args = {from, index, width, to};
+    share(member, rows, gather_row, &args);
+}
+
+typedef struct {
+    const char *from;
+    int32_t kind;
+    int64_t width;
+    float *to;
+} Widen;
+
+static void widen_row(const void *args, int64_t row) {
+    const Widen *a = args;
+    const char *from = a->from + row * a->width * bytes(a->kind);
+    for (int64_t i = 0; i < a->width; i += LANES) {
+        __mmask16 mask = lanes(i, a->width);
+        _mm512_mask_storeu_ps(a->to + row * a->width + i, mask, load(a->kind, from, i, mask));
+    }
+}
+
+void widen(Member *member, const void *from, int32_t kind, int64_t rows, int64_t width, float *to) {
+    Widen args = {from, kind, width, to};
+    share(member, rows, widen_row, &args);
+}
+
+/* Each operation alone, for the tests. */
+
+typedef struct {
+    Normalise normalise;
+    int64_t rows;
+} NormaliseAlone;
+
+static void normalise_alone(Member *member, const void *args) {
+    const NormaliseAlone *a = args;
+    share(member, a->rows, normalise_row, &a->normalise);
+}
+
+EXPORT void fairlead_normalise(int32_t threads, float *residual, const float *update, const float *after, float after_eps,
+                               const float *before, float before_eps, void *normed, int32_t kind, int64_t rows, int64_t width) {
+    NormaliseAlone args = {{residual, update, {after, after_eps}, {before, before_eps}, normed, kind, width}, rows};
+    region(threads, normalise_alone, &args);
+}
+
+typedef struct {
+    Rotate rotate;
+    int64_t tokens;
+} RotateAlone;
+
+static void rotate_alone(Member *member, const void *args) {
+    const RotateAlone *a = args;
+    share(member, a->tokens, rotate_token, &a->rotate);
+}
+
+EXPORT void fairlead_rotate(int32_t threads, int32_t heads, int32_t kv_heads, int32_t dim, const float *query, const float *key, float eps,
+                            const float *cosine, const float *sine, int64_t half, const int64_t *positions, int32_t kind, int64_t tokens,
+                            void *qkv, int64_t stride) {
+    Attention attention = {.heads = heads, .kv_heads = kv_heads, .key_dim = dim};
+    Rope rope = {cosine, sine, half};
+    RotateAlone args = {{&attention, {query, eps}, {key, eps}, &rope, positions, kind, qkv, stride}, tokens};
+    region(threads, rotate_alone, &args);
+}
+
+typedef struct {
+    Activate activate;
+    int64_t rows;
+} ActivateAlone;
+
+static void activate_alone(Member *member, const void *args) {
+    const ActivateAlone *a = args;
+    activate(member, a->activate.activation, a->activate.gate_up, a->activate.kind, a->rows, a->activate.width);
+}
+
+EXPORT void fairlead_activate(int32_t threads, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width) {
+    ActivateAlone args = {{activation, kind, gate_up, width, 0}, rows};
+    region(threads, activate_alone, &args);
+}
