@@ -70,7 +70,7 @@ def plans() -> dict[str, StepPlan]:
         )
         for i in range(ROWS)
     ]
-    tables = [range(i * PAGES, (i + 1) * PAGES) for i in range(ROWS)]
+    tables = [array("i", range(i * PAGES, (i + 1) * PAGES)) for i in range(ROWS)]
     return {
         "fill": StepPlan([Row(r, 0, PROMPT, t, samples=False) for r, t in zip(requests, tables, strict=True)]),
         "decode": StepPlan([Row(r, PROMPT, 1, t, samples=True) for r, t in zip(requests, tables, strict=True)]),

@@ -29,7 +29,10 @@ def _run(script: str, module: str, extra: str) -> None:
     # The first process of a container has no default action for SIGTERM: until the program takes it itself, it would be lost.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with naming_the_extra(script, extra):
-        main: Callable[[], int | None] = importlib.import_module(module).main
+        try:
+            main: Callable[[], int | None] = importlib.import_module(module).main
+        except KeyboardInterrupt:  # imports take up to a second or two; nothing has begun that would need an end
+            sys.exit(130)
         sys.exit(main())
 
 

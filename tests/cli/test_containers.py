@@ -36,6 +36,7 @@ def test_downward_api_secrets_and_references_to_earlier_variables() -> None:
 
 def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None:
     (tmp_path / "models" / "demo").mkdir(parents=True)
+    (tmp_path / "weights" / "qwen" / "x").mkdir(parents=True)
     template = {
         "spec": {
             "containers": [{"volumeMounts": [{"name": "model", "mountPath": "/mnt/model", "subPath": "qwen"}]}],
@@ -45,7 +46,11 @@ def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None
     find = paths_of(template, tmp_path)
     assert find("/mnt/model/x") == str(tmp_path / "weights/qwen/x")
     assert find("/models/demo") == str(tmp_path / "models/demo")
-    assert find("/models/other") == "/models/other"
+    assert find(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(UserError, match=f"/models/other, which is not on this machine .nor below --model-root {tmp_path}"):
+        find("/models/other")
+    with pytest.raises(UserError, match=f"{tmp_path}/weights/qwen/y, which is not"):
+        find("/mnt/model/y")
     assert localize("--model=file:///models/demo", find) == f"--model=file://{tmp_path}/models/demo"
     assert localize("file:///mnt/model", find) == f"file://{tmp_path}/weights/qwen"
     assert localize("hf://org/name", find) == "hf://org/name"

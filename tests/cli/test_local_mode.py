@@ -193,12 +193,14 @@ def test_nothing_is_left_after_kill_9_of_the_command(models: Path) -> None:
     until_gone(running.mark)
 
 
-def test_a_model_that_is_not_there_ends_the_command_with_the_cause(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_folder_that_is_no_model_ends_the_command_with_the_cause(tmp_path_factory: pytest.TempPathFactory) -> None:
     # Not tmp_path: with this test's name in it, it would be too long for a unix socket.
-    running = start(tmp_path_factory.mktemp("no"), 1, wait=False)
+    folder = tmp_path_factory.mktemp("no")
+    (folder / "models" / "small").mkdir(parents=True)
+    running = start(folder, 1, wait=False)
     assert running.process.wait(timeout=START_SECONDS) == 1
     said = running.output.read_text()
-    assert "pod small-worker-0: exit status" in said and "/models/small" in said and "Nothing was left running" in said
+    assert "pod small-worker-0: exit status" in said and "no config.json in" in said and "/models/small" in said and "Nothing was left running" in said
     until_gone(running.mark, seconds=1)
 
 

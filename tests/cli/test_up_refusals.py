@@ -1,5 +1,6 @@
 """What `fairlead up` refuses before anything runs: one line that names what is wrong, and no file left behind."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster
 from fairlead.local.manifest import read_manifest
+from fairlead.local.rundir import RunRecord, make_run_directory, remove_old_runs, runs_root, write_record
 from fairlead.local.up import check_ports_free
+from fairlead.main import main
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,36 @@ async def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkey
         async with cluster:
             pass
     assert not cluster.directory.exists()
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--port", "0"), ("--ready-timeout", "0"), ("--stop-grace", "-1")])
+def test_numbers_that_mean_nothing_are_refused_by_their_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "-f", "no-matter.yaml", f"{flag}={value}"])
+    assert ended.value.code == 2 and f"{flag} {value}: must be" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_here_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = tmp_path / "service.yaml"
+    file.write_text(
+        "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: qwen}\nspec: {model: {uri: 'file:///no/such/model'}}\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "-f", str(file), "--port", "18080"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "/no/such/model, which is not on this machine: make it" in said and "--model-root" in said
+    assert [path.name for path in runs_root().iterdir()] == []
+
+
+def test_what_old_runs_left_is_removed_and_what_runs_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, alive, fresh = (make_run_directory("qwen") for _ in range(3))
+    write_record(killed, RunRecord(pid=2**22 + 1, manifest="a.yaml", urls={}))
+    write_record(alive, RunRecord(pid=os.getpid(), manifest="a.yaml", urls={}))
+    for old in (killed, alive):
+        os.utime(old, (0, 0))
+    remove_old_runs()
+    assert sorted(runs_root().iterdir()) == sorted([alive, fresh])

@@ -49,6 +49,10 @@ class WorkerConfig(BaseSettings):
         Field(ge=0, allow_inf_nan=False, description="milliseconds of a step with decodes that prefill keeps to; 0: the fixed chunk size"),
     ] = 0
     max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
+    prefill_max_requests: Annotated[NonNegative, Field(description="most prompts computed in one step; 0: no limit")] = 0
+    dedupe_tokens: Annotated[
+        NonNegative, Field(description="tokens that a prompt must share with one being computed to wait for them; 0: it never waits")
+    ] = 32
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
     attention_backend: Literal["auto", "reference", "cpu"] = "auto"

@@ -118,6 +118,8 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
             max_num_seqs=config.max_num_seqs,
             chunked_prefill_size=config.chunked_prefill_size,
             max_prefill_tokens=config.max_prefill_tokens,
+            prefill_max_requests=config.prefill_max_requests,
+            dedupe_tokens=config.dedupe_tokens,
             enable_mixed_chunk=config.enable_mixed_chunk,
             itl_target_ms=config.itl_target_ms,
             policy=config.policy,

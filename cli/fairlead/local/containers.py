@@ -140,6 +140,7 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
     """How paths inside the container map to this machine.
 
     A mounted claim is `MODEL_ROOT/<claim>[/subPath]`; any other path is `MODEL_ROOT/<path>` where that exists, else itself.
+    What is found raises UserError for a path that is not here.
     """
     claims = _claims(template)
     mounts = [mount for mount in template["spec"]["containers"][0].get("volumeMounts", ()) if mount["name"] in claims]
@@ -150,10 +151,20 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
             if path == inside or path.startswith(inside + "/"):
                 if model_root is None:
                     raise UserError(f"{path} is on the claim {claim!r}: give --model-root DIR, where DIR/{claim} stands for the claim")
-                return str(model_root / claim / mount.get("subPath", "") / path[len(inside) :].lstrip("/"))
+                return existing(model_root / claim / mount.get("subPath", "") / path[len(inside) :].lstrip("/"))
         if model_root is not None and (model_root / path.lstrip("/")).exists():
             return str(model_root / path.lstrip("/"))
-        return path
+        return existing(Path(path))
+
+    def existing(path: Path) -> str:
+        # A pod would retry, for a volume may come later in a cluster. Here nothing is going to mount it.
+        if not path.exists():
+            raise UserError(
+                f"the manifest's model is {path}, which is not on this machine"
+                + (f" (nor below --model-root {model_root})" if model_root and not path.is_relative_to(model_root) else "")
+                + ": make it (`fairlead make-model`), or give the --model-root DIR below which it lies"
+            )
+        return str(path)
 
     return find
 

@@ -1,13 +1,15 @@
 """Where a local run keeps its files, and how `fairlead status` finds it.
 
 `<tmp>/fairlead-<uid>/<service>-<random>/`, mode 0700: `run.json`, `logs/`, `endpoints/`, `redis.sock`, `tmp/` of the pods.
-A run that ended well removes its directory.
+A run that ended well removes its directory; that of one that failed or was killed stays a day, for its logs.
 """
 
 import json
 import os
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +36,13 @@ def runs_root() -> Path:
     return root
 
 
+def remove_old_runs(keep_seconds: float = 86_400) -> None:
+    """Remove what runs that are over left more than `keep_seconds` ago."""
+    for directory in runs_root().iterdir():
+        if directory.lstat().st_mtime < time.time() - keep_seconds and not _alive(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
 def make_run_directory(name: str) -> Path:
     """A new, private one. The name is short because unix sockets lie below, whose paths have at most 107 bytes (macOS: 103)."""
     directory = Path(tempfile.mkdtemp(prefix=f"{name[:12]}-", dir=runs_root()))
@@ -50,12 +59,13 @@ def write_record(directory: Path, record: RunRecord) -> None:
 
 def running() -> list[RunRecord]:
     """The runs whose process is alive."""
-    records = []
-    for file in sorted(runs_root().glob("*/run.json")):
-        try:
-            record = RunRecord(**json.loads(file.read_text()))
-            os.kill(record.pid, 0)
-        except (OSError, ValueError, TypeError):
-            continue
-        records.append(record)
-    return records
+    return [record for directory in sorted(runs_root().iterdir()) if (record := _alive(directory))]
+
+
+def _alive(directory: Path) -> RunRecord | None:
+    try:
+        record = RunRecord(**json.loads((directory / "run.json").read_text()))
+        os.kill(record.pid, 0)
+    except (OSError, ValueError, TypeError):
+        return None
+    return record

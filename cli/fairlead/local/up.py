@@ -17,6 +17,7 @@ from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster, PodFailed, describe_failure
 from fairlead.local.containers import LOOPBACK
 from fairlead.local.manifest import Manifest, read_manifest
+from fairlead.local.rundir import remove_old_runs
 from fairlead.local.screen import Screen
 
 LOOK_AT_FILE = 0.5
@@ -50,6 +51,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.port <= 65535:
         raise UserError(f"--port {arguments.port}: must be 1 to 65535")
+    if arguments.ready_timeout <= 0:
+        raise UserError(f"--ready-timeout {arguments.ready_timeout:g}: must be more than 0 seconds")
+    if arguments.stop_grace < 0:
+        raise UserError(f"--stop-grace {arguments.stop_grace:g}: must be 0 seconds or more")
     console = make_console()
     try:
         return asyncio.run(up(arguments, console))
@@ -66,6 +71,7 @@ async def up(arguments: argparse.Namespace, console: Console) -> int:
         raise UserError(f"--model-root {arguments.model_root} is no directory: give the one below which the manifest's file:// paths lie")
     check_ports_free(arguments.port, len(manifest.services))
     stop = stop_on_signals()
+    remove_old_runs()
     cluster = LocalCluster(
         manifest.services[0].name,
         port=arguments.port,

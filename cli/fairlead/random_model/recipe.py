@@ -55,6 +55,8 @@ class Recipe:
         """Fill in what was left out, and check the whole; `UserError` names the flag and the repair."""
         if arch not in ARCHITECTURES:
             raise UserError(f"--arch {arch}: not known; choose one of {', '.join(ARCHITECTURES)}")
+        if not 0 <= seed < 2**64:
+            raise UserError(f"--seed {seed}: 0 to 2**64 - 1")
         if heads < 1:
             raise UserError(f"--heads {heads}: at least 1")
         if head_dim is None and hidden % heads:

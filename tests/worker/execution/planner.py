@@ -19,7 +19,10 @@ class Planner:
     def __init__(self, requests: list[Request], pages: int, page_size: int, chunk: int = 1 << 30) -> None:
         self.requests, self.page_size, self.chunk = requests, page_size, chunk
         free = random.Random(3).sample(range(pages), pages)
-        self.tables = {r.id: [free.pop() for _ in range(-(-(len(r.tokens) + r.sampling.max_tokens) // page_size))] for r in requests}
+        self.tables = {r.id: self.table(free, len(r.tokens) + r.sampling.max_tokens) for r in requests}
+
+    def table(self, free: list[int], tokens: int) -> "array[int]":
+        return array("i", [free.pop() for _ in range(-(-tokens // self.page_size))])
 
     def plan(self) -> StepPlan:
         return StepPlan([self.row(r) for r in self.requests if r.output_length < r.sampling.max_tokens])

@@ -1,5 +1,7 @@
 """The runner: packing, storage sizes, and steps of a real (tiny) model."""
 
+from array import array
+
 import pytest
 import torch
 from tests.models import VOCABULARY, save_model
@@ -26,22 +28,39 @@ def sampling(tokens: int, **settings: float) -> Sampling:
     return Sampling(max_tokens=tokens, **settings)  # type: ignore[arg-type]  # the callers give the right types
 
 
+def pages(*numbers: int) -> "array[int]":
+    return array("i", numbers)
+
+
+def test_packing_keeps_no_hold_on_what_grows() -> None:
+    """A view of an array forbids it to grow: the next token would be a BufferError."""
+    request, table = make_request("a", [10, 11, 12], sampling(1)), pages(7, 2)
+    step = pack(StepPlan([Row(request, 0, 3, table, samples=True)]), 2, CPU)
+    request.tokens.append(13)
+    table.append(9)
+    table[0] = 0
+    assert step.page_indices.tolist() == [7, 2]
+    assert step.tokens.tolist() == [10, 11, 12]
+
+
 def test_packing_lays_rows_end_to_end() -> None:
     first = make_request("a", [10, 11, 12, 13, 14], sampling(1))
     second = make_request("b", [20, 21, 4_000_000_000], sampling(1))
-    plan = StepPlan([Row(first, 1, 3, [7, 2, 9], samples=False), Row(second, 2, 1, [4, 5], samples=True)])
+    plan = StepPlan([Row(first, 1, 3, pages(7, 2, 9), samples=False), Row(second, 2, 1, pages(4, 5), samples=True)])
     step = pack(plan, 2, CPU)
     assert step.tokens.tolist() == [11, 12, 13, 4_000_000_000]
     assert step.positions.tolist() == [1, 2, 3, 2]
     assert step.slots.tolist() == [15, 4, 5, 10]
-    assert [table.tolist() for table in step.pages] == [[7, 2], [4, 5]]
+    assert (step.page_indptr.tolist(), step.page_indices.tolist()) == ([0, 2, 4], [7, 2, 4, 5])
+    assert step.page_indptr.dtype == step.page_indices.dtype == torch.int32
+    assert [table.tolist() for table in step.tables()] == [[7, 2], [4, 5]]
     assert step.sampling.tolist() == [3]
 
 
 def test_a_page_table_too_short_is_refused() -> None:
     request = make_request("a", range(5), sampling(1))
     with pytest.raises(ValueError, match="request a: 2 pages of 2 tokens for 5 tokens"):
-        pack(StepPlan([Row(request, 0, 5, [1, 2], samples=True)]), 2, CPU)
+        pack(StepPlan([Row(request, 0, 5, pages(1, 2), samples=True)]), 2, CPU)
 
 
 def test_storage_is_sized_by_pages_or_bytes(loaded: LoadedModel) -> None:
@@ -60,7 +79,7 @@ def test_only_sampling_rows_come_back(loaded: LoadedModel) -> None:
     runner = make_runner(loaded, page_size=4, kv_pages=10)
     chunk = make_request("chunk", range(2, 12), sampling(1))
     whole = make_request("whole", range(2, 7), sampling(1, temperature=0, logprobs=3))
-    plan = StepPlan([Row(chunk, 0, 6, [0, 1], samples=False), Row(whole, 0, 5, [2, 3], samples=True)])
+    plan = StepPlan([Row(chunk, 0, 6, pages(0, 1), samples=False), Row(whole, 0, 5, pages(2, 3), samples=True)])
     assert runner.logits(plan).shape == (1, VOCABULARY)
     result = runner.execute(plan)
     assert len(result.tokens) == len(result.logprobs) == 1
@@ -68,7 +87,7 @@ def test_only_sampling_rows_come_back(loaded: LoadedModel) -> None:
     (logprobs,) = result.logprobs[0]
     assert logprobs.top_ids[0] == result.tokens[0][0]
     assert logprobs.top_logprobs[0] == pytest.approx(logprobs.chosen)
-    assert runner.execute(StepPlan([Row(chunk, 6, 2, [0, 1], samples=False)])).tokens == []
+    assert runner.execute(StepPlan([Row(chunk, 6, 2, pages(0, 1), samples=False)])).tokens == []
 
 
 @pytest.mark.parametrize("chunk", [3, 16, 1 << 30])

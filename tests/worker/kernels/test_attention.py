@@ -1,5 +1,6 @@
 """The backends that run anywhere against attention written out by hand, over mixed steps with scattered pages."""
 
+import itertools
 import math
 import os
 import random
@@ -40,13 +41,15 @@ def packed(rows: Sequence[tuple[int, int]], tables: Sequence[list[int]], page_si
         for (start, count), table in zip(rows, tables, strict=True)
         for p in range(start, start + count)
     ]
+    used = [table[: -(-(start + count) // page_size)] for (start, count), table in zip(rows, tables, strict=True)]
     return PackedStep(
         tokens=torch.zeros(len(positions), dtype=torch.int64),
         positions=torch.tensor(positions),
         slots=torch.tensor(slots),
         starts=[start for start, _ in rows],
         counts=[count for _, count in rows],
-        pages=[torch.tensor(t[: -(-(s + c) // page_size)]) for (s, c), t in zip(rows, tables, strict=True)],
+        page_indptr=torch.tensor([0, *itertools.accumulate(map(len, used))], dtype=torch.int32),
+        page_indices=torch.tensor([page for table in used for page in table], dtype=torch.int32),
         sampling=torch.empty(0, dtype=torch.int64),
     )
 

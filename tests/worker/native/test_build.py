@@ -84,9 +84,7 @@ def test_sources_that_do_not_compile_leave_nothing(folder: Path, caplog: pytest.
     assert not list(folder.glob("libfairlead.*"))
 
 
-def test_a_folder_that_may_not_be_written_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_may_not_be_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(build.os, "access", lambda *_: False)  # root may write anywhere
     assert not build.build()
@@ -117,7 +115,9 @@ def test_a_cpu_without_an_instruction_is_named(
 
 
 @needs_compiler
-def test_what_is_no_library_is_not_loaded(load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_library_is_not_loaded(
+    load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     build.LIBRARY.write_bytes(b"nonsense")
     build.STAMP.write_text(build.key())
     monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED)
@@ -142,7 +142,11 @@ def test_without_library_and_onednn_layers_stay_plain(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(not can_pack(), reason="this torch has no oneDNN")
 def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build_model("llama").save_pretrained(tmp_path)
-    for changes, words in [({"dtype": "float16"}, "not float16"), ({"device": "cuda"}, "for CPUs, and this is cuda"), ({}, "native library")]:
+    for changes, words in [
+        ({"dtype": "float16"}, "not float16"),
+        ({"device": "cuda"}, "for CPUs, and this is cuda"),
+        ({}, "native library"),
+    ]:
         if not changes or library.native() is None:
             monkeypatch.setattr(loader, "native", lambda: None)
             words = "native library" if changes.get("device") != "cuda" else words

@@ -113,6 +113,11 @@ class _EngineCollector(Collector):
             ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
             ("generation_tokens", "Tokens generated.", load.output_tokens),
             ("num_preemptions", "Requests that lost their pages to others and were computed again.", load.retractions),
+            (
+                "retraction_recomputed_tokens",
+                "Tokens computed again because their request was retracted, less what was still cached.",
+                load.retraction_recomputed_tokens,
+            ),
             ("evicted_pages", "Pages that the prefix cache gave up.", load.evicted_pages),
             ("engine_steps", "Steps of the engine.", load.steps),
         ):

@@ -117,10 +117,10 @@ class KvLease(Generic[PlaceT]):
         before, self._place, self.shared = self.place, place, shared
         self._owner.unlock(before)
 
-    def moved_down(self, place: PlaceT) -> None:
-        """Its next page is the cache's now, and `place` holds it. The owner has passed the lock on."""
+    def moved_down(self, place: PlaceT, shared: int) -> None:
+        """The first `shared` pages are the cache's now, and `place` the last of them. The owner has passed the lock on."""
         self._place = place
-        self.shared += 1
+        self.shared = shared
 
     def release(self) -> None:
         """Lets go of everything: private pages become free, cached ones evictable unless another request holds them."""

@@ -33,7 +33,7 @@ class PrefixCache:
         self.page_size = pool.page_size
         self.evicted_pages = 0
         """Pages evicted since the start."""
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._block_pages = block_tokens // pool.page_size
         self._extend_hash = extend_hash
         self._roots: dict[int, Node] = {}
@@ -121,25 +121,24 @@ class PrefixCache:
         first, last, size = lease.shared, computed // self.page_size, self.page_size
         if last <= first:
             return
-        node = lease.place
-        raw = tokens[first * size : last * size].tobytes()
-        if last == first + 1 and raw not in node.children:  # a decode has filled a page: nearly every call
-            below = self._insert(node, raw, lease.pages[first], tokens)
-            below.users = 1  # the lease moves down, and what it held above is held by the new page: no lock changes
-            self._in_use += 1
-            lease.moved_down(below)
+        node, pages = lease.place, lease.pages
+        raw, width = tokens[first * size : last * size].tobytes(), 4 * size
+        index = first
+        while index < last and (child := node.children.get(raw[(index - first) * width : (index - first + 1) * width])) is not None:
+            lease.exchange(index, child.page)
+            node, index = child, index + 1
+        if index > first:
+            self._lock(node)
+            lease.moved(node, index)
+        if index == last:
             return
-        for index in range(first, last):
-            offset = 4 * size * (index - first)
-            key = raw[offset : offset + 4 * size]
-            child = node.children.get(key)
-            if child is None:
-                child = self._insert(node, key, lease.pages[index], tokens)
-            else:
-                lease.exchange(index, child.page)
-            node = child
-        self._lock(node)
-        lease.moved(node, last)
+        # The others are new. The lease moves down to the last of them, and each page above is held by the one below it: no lock changes.
+        self._in_use += last - index
+        self.pool.to_cache(last - index)
+        for index in range(index, last):
+            node = self._insert(node, raw[(index - first) * width : (index - first + 1) * width], pages[index], tokens)
+            node.users = 1
+        lease.moved_down(node, last)
 
     def exclusive_pages(self, lease: Lease) -> int:
         """Pages that nobody else uses: what releasing the lease would make available, and might have to be computed again."""
@@ -173,12 +172,12 @@ class PrefixCache:
         return node.depth % self._block_pages == 0
 
     def _insert(self, parent: Node, key: bytes, page: int, tokens: "array[int]") -> Node:
+        """The caller counts the page as the cache's."""
         node = Node(parent, key, page, parent.chain)
         parent.children[key] = node
-        self.pool.to_cache(1)
         if node.depth % self._block_pages == 0:
             end = node.depth * self.page_size
-            node.chain = self._extend_hash(parent.chain, tokens[end - self._block_tokens : end])
+            node.chain = self._extend_hash(parent.chain, tokens[end - self.block_tokens : end])
             self._events.add("stored", node.chain)
         if parent.watchers is not None:
             self._watches.published(parent, key)

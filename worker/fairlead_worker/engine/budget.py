@@ -11,19 +11,20 @@ class StepBudget:
     At least one page is left to prefill however many decodes run: a prompt always gets on.
     """
 
-    __slots__ = ("_allowance", "_chunking", "_page_size", "left", "spent", "work")
+    __slots__ = ("_allowance", "_chunking", "_most", "_page_size", "left", "prompts", "spent", "work")
 
     def __init__(self, config: SchedulerConfig, page_size: int, decodes: int, allowance: Allowance | None = None) -> None:
         """`allowance`: the tokens of this step by their time, instead of `chunked_prefill_size`."""
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
         self._allowance = allowance
+        self._most = config.prefill_max_requests
         self.left = config.max_prefill_tokens
         if allowance is not None:
             self.left = max(min(allowance.limit, self.left), page_size)
         elif self._chunking:
             self.left = max(min(config.chunked_prefill_size - decodes, self.left), page_size)
-        self.spent = 0
+        self.spent = self.prompts = 0
         self.work = 0.0
 
     def cut(self, tokens: int, start: int) -> int:
@@ -38,7 +39,9 @@ class StepBudget:
         return 0 if self.spent else tokens
 
     def spend(self, tokens: int, start: int) -> None:
-        self.left -= tokens
+        """One more prompt computes `tokens` from `start` on. Nothing is left once there are `prefill_max_requests` of them."""
+        self.prompts += 1
+        self.left = self.left - tokens if self.prompts != self._most else 0
         self.spent += tokens
         self.work += prefill_work(start, tokens)
         if self._allowance is not None:

@@ -21,13 +21,16 @@ class SchedulerConfig:
     """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
     enable_mixed_chunk: bool = True
     """Decodes and prefill share a step; off: a step is one or the other, prefill first (for comparison)."""
+    prefill_max_requests: int = 0
+    """Prompts of one step at most (SGLang's name); 1: one at a time, for comparison; 0: as many as the tokens allow."""
     itl_target_ms: float = 0.0
     """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
     policy: PolicyName = "lpm"
+    dedupe_tokens: int = 32
+    """A request waits for a prefix that is being computed now if they share at least this many tokens (SGLang's in-batch threshold);
+    0: it never waits."""
     eos_token_ids: tuple[int, ...] = ()
 
-    dedupe_tokens: int = 32
-    """A request waits for a prefix that is being computed now if they share at least this many tokens (SGLang's in-batch threshold)."""
     max_bypass: int = 64
     """Later requests that may be admitted before the oldest one; then it goes next, whatever its prefix."""
     max_preemptions: int = 3
@@ -47,6 +50,9 @@ class SchedulerConfig:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in ("prefill_max_requests", "dedupe_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name.replace('_', '-')} must be 0 (off) or more, not {getattr(self, name)}")
         if not 0 <= self.itl_target_ms < float("inf"):
             raise ValueError(f"itl-target-ms must be 0 (off) or more, not {self.itl_target_ms}")
         if self.itl_target_ms and self.chunked_prefill_size <= 0:

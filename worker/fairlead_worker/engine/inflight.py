@@ -10,20 +10,20 @@ class OpenPrefixes:
 
     A waiting request that wants the same next tokens under the same page gets them from the cache one step later, as a follower; the
     leader itself waits for nobody. Only the next `tokens` are compared: as the leader publishes, its followers move along, and those
-    that part from it find themselves without a leader.
+    that part from it find themselves without a leader. With `tokens` of 0 nobody follows.
     """
 
     __slots__ = ("_open", "_page_size", "_span")
 
     def __init__(self, tokens: int, page_size: int) -> None:
         self._page_size = page_size
-        self._span = -(-max(tokens, 1) // page_size) * page_size
+        self._span = -(-tokens // page_size) * page_size
         self._open: set[tuple[Node, bytes]] = set()
 
     def open(self, request: Request, node: Node) -> None:
         """`request` is computed in this step from `node` on."""
         start = node.depth * self._page_size
-        if start + self._span <= len(request.tokens):
+        if self._span and start + self._span <= len(request.tokens):
             self._open.add((node, request.tokens[start : start + self._span].tobytes()))
 
     def computing(self, request: Request, node: Node) -> bool:

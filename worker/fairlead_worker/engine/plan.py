@@ -1,6 +1,6 @@
 """A step as data: what the scheduler decided, and what the forward pass brought back. The only thing that both know."""
 
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class Row:
     start: int
     """Tokens already computed; also the position of the first token computed now."""
     count: int
-    pages: Sequence[int]
+    pages: "array[int]"
     """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`.
     The live table of its lease (`array('i')`): copy it, keep no view of it beyond the packing of the step."""
     samples: bool

@@ -1,6 +1,6 @@
 """The scheduler: which tokens of which requests are computed in the next step. Pure bookkeeping: no torch, no clock, no I/O."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -136,7 +136,7 @@ class Scheduler:
             for row in [row for row in rows if not row.samples]:
                 self._advance_row(row, (), (), outputs)
             rows = [row for row in rows if row.samples]
-        for row, tokens in zip(rows, result.tokens, strict=True):
+        for row, tokens in zip(rows, result.tokens, strict=False):  # `advance` has compared the lengths
             request = row.request
             computed = row.start + 1
             if computed < request.alarm and len(tokens) == 1 and (token := tokens[0]) not in request.stop_tokens:
@@ -159,12 +159,13 @@ class Scheduler:
         computed = request.computed = row.end
         if row.samples:
             outputs.append(self._take_tokens(request, tokens, logprobs))
-        lease = _lease(request)
-        if computed // self._page_size > lease.shared:
-            self.cache.publish(lease, request.tokens, computed)
         if request.finish is not None:
             self._finish(request)
-        elif row.samples:
+            return
+        lease = _lease(request)
+        if row.count > 1 or computed % self.cache.block_tokens == 0:
+            self.cache.publish(lease, request.tokens, computed)
+        if row.samples:
             self._decode_next(request, lease)
 
     def _decode_next(self, request: Request, lease: Lease) -> None:
@@ -177,16 +178,20 @@ class Scheduler:
         if len(request.tokens) > len(lease.pages) * self._page_size:
             self._growing.append(request)
         self.reserve.renew(request)
-        request.page_end = (lease.shared + 1) * self._page_size
+        request.page_end = (request.computed // self._page_size + 1) * self._page_size
         request.alarm = min(request.length_limit, request.reserved_end) - 1
 
     def _page_filled(self, request: Request) -> None:
-        """A decode has filled its last page: that one goes to the cache, and the next token needs a new one."""
-        self.cache.publish(_lease(request), request.tokens, request.computed)
-        if self.waiting.fair is not None:
-            self.waiting.fair.wrote(request)
+        """A decode has filled its last page, and the next token needs a new one. What ends a block goes to the cache.
+
+        The index knows whole blocks only, so publishing page by page would cost more and tell nobody anything sooner.
+        """
         request.page_end += self._page_size
         self._growing.append(request)
+        if request.computed % self.cache.block_tokens == 0:
+            self.cache.publish(_lease(request), request.tokens, request.computed)
+            if self.waiting.fair is not None:
+                self.waiting.fair.wrote(request)
 
     # Out
 
@@ -299,7 +304,7 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
         """New requests in policy order, while tokens and pages last."""
         self.waiting.refresh()
-        if len(self.running) >= self.config.max_num_seqs:
+        if len(self.running) >= self.config.max_num_seqs or budget.left <= 0:
             return
         if not self.running:
             self.reserve.reset()
@@ -388,14 +393,15 @@ class Scheduler:
         self._release_later(request, self._advanced + 1)
 
     def _leave(self, request: Request) -> None:
-        """It runs no more."""
-        self.running.remove(request)
+        """It runs no more; the pages that it has filled are the cache's."""
+        self.cache.publish(_lease(request), request.tokens, request.computed)
+        del self.running[bisect_left(self.running, request.arrival, key=_arrival)]
         if self.waiting.fair is not None:
             self.waiting.fair.wrote(request)
         self.reserve.drop(request)
         request.alarm = 0
         if request.row is not None:
-            self._decodes.remove(request.row)
+            del self._decodes[bisect_left(self._decodes, request.arrival, key=_row_arrival)]
             request.row = None
         if request in self._growing:
             self._growing.remove(request)

@@ -7,6 +7,7 @@ step is global: the context travels through the model as a keyword argument.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -75,10 +76,17 @@ class PackedStep:
     """[R] position of each row's first token, that is, the tokens whose KV is in pages already."""
     counts: Sequence[int]
     """[R] tokens of each row computed now."""
-    pages: Sequence[torch.Tensor]
-    """[R] of [pages] int64 on the CPU: each row's page table, exactly as long as `starts + counts` tokens need."""
+    page_indptr: torch.Tensor
+    """[R + 1] int32 on the CPU: row r's page table is `page_indices[page_indptr[r] : page_indptr[r + 1]]`, exactly as long as
+    `starts + counts` tokens need."""
+    page_indices: torch.Tensor
+    """[pages] int32 on the CPU: the page tables of all rows, end to end (CSR, as FlashInfer's `plan` takes them)."""
     sampling: torch.Tensor
-    """[S] int64: index in T of the last token of each sampling row."""
+    """[S] int64: index in T of each token whose logits are wanted, ascending."""
+
+    def tables(self) -> list[torch.Tensor]:
+        """[R] of [pages] int32: each row's page table, views of `page_indices`."""
+        return [self.page_indices[begin:end] for begin, end in pairwise(self.page_indptr.tolist())]
 
 
 class StepContext(Protocol):

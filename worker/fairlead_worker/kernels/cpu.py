@@ -32,7 +32,7 @@ class Decodes:
     """[B] int64: where the queries are in the packed step; None: they are the whole step, in order."""
     rows: int
     pages: torch.Tensor
-    """[B * padded pages] int64. Padding is a row's own last page: what strangers keep in theirs is never read."""
+    """[B * padded pages] int32. Padding is a row's own last page: what strangers keep in theirs is never read."""
     bias: torch.Tensor
     """[B, 1, L] in the KV's dtype: 0 where the query sees the key, else -inf."""
 
@@ -44,7 +44,7 @@ class Chunk:
     begin: int
     end: int
     pages: torch.Tensor | None
-    """[pages] int64."""
+    """[pages] int32."""
     offset: int
     """Which of the keys belongs to the first query."""
     bias: torch.Tensor
@@ -105,7 +105,7 @@ def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> tuple[lis
     chunks: list[Chunk] = []
     buckets: dict[int, list[tuple[int, int, int, torch.Tensor]]] = {}
     token = 0
-    for start, count, table in zip(step.starts, step.counts, step.pages, strict=True):
+    for start, count, table in zip(step.starts, step.counts, step.tables(), strict=True):
         first = 0 if window is None else max(0, start - window + 1) // spec.page_size
         visible = table[first:] if first else table
         if count > 1:

@@ -74,7 +74,7 @@ def plan_groups(step: PackedStep, spec: KVSpec, window: int | None) -> list[Grou
     groups: list[Group] = []
     decodes: dict[int, list[tuple[int, int, int, torch.Tensor]]] = {}
     token = 0
-    for start, count, table in zip(step.starts, step.counts, step.pages, strict=True):
+    for start, count, table in zip(step.starts, step.counts, step.tables(), strict=True):
         first_page = 0 if window is None else max(0, start - window + 1) // spec.page_size
         visible = table[first_page:]
         if count > 1:

@@ -53,9 +53,7 @@ class Arena:
 class NativeLinear(nn.Module):
     """`nn.Linear` with its weight in panels that only the library can read; the plain weight is gone. Float32 or bfloat16, on a CPU."""
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, *, quantized: bool = False, arena: Arena | None = None
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, quantized: bool = False, arena: Arena | None = None) -> None:
         """weight [out_features, in_features], of any strides; bias [out_features]. quantized: to int8, each output by its largest weight.
 
         arena: where the packed weight goes; memory of its own otherwise. Raises KeyError for another dtype.
@@ -72,7 +70,8 @@ class NativeLinear(nn.Module):
         self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         weight = weight.detach()
         library().fairlead_pack(
-            torch.get_num_threads(), kind, packed, pointer(weight), *weight.shape, *weight.stride(), pointer(self.weights), _address(self.scales)
+            torch.get_num_threads(), kind, packed, pointer(weight), *weight.shape, *weight.stride(),
+            pointer(self.weights), _address(self.scales),
         )  # fmt: skip
         self.native = Linear(
             self.in_features, self.out_features, self.weights.data_ptr(), _address(self.scales), _address(self.bias), packed, kind
