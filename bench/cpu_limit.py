@@ -126,7 +126,8 @@ def main() -> None:
             verdict = "" if quantization == "int8" else f"; target {target}: {'ok' if found['share'] >= target else 'short'}"
             print(
                 f"{shape} {'bf16' if quantization == 'none' else 'int8'}: "
-                f"step {found['step_ms']:.2f} ms (best {found['best_step_ms']:.2f}), {found['tokens_per_s']:.0f} tok/s, {found['weights_MB']:.0f} MB of weights at {found['read_GBps']:.1f} GB/s "
+                f"step {found['step_ms']:.2f} ms (best {found['best_step_ms']:.2f}), {found['tokens_per_s']:.0f} tok/s, "
+                f"{found['weights_MB']:.0f} MB of weights at {found['read_GBps']:.1f} GB/s "
                 f"of {found['limit_GBps']:.1f}: {found['share']:.2f} (best {found['best_share']:.2f}){verdict}"
             )
     alone = linears("90M", options.repeats)
