@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from engine_steps import PAGE, PAGES, ROWS, SHAPES, plans, save
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
+from engine_steps import PAGE, PAGES, ROWS, SHAPES, plans, save
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import PackedLinear
@@ -31,14 +31,18 @@ Times = dict[str, list[float]]
 
 
 def take_turns(sides: dict[str, Callable[[], object]], repeats: int) -> Times:
-    """Seconds of each call, one side after the other, so that a busy machine slows all; the first three rounds do not count."""
+    """Seconds of each call, one side after the other, so that a busy machine slows all; the first three rounds do not count.
+
+    With one thread its CPU time, which a busy machine lengthens less.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     times: Times = {name: [] for name in sides}
     for repeat in range(repeats + 3):
         for name, call in sides.items():
-            began = time.perf_counter()
+            began = clock()
             call()
             if repeat >= 3:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(clock() - began)
     return times
 
 
@@ -121,14 +125,16 @@ def main() -> None:
             results[f"{shape}_{quantization}"] = found
             verdict = "" if quantization == "int8" else f"; target {target}: {'ok' if found['share'] >= target else 'short'}"
             print(
-                f"{shape} {'bf16' if quantization == 'none' else 'int8'}: step {found['step_ms']:.2f} ms (best {found['best_step_ms']:.2f}), "
-                f"{found['tokens_per_s']:.0f} tok/s, {found['weights_MB']:.0f} MB of weights at {found['read_GBps']:.1f} GB/s "
+                f"{shape} {'bf16' if quantization == 'none' else 'int8'}: "
+                f"step {found['step_ms']:.2f} ms (best {found['best_step_ms']:.2f}), {found['tokens_per_s']:.0f} tok/s, "
+                f"{found['weights_MB']:.0f} MB of weights at {found['read_GBps']:.1f} GB/s "
                 f"of {found['limit_GBps']:.1f}: {found['share']:.2f} (best {found['best_share']:.2f}){verdict}"
             )
     alone = linears("90M", options.repeats)
     for rows, times in alone.items():
         print(
-            f"linear layers, {rows:>3} rows: {times['native']:.2f} ms, oneDNN {times['onednn']:.2f} ms, ratio {times['onednn'] / times['native']:.2f} "
+            f"linear layers, {rows:>3} rows: {times['native']:.2f} ms, oneDNN {times['onednn']:.2f} ms, "
+            f"ratio {times['onednn'] / times['native']:.2f} "
             f"(best {times['best_native']:.2f}, {times['best_onednn']:.2f})"
         )
     if options.json:

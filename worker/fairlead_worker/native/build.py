@@ -1,4 +1,4 @@
-"""Compile the library: `python -m fairlead_worker.native.build`, run by `make install` and the worker image. A few seconds.
+"""Compile the library: `python -m fairlead_worker.native.build`, as `make install` and the worker image do. Takes seconds, and gcc.
 
 The kernels are for x86-64 with AVX512 and its bfloat16 products (Zen 4, Sapphire Rapids and later; compiling needs no such machine).
 Elsewhere `library.native` finds no library that it could run, and the engine stays on torch.

@@ -70,7 +70,8 @@ class NativeLinear(nn.Module):
         self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         weight = weight.detach()
         library().fairlead_pack(
-            torch.get_num_threads(), kind, packed, pointer(weight), *weight.shape, *weight.stride(), pointer(self.weights), _address(self.scales)
+            torch.get_num_threads(), kind, packed, pointer(weight), *weight.shape, *weight.stride(),
+            pointer(self.weights), _address(self.scales),
         )  # fmt: skip
         self.native = Linear(
             self.in_features, self.out_features, self.weights.data_ptr(), _address(self.scales), _address(self.bias), packed, kind
