@@ -36,7 +36,8 @@ class Drafter:
     """Fills in the drafts of a plan."""
 
     def __init__(self, forward: Forward, loaded: LoadedModel, backend: Backend, vocabulary_size: int) -> None:
-        """`forward`: of `loaded` on `backend`. `vocabulary_size`: of the model that verifies. Padding may make the two differ, with one tokenizer."""
+        """`forward`: of `loaded` on `backend`. `vocabulary_size`: of the model that verifies. Padding may make the two differ, with one
+        tokenizer."""
         self.forwards = 0
         """Passes that the latest draft took; 0 where nothing was to be guessed."""
         self._forward = forward

@@ -7,7 +7,7 @@ import torch
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.forward import Forward, choose_forward
+from fairlead_worker.execution.forward import choose_forward
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
