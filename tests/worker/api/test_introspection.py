@@ -30,6 +30,7 @@ def ask(worker: WorkerProcess, name: str, **body: Any) -> dict[str, Any]:
 
 def test_a_finished_request_leaves_one_line_without_its_words(shared: WorkerProcess) -> None:
     usage = ask(shared, "line-1", max_tokens=7, n=2, ignore_eos=True)["usage"]
+    until(lambda: lines(shared, "line-1"), "the line of the request")
     (line,) = lines(shared, "line-1")
     assert (line["prompt_tokens"], line["output_tokens"], line["sequences"], line["finish"]) == (usage["prompt_tokens"], 14, 2, ["length"])
     assert line["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
@@ -103,4 +104,5 @@ def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(start: Callable[..., 
     ask(worker, "no-tier", max_tokens=2)
     assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in worker.log.read_text()
     assert worker.metric("fairlead_host_kv_pages") == 0
+    until(lambda: lines(worker, "no-tier"), "the line of the request")
     assert lines(worker, "no-tier")[0]["host_cached_tokens"] == 0

@@ -60,6 +60,9 @@ class Answered:
     def usage(self) -> dict[str, Any]:
         return {"prompt_tokens_details": {"cached_tokens": 0}}
 
+    def awaits_scores(self, index: int) -> bool:
+        return False
+
 
 class Shape:
     id = 'cmpl-"1"'

@@ -14,8 +14,10 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.execution.forward import Forward, LogitsAt
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel
 
@@ -53,6 +55,26 @@ def generate(model: PreTrainedModel, prompts: Sequence[list[int]]) -> list[list[
 
 
 @dataclass
+class Counted:
+    """A forward that says how many tokens each of its passes had."""
+
+    inner: Forward
+    tokens: list[int]
+
+    @property
+    def can_score(self) -> bool:
+        return self.inner.can_score
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        self.tokens.append(len(step.tokens))
+        return self.inner(step, context)
+
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+        self.tokens.append(len(step.tokens))
+        return self.inner.score(step, context, places)
+
+
+@dataclass
 class Engine:
     """A model behind the real scheduler, stepped by hand."""
 
@@ -75,6 +97,9 @@ class Engine:
         )
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)
+        self.forwards: list[int] = []
+        """Tokens of each pass of the model (not of a draft model)."""
+        self.runner.forward = Counted(self.runner.forward, self.forwards)
         self.submitted = 0
         self.mixed_steps = 0
         """Steps with both a chunk and decodes."""

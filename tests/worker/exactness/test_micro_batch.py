@@ -1,7 +1,6 @@
 """Prefill micro-batching with the prefix cache on: hits attach, the misses of a step are one forward pass, first tokens come in order."""
 
 from array import array
-from collections.abc import Iterator
 
 import pytest
 from tests.models import save_model
@@ -17,32 +16,11 @@ MIXED = [make_prompts()[i] for i in (6, 12, 8, 10, 4, 13)]
 WARM = (1, 3, 5)
 
 
-class Forwards:
-    """Forward passes of the model, by the tokens in each."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.tokens: list[int] = []
-        self._hook = loaded.model.register_forward_pre_hook(self._seen, with_kwargs=True)
-
-    def _seen(self, module: object, arguments: object, named: dict) -> None:
-        self.tokens.append(named["input_ids"].numel())
-
-    def close(self) -> None:
-        self._hook.remove()
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, list[list[int]]]:
     folder = tmp_path_factory.mktemp("llama")
     model = save_model("llama", folder)
     return load_model(str(folder)), generate(model, MIXED)
-
-
-@pytest.fixture
-def forwards(served: tuple) -> Iterator[Forwards]:
-    counter = Forwards(served[0])
-    yield counter
-    counter.close()
 
 
 def submit(engine: Engine, prompts: list[list[int]], first: int = 0) -> None:
@@ -58,7 +36,7 @@ def step(engine: Engine) -> tuple[StepPlan, list[Output]]:
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("host_slots", [0, 200])
-def test_hits_attach_and_misses_are_one_forward(served: tuple, forwards: Forwards, policy: str, host_slots: int) -> None:
+def test_hits_attach_and_misses_are_one_forward(served: tuple, policy: str, host_slots: int) -> None:
     """With a host tier, the hits are there: their pages come back in the same step."""
     loaded, expected = served
     engine = Engine(loaded, chunk=0, pages=40, host_slots=host_slots, settings={"policy": policy})
@@ -66,11 +44,11 @@ def test_hits_attach_and_misses_are_one_forward(served: tuple, forwards: Forward
     if host_slots:
         engine.serve([make_prompts()[16]])  # 512 tokens: nearly all of the device
         engine.serve([make_prompts()[15][:150]], root=1)
-    forwards.tokens.clear()
+    engine.forwards.clear()
     submit(engine, MIXED)
     plan, outputs = step(engine)
     left = [len(prompt) - (len(prompt) - 1) // 16 * 16 * (i in WARM) for i, prompt in enumerate(MIXED)]
-    assert forwards.tokens == [sum(left)], "one forward pass: the misses whole, of the hits what was not cached"
+    assert engine.forwards == [sum(left)], "one forward pass: the misses whole, of the hits what was not cached"
     assert [output.id for output in outputs] == [f"m{i}" for i in range(6)], "first tokens in the order of the requests"
     assert [list(array("I", output.tokens)) for output in outputs] == [tokens[:1] for tokens in expected]
     assert [output.cached_tokens > 0 for output in outputs] == [i in WARM for i in range(6)]
@@ -80,29 +58,29 @@ def test_hits_attach_and_misses_are_one_forward(served: tuple, forwards: Forward
         for output in step(engine)[1]:
             answers[int(output.id[1:])] += array("I", output.tokens)
     assert answers == expected
-    assert forwards.tokens[1:] == [6] * 19, "and so are their decodes"
+    assert engine.forwards[1:] == [6] * 19, "and so are their decodes"
 
 
-def test_decodes_ride_along_in_the_same_forward(served: tuple, forwards: Forwards) -> None:
+def test_decodes_ride_along_in_the_same_forward(served: tuple) -> None:
     loaded, expected = served
     engine = Engine(loaded, chunk=0)
     submit(engine, MIXED[:2])
     first = step(engine)[1]
     submit(engine, MIXED[2:], first=2)
-    forwards.tokens.clear()
+    engine.forwards.clear()
     second = step(engine)[1]
-    assert forwards.tokens == [2 + sum(len(prompt) for prompt in MIXED[2:])]
+    assert engine.forwards == [2 + sum(len(prompt) for prompt in MIXED[2:])]
     assert [output.id for output in second] == [f"m{i}" for i in range(6)]
     tokens = [list(array("I", output.tokens)) for output in (*first, *second)]
     assert tokens == [[e[0]] for e in expected[:2]] + [[e[1]] for e in expected[:2]] + [[e[0]] for e in expected[2:]]
 
 
-def test_equal_prompts_of_one_step_are_computed_once(served: tuple, forwards: Forwards) -> None:
+def test_equal_prompts_of_one_step_are_computed_once(served: tuple) -> None:
     """The second one follows: its forward pass has the tokens that nobody shares with it."""
     loaded, expected = served
     engine = Engine(loaded, chunk=0)
     submit(engine, [MIXED[1], MIXED[1], MIXED[5]])
     outputs = step(engine)[1] + step(engine)[1]
-    assert forwards.tokens == [100 + 129, 2 + 4]
+    assert engine.forwards == [100 + 129, 2 + 4]
     assert [output.id for output in outputs] == ["m0", "m2", "m0", "m1", "m2"]
     assert list(array("I", outputs[3].tokens)) == expected[1][:1]

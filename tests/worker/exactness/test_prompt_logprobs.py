@@ -8,7 +8,7 @@ import torch
 from tests.models import FAMILIES, save_model
 from transformers import PreTrainedModel
 
-from fairlead_worker.execution import scoring
+from fairlead_worker.execution import runner, scoring
 from fairlead_worker.messages import Output, Sampling, Submit, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 
@@ -116,8 +116,8 @@ def test_after_retraction_nothing_is_told_twice(chunk: int, tmp_path: Path, monk
     optimist = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
     engine = Engine(loaded, chunk, pages=90, page_size=4, settings=optimist)
     scored: list[int] = []
-    before = scoring.positions_to_score
-    monkeypatch.setattr(scoring, "positions_to_score", lambda plan: (scored.append(len((places := before(plan))[0])), places)[1])
+    before = runner.positions_to_score
+    monkeypatch.setattr(runner, "positions_to_score", lambda plan: (scored.append(len((places := before(plan))[0])), places)[1])
     served = serve(engine, prompts, [TOP] * len(prompts), 120)
     assert engine.scheduler.load().retractions > 3
     for prompt, tokens, (got_tokens, got, _) in zip(prompts, expected, served, strict=True):
