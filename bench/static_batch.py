@@ -59,5 +59,5 @@ def _rows(workload: Sequence[Arrival], batch: list[int], longest: int, output: i
         prompt = workload[index].prompt
         known = array("I", [0] * (longest - len(prompt)) + list(prompt))
         request = Request(str(index), known, longest, Sampling(max_tokens=output, temperature=0.0), root=0, arrival=place)
-        rows.append(Row(request, 0, longest, range(place * pages, (place + 1) * pages), samples=True))
+        rows.append(Row(request, 0, longest, array("i", range(place * pages, (place + 1) * pages)), samples=True))
     return rows

@@ -25,6 +25,7 @@ class Kept:
     """A promise beside what was measured."""
 
     promise: Promise
+    ours: str
     data: str
     ratio: float
 
@@ -36,7 +37,9 @@ class Kept:
         promise = self.promise
         sign = ">=" if promise.more_is_better else "<="
         verdict = "pass" if self.ok else "short"
-        return f"{promise.figure:18} / {promise.peer:12} {self.data:7} {self.ratio:6.2f}  {sign} {promise.bound:<4} {verdict}"
+        return (
+            f"{self.ours:14} {promise.figure:18} / {promise.peer:12} {self.data:7} {self.ratio:6.2f}  {sign} {promise.bound:<4} {verdict}"
+        )
 
 
 PROMISES = (
@@ -63,5 +66,5 @@ def kept(runs: Runs, ours: str = "fairlead") -> list[Kept]:
         for name, data in runs:
             if name == promise.peer and (ours, data) in runs:
                 ratio = figure(runs[ours, data], promise.figure) / figure(runs[name, data], promise.figure)
-                found.append(Kept(promise, data, ratio))
+                found.append(Kept(promise, ours, data, ratio))
     return found

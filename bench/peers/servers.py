@@ -1,5 +1,6 @@
 """The servers and how each is started: its best settings for this machine, two cores, the model's own bf16."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ class Command:
     """KEY=VALUE, for the client."""
 
 
-class Server:
+class Server(ABC):
     """One row of the table."""
 
     name: str
@@ -44,17 +45,29 @@ class Server:
     def prepare(self, setting: Setting) -> None:
         """What is done once, before any clock runs."""
 
+    @abstractmethod
     def command(self, setting: Setting) -> Command:
-        raise NotImplementedError
+        """How it is started."""
 
 
 class Fairlead(Server):
+    """With its defaults: prompts are cut into steps of 512 tokens."""
+
     name = "fairlead"
 
     def command(self, setting: Setting) -> Command:
         worker = [str(setting.environment.tool("fairlead-worker")), "--model", setting.model.as_uri(), "--served-model-name", NAME]
         listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--termination-log", ""]
         return Command([*worker, *listen, "--dtype", "bfloat16", "--kv-cache-bytes", str(KV_GIB << 30)])
+
+
+class FairleadWide(Fairlead):
+    """Steps of 2,048 tokens, as vLLM's server has them: prompts that arrive together get their first tokens together."""
+
+    name = "fairlead-2048"
+
+    def command(self, setting: Setting) -> Command:
+        return Command([*super().command(setting).arguments, "--chunked-prefill-size", "2048"])
 
 
 class Vllm(Server):
@@ -122,4 +135,4 @@ class Llama(Server):
         return setting.scratch / "model.gguf"
 
 
-SERVERS: dict[str, Server] = {server.name: server for server in (Fairlead(), Vllm(), VllmTuned(), Transformers(), Llama())}
+SERVERS: dict[str, Server] = {server.name: server for server in (Fairlead(), FairleadWide(), Vllm(), VllmTuned(), Transformers(), Llama())}
