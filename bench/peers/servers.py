@@ -42,7 +42,7 @@ class Server(ABC):
     environment: str | None = None
     """The recipe it needs; None: this checkout's own."""
 
-    def prepare(self, setting: Setting) -> None:
+    def prepare(self, setting: Setting) -> None:  # noqa: B027  # most have nothing to do
         """What is done once, before any clock runs."""
 
     @abstractmethod
