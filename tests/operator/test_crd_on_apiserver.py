@@ -69,7 +69,7 @@ ACCEPTED = [
     {"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}},
     {"resources": {"gpus": 0, "cpu": "500m", "memory": "2Gi"}},
     {"resources": {"gpus": 0}, "engine": {"quantization": "int8"}},
-    {"engine": {"attentionBackend": "native", "policy": "fair", "itlTargetMs": 30, "prefillMaxRequests": 1}},
+    {"engine": {"attentionBackend": "native", "itlTargetMs": 30, "prefillMaxRequests": 1}},
     {"engine": {"speculative": {"method": "ngram", "numTokens": 3}}},
     {"engine": {"speculative": {"method": "draft", "numTokens": 5, "model": "pvc://models/draft"}}},
     {"scaling": {"max": 4}, "replicas": 9},

@@ -82,10 +82,8 @@ class Engine(Part):
     attention_backend: Literal["auto", "native", "cpu", "reference"] = Field("auto", description="auto: the fastest that the device has.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
     quantization: Literal["none", "int8"] = Field("none", description="int8: weights of linear layers, on CPUs.")
-    policy: Literal["lpm", "fcfs", "priority", "fair"] = Field(
-        "lpm",
-        description="Who is admitted first: the longest cached prefix (lpm), the first to come (fcfs), the lowest priority number "
-        "(priority), or the tenant that has had least (fair).",
+    policy: Literal["lpm", "fcfs"] = Field(
+        "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
     )
     tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share one replica of the model; equals resources.gpus.")
     threads: int = Field(
