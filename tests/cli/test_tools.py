@@ -11,8 +11,9 @@ import pytest
 
 from fairlead.errors import UserError
 from fairlead.main import main
-from fairlead.tools.doctor import look
+from fairlead.tools.doctor import look, native_kernels
 from fairlead.tools.status import picture
+from fairlead_worker.native import build, library
 
 PICTURE = {
     "service": "qwen",
@@ -48,6 +49,27 @@ def test_doctor_names_what_local_mode_needs() -> None:
     findings = {finding.what: finding for finding in look()}
     assert all(not finding.advice for finding in findings.values() if finding.needed), findings
     assert findings.keys() >= {"Python", "torch", "Redis server", "GPU", "kubectl"}
+
+
+def test_doctor_says_whether_the_native_kernels_are_built_and_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert {finding.what for finding in look()} >= {"native kernels"}
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "none.so")
+    missing = native_kernels()
+    assert missing.found == "not built" and "python -m fairlead_worker.native.build" in missing.advice and not missing.needed
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "old.so")
+    monkeypatch.setattr(build, "STAMP", tmp_path / "old.key")
+    (tmp_path / "old.so").write_bytes(b"")
+    (tmp_path / "old.key").write_text("of other sources")
+    assert native_kernels().found == "built from other sources"
+    (tmp_path / "old.key").write_text(build.key())
+    monkeypatch.setattr(library, "native", lambda: None)
+    assert "does not load" in native_kernels().found
+    monkeypatch.setattr(library, "native", lambda: object())
+    assert native_kernels().advice == ""
+    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED - {"avx512_bf16"})
+    assert "lacks avx512_bf16" in native_kernels().advice
 
 
 def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +123,37 @@ def test_schedule_draws_who_prefilled_and_who_decoded(tmp_path: Path, capsys: py
     assert "prefill r2[0:6]*  decode r0 r1" in capsys.readouterr().out
     assert _schedule(str(path), "--svg", str(tmp_path / "out.svg")) == 0
     assert ElementTree.parse(tmp_path / "out.svg").getroot().tag.endswith("svg")
+
+
+SPECULATING = """{"format":"fairlead-schedule-1","page_size":4,"chunked_prefill_size":8}
+{"step":0,"at":0.01,"seconds":0.01,"rows":[["r0",0,8,true]]}
+{"step":1,"at":0.02,"seconds":0.01,"rows":[["r0",8,6,true]]}
+{"step":2,"at":0.03,"seconds":0.01,"rows":[["r0",11,4,true],["r1",0,3,true]]}
+{"step":3,"at":0.04,"seconds":0.01,"rows":[["r0",12,1,true],["r1",3,2,true]]}
+{"step":4,"at":0.05,"seconds":0.01,"rows":[["r0",13,3,true]]}
+{"step":5,"at":0.06,"seconds":0.01,"rows":[["r0",0,8,false]]}
+{"step":6,"at":0.07,"seconds":0.01,"rows":[["r0",8,8,true]]}
+{"step":7,"at":0.08,"seconds":0.01,"rows":[["r0",16,2,true]]}
+"""
+
+
+def test_schedule_tells_a_decode_with_guesses_from_the_end_of_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace"
+    path.write_text(SPECULATING)
+    assert _schedule(str(path), "--width", "40") == 0
+    shown = capsys.readouterr().out
+    lines = {words[0]: line for line in shown.splitlines() if (words := line.split())}
+    assert lines["r0"] == "r0      █····▒█·", "after the retraction all that is known is a prompt again"
+    assert lines["r1"] == "r1        █·"
+    assert "27 prefill tokens, 6 decodes, 2 of 8 guesses accepted" in shown
+    assert _schedule(str(path), "--list") == 0
+    listed = capsys.readouterr().out
+    assert "decode r0+2/5\n" in listed and "prefill r1[0:3]*  decode r0+0/3\n" in listed
+    assert "decode r0 r1+?/1\n" in listed, "r1 ended with this step: how much of it was right is not in the trace"
+    assert "decode r0+?/2\n" in listed, "retracted before it went on"
+    assert _schedule(str(path), "--svg", str(tmp_path / "out.svg")) == 0
+    drawn = (tmp_path / "out.svg").read_text()
+    assert "r0[8:14], 2 of 5 guesses accepted" in drawn and "r1[3:5], 1 guess" in drawn
 
 
 def test_schedule_refuses_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

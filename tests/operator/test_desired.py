@@ -148,13 +148,48 @@ def test_every_field_of_engine_takes_effect() -> None:
         {"tensorParallel": 2},
         {"threads": 3},
         {"args": ["--x"]},
-        *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7})),
+        {"attentionBackend": "native"},
+        {"prefillMaxRequests": 1},
+        {"itlTargetMs": 30},
+        {"quantization": "int8"},
+        {"speculative": {"method": "ngram"}},
+        {"speculative": {"method": "ngram", "numTokens": 3}},
+        {"speculative": {"method": "draft", "model": "file:///draft"}},
+        *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7}, {"hostSize": "1Gi"})),
     ]
     plain = worker_args(service())
     seen = {tuple(worker_args(service(engine=change))) for change in changes}
     assert len(seen) == len(changes) and tuple(plain) not in seen
     assert "--kv-cache-bytes=1073741824" in worker_args(service(engine={"kvCache": {"size": "1Gi"}}))
     assert worker_args(service(engine={"args": ["--threads=3"]}))[-1] == "--threads=3", "the last one given wins"
+
+
+def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
+    """Images of workers from before a field's time go on starting."""
+    plain = worker_args(service())
+    assert plain == worker_args(service(engine={"prefillMaxRequests": 0, "itlTargetMs": 0, "quantization": "none"}))
+    flags = {arg.partition("=")[0].removeprefix("--") for arg in plain}
+    assert not flags & {"prefill-max-requests", "itl-target-ms", "quantization", "host-kv-cache-bytes"}
+    assert not any(flag.startswith("speculative") for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "argument", "mounted"),
+    [
+        ("hf://a/b", "hf://a/draft@main", "hf://a/draft@main", {"/var/cache/fairlead"}),
+        ("file:///m", "hf://a/draft", "hf://a/draft", {"/var/cache/fairlead"}),
+        ("hf://a/b", "pvc://models/draft", "file:///mnt/draft/draft", {"/var/cache/fairlead", "/mnt/draft"}),
+        ("pvc://models/big", "pvc://models/small", "file:///mnt/draft/small", {"/mnt/model", "/mnt/draft"}),
+        ("pvc://models/big", "file:///draft", "file:///draft", {"/mnt/model"}),
+    ],
+)
+def test_a_draft_model_comes_from_where_models_come_from(model: str, draft: str, argument: str, mounted: set[str]) -> None:
+    pod = worker_pod(service(model={"uri": model}, engine={"speculative": {"method": "draft", "model": draft}}))["spec"]
+    container = pod["containers"][0]
+    assert f"--speculative-model={argument}" in container["args"] and "--speculative-method=draft" in container["args"]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} - {"/tmp", "/dev/shm"} == mounted
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert ("HF_HOME" in {one["name"] for one in container["env"]}) == ("/var/cache/fairlead" in mounted)
 
 
 def test_gpus_absent_take_the_default_and_zero_means_cpu() -> None:
@@ -217,7 +252,18 @@ def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None
 
 
 def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    one = service(engine={"kvCache": {"size": "1Gi"}, "threads": 2, "maxModelLen": 64}, model={"name": "m"})
+    engine = {
+        "kvCache": {"size": "1Gi", "hostSize": "2Gi"},
+        "threads": 2,
+        "maxModelLen": 64,
+        "attentionBackend": "native",
+        "policy": "fcfs",
+        "prefillMaxRequests": 3,
+        "itlTargetMs": 40,
+        "quantization": "int8",
+        "speculative": {"method": "draft", "numTokens": 4, "model": "pvc://models/draft"},
+    }
+    one = service(engine=engine, resources={"gpus": 0}, model={"name": "m"})
     made = objects(one)
 
     def given(component: str) -> list[str]:
@@ -226,6 +272,9 @@ def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.
 
     worker_config = WorkerConfig.from_command_line(given("worker"))
     assert worker_config.names == ("m",) and worker_config.kv_cache_bytes == 1 << 30 and worker_config.advertise == "10.0.0.7:8000"
+    assert worker_config.host_kv_cache_bytes == 2 << 30 and worker_config.prefill_max_requests == 3 and worker_config.itl_target_ms == 40
+    assert worker_config.quantization == "int8" and worker_config.speculative_num_tokens == 4
+    assert worker_config.speculative_model == "file:///mnt/draft/draft"
     assert read_config(given("router")).namespace == "default/qwen"
 
     made = objects(service(engine={"tensorParallel": 2}))

@@ -14,7 +14,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("schedule", help="draw a worker's steps: who prefilled, who decoded, how long it took")
     parser.add_argument("file", type=Path, metavar="FILE", help="what `fairlead-worker --trace-schedule FILE` wrote")
     parser.add_argument("--steps", default="", metavar="A:B", help="these steps only, both included; either may be left out")
-    parser.add_argument("--list", action="store_true", help="a line for each step instead of the picture")
+    parser.add_argument(
+        "--list", action="store_true", help="a line for each step instead of the picture; r0+2/5: 2 of 5 guesses were right"
+    )
     parser.add_argument("--svg", type=Path, metavar="OUT", help="write the picture to OUT, step times as widths")
     parser.add_argument("--width", type=int, default=0, help="characters in a line (default: the terminal's)")
     parser.set_defaults(run=run)

@@ -11,10 +11,12 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 def summary(trace: Trace) -> str:
     steps = trace.steps
     about = ", ".join(f"{name} {value}" for name, value in trace.about.items() if name != "format")
+    guesses, accepted = (sum(counts) for counts in zip(*(step.speculation for step in steps), strict=True))
+    guessed = f", {accepted} of {guesses} guesses accepted" if guesses else ""
     mixed = sum(1 for step in steps if step.decodes and step.prefill_tokens)
     return (
         f"{len(steps)} steps ({mixed} mixed), {len(trace.requests)} requests, {sum(step.seconds for step in steps):.3f} s computing; "
-        f"{sum(step.prefill_tokens for step in steps)} prefill tokens, {sum(step.decodes for step in steps)} decodes\n{about}"
+        f"{sum(step.prefill_tokens for step in steps)} prefill tokens, {sum(step.decodes for step in steps)} decodes{guessed}\n{about}"
     )
 
 
@@ -43,13 +45,17 @@ def grid(trace: Trace, width: int) -> Iterator[str]:
 
 
 def listing(trace: Trace) -> Iterator[str]:
-    """A line for each step: who prefilled what, who decoded."""
+    """A line for each step: who prefilled what, who decoded; `r0+2/5` is a decode with five guesses, two of them right."""
     for step in trace.steps:
         parts = [f"{row.request}[{row.start}:{row.start + row.count}]{'*' if row.samples else ''}" for row in step.rows if not row.decode]
-        decodes = [row.request for row in step.rows if row.decode]
+        decodes = [f"{row.request}{_guessed(row)}" for row in step.rows if row.decode]
         prefill = f"prefill {' '.join(parts)}" if parts else ""
         decode = f"decode {' '.join(decodes)}" if decodes else ""
         yield f"{step.number:>6} {step.seconds * 1000:>9.2f} ms  {'  '.join(filter(None, (prefill, decode)))}"
+
+
+def _guessed(row: Row) -> str:
+    return f"+{'?' if row.accepted is None else row.accepted}/{row.guesses}" if row.guesses else ""
 
 
 def _cell(row: Row) -> str:

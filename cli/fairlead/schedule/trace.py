@@ -1,5 +1,6 @@
 """A schedule trace as data: steps of rows, each a chunk of a prompt or a decode."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,13 @@ class Row:
     samples: bool
     decode: bool
     """It goes on from a token that it sampled; otherwise it prefills."""
+    accepted: int | None = None
+    """Of a decode's guesses, those that were right; None where no later row of the request tells."""
+
+    @property
+    def guesses(self) -> int:
+        """Tokens behind the known ones that a decode computes too."""
+        return self.count - 1 if self.decode else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,12 @@ class Step:
     @property
     def decodes(self) -> int:
         return sum(row.decode for row in self.rows)
+
+    @property
+    def speculation(self) -> tuple[int, int]:
+        """Guesses of which the fate is known, and those of them that were right."""
+        known = [(row.guesses, row.accepted) for row in self.rows if row.accepted is not None]
+        return sum(guesses for guesses, _ in known), sum(accepted for _, accepted in known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +88,43 @@ def read(path: Path) -> Trace:
         about = {}
     if about.get("format") != FORMAT:
         raise UserError(f"{path}: no schedule trace; `fairlead-worker --trace-schedule FILE` writes one")
-    decoder, ends, steps = msgspec.json.Decoder(_Line), dict[str, int](), []
+    decoder, raw = msgspec.json.Decoder(_Line), list[_Line]()
     for number, line in enumerate(lines[1:], 2):
         try:
-            raw = decoder.decode(line)
+            raw.append(decoder.decode(line))
         except msgspec.DecodeError as error:
             if number == len(lines):
                 break
             raise UserError(f"{path}, line {number}: {error}") from None
+    return Trace(about, tuple(_steps(raw)))
+
+
+def _steps(lines: list[_Line]) -> Iterator[Step]:
+    ends, following = dict[str, int](), _following(lines)
+    for at, line in enumerate(lines):
         rows = []
-        for request, start, count, samples in raw.rows:
-            # A decode computes the one token that was sampled in the step before it.
-            rows.append(Row(request, start, count, samples, decode=samples and count == 1 and ends.get(request) == start))
+        for request, start, count, samples in line.rows:
+            # A decode computes the one token that was sampled in the step before it, and what it guesses behind that: of these the
+            # accepted ones are computed, so that the next row begins behind them.
+            decode = samples and request in ends and start >= ends[request]
+            accepted = None
+            after = following.get((at, request))
+            if decode and count > 1 and after is not None and start < after <= start + count:
+                accepted = after - start - 1
+            rows.append(Row(request, start, count, samples, decode, accepted))
             if samples:
-                ends[request] = start + count
+                ends[request] = start + (1 if decode else count)
             else:
                 ends.pop(request, None)
-        steps.append(Step(raw.step, raw.at, raw.seconds, tuple(rows)))
-    return Trace(about, tuple(steps))
+        yield Step(line.step, line.at, line.seconds, tuple(rows))
+
+
+def _following(lines: list[_Line]) -> dict[tuple[int, str], int]:
+    """(place of a line, request) → where the request's next row starts; without those of last rows."""
+    starts, made = dict[str, int](), dict[tuple[int, str], int]()
+    for at in range(len(lines) - 1, -1, -1):
+        for request, start, _, _ in lines[at].rows:
+            if request in starts:
+                made[at, request] = starts[request]
+            starts[request] = start
+    return made

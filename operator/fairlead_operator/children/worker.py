@@ -5,6 +5,7 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import Object, pods, security
 from fairlead_operator.children.merge import merged
@@ -149,9 +150,21 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         flags["kv-pages"] = cache.pages
     if cache.size is not None:
         flags["kv-cache-bytes"] = round(quantity(cache.size))
+    if cache.host_size is not None:
+        flags["host-kv-cache-bytes"] = round(quantity(cache.host_size))
     if engine.tensor_parallel > 1:
         flags["tensor-parallel"] = engine.tensor_parallel
+    flags |= _named(engine, "prefill_max_requests", "itl_target_ms", "quantization")
+    if engine.speculative is not None:
+        flags |= {"speculative-method": engine.speculative.method, "speculative-num-tokens": engine.speculative.num_tokens}
+        flags["speculative-model"] = source.draft
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(engine.args)
+
+
+def _named(engine: Engine, *fields: str) -> dict[str, object]:
+    """Flags of fields that came after the first release: only where the manifest says something, so that older workers' images start."""
+    made = {name.replace("_", "-"): getattr(engine, name) for name in fields}
+    return {flag: value for flag, value in made.items() if value not in (0, "none")}
 
 
 def _resources(service: InferenceService, settings: Settings) -> Object:
