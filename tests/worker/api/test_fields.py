@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.fields import ENDPOINTS, IGNORED, NOTES, OPENAI, PAGE, REFUSED, rendered
+from fairlead_worker.api.fields import ENDPOINTS, NOTES, OPENAI, PAGE, REFUSED, rendered
 from fairlead_worker.api.sampling import Wanted, wanted
 from fairlead_worker.api.schema import parse
 
@@ -30,12 +30,10 @@ def test_the_page_is_true(path: str) -> None:
         with pytest.raises(ApiError) as refused:
             understood(path, **{field: VALUES[field]})
         assert refused.value.status == 400 and refused.value.param == field
-    for field in IGNORED.keys() & known:
-        assert understood(path, **{field: VALUES[field]}) == understood(path)
     assert not known & set(OPENAI[path]), "a field that is known now is no longer ignored"
     assert all(understood(path, **{field: {"any": 1}}) == understood(path) for field in OPENAI[path])
 
 
 def test_nothing_is_said_of_fields_that_there_are_not() -> None:
     known = {field for body in ENDPOINTS.values() for field in body.__struct_fields__}
-    assert known >= {*NOTES, *REFUSED, *IGNORED}
+    assert known >= {*NOTES, *REFUSED}

@@ -28,6 +28,8 @@ class Submission:
     tokens: "array[int]"
     sampling: Sampling
     root: int
+    priority: int = 0
+    tenant: str = ""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,16 @@ class EngineClient:
         """Send a request to the engine; `deliver` gets its outputs, or the news that the engine has gone."""
         if not self.serving:
             raise EngineGone(self.state.reason or "the engine is not ready")
-        self._channel.send(Submit(id=id, tokens=submission.tokens.tobytes(), sampling=submission.sampling, root=submission.root))
+        self._channel.send(
+            Submit(
+                id=id,
+                tokens=submission.tokens.tobytes(),
+                sampling=submission.sampling,
+                root=submission.root,
+                priority=submission.priority,
+                tenant=submission.tenant,
+            )
+        )
         self._receivers[id] = deliver
 
     def abort(self, id: str) -> None:

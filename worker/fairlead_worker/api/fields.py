@@ -16,8 +16,6 @@ REFUSED = {
     "tool_choice": 'any but `"none"` and `"auto"`',
 }
 """Fields with values that would change the answer and are not done: 400."""
-IGNORED = {"user": "nothing is kept of it"}
-"""Fields that are read, checked, and change nothing."""
 OPENAI: dict[str, tuple[str, ...]] = {
     "/v1/completions": (),
     "/v1/chat/completions": (
@@ -34,6 +32,7 @@ NOTES = {
     "max_completion_tokens": "without it and `max_tokens`: to the end of the context",
     "min_tokens": "at most `max_tokens`",
     "model": "one of the served names; left out: the first",
+    "priority": "lower goes first, with `--policy priority`; changes nothing with another",
     "prompt": "at most 1024 sequences, with `n` or `best_of`",
     "prompt_logprobs": "not with `stream`",
     "seed": "left out: drawn",
@@ -41,6 +40,7 @@ NOTES = {
     "stream_options": "only with `stream`: `include_usage`, `continuous_usage_stats`",
     "tool_choice": "either leaves the prompt and the answer as they are",
     "tools": "rendered into the prompt by the model's template; calls in answers stay text",
+    "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
     "top_logprobs": "only with `logprobs`",
 }
 OWN_NOTES: dict[str, dict[str, str]] = {
@@ -75,9 +75,7 @@ def _table(path: str, body: type[CommonRequest]) -> str:
         said += [notes[name] for notes in (OWN_NOTES[path], NOTES) if name in notes]
         if name in REFUSED:
             said.append(f"refused: {REFUSED[name]}")
-        if name in IGNORED:
-            said.append(IGNORED[name])
-        kind = "ignored" if name in IGNORED else "refused in part" if name in REFUSED else "supported"
+        kind = "refused in part" if name in REFUSED else "supported"
         rows.append(f"| `{name}` | {kind} | {'; '.join(filter(None, said))} |")
     return "\n".join(rows) + "\n"
 

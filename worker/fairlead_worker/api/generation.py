@@ -77,7 +77,7 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
             scores = None if choice else wanted.base.prompt_logprobs
             seed = choice_seed(wanted.seed, choice)
             sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
-            submissions.append(Submission(prompt, sampling, root))
+            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant))
             choices.append(
                 Choice(
                     worker.encoder,

@@ -36,6 +36,10 @@ class Wanted:
     """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
     silent: bool
     """Nothing is generated (`max_tokens` 0): the engine's one token is not shown."""
+    priority: int = 0
+    """Lower goes first, policy `priority`."""
+    tenant: str = ""
+    """Who is to have a fair share, policy `fair`."""
 
 
 def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
@@ -78,7 +82,10 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
         prompt_logprobs=prompt_logprobs,
     )
     most = max_tokens if max_tokens is None else max(max_tokens, 1)
-    return Wanted(most, base, seed, _stops(request.stop), n, best_of, logprobs is not None, max_tokens == 0)
+    silent = max_tokens == 0
+    return Wanted(
+        most, base, seed, _stops(request.stop), n, best_of, logprobs is not None, silent, request.priority or 0, request.user or ""
+    )
 
 
 def _prompt_logprobs(request: CommonRequest) -> int | None:

@@ -46,7 +46,8 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=Limit)] | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None

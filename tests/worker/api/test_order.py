@@ -1,0 +1,50 @@
+"""Who goes first: `priority` and `user` of a request reach the engine's policies."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.worker.api.process import WorkerProcess, until
+
+
+def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]]) -> list[str]:
+    """Names in the order in which their requests ended. One seat, which the first one has until all others wait."""
+    ended: list[str] = []
+
+    def ask(name: str) -> None:
+        body = {"prompt": f"{name} " * 8, "max_tokens": 12, "ignore_eos": True, **requests[name]}
+        answer = worker.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        ended.append(name)
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        asked = [pool.submit(ask, next(iter(requests)))]
+        until(lambda: worker.metric("fairlead_num_requests_running") == 1, "the first one running")
+        for waiting, name in enumerate(list(requests)[1:], 1):
+            asked.append(pool.submit(ask, name))
+            until(lambda: worker.metric("fairlead_num_requests_waiting") == waiting, f"{waiting} waiting")  # noqa: B023  # over at once
+        for each in asked:
+            each.result()
+    return ended
+
+
+def test_lower_numbers_of_priority_go_first(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--policy", "priority", "--max-num-seqs", "1").wait_ready()
+    order = finished_in_turn(
+        worker,
+        {"now": {"max_tokens": 1500, "priority": -9}, "later": {"priority": 5}, "usual": {}, "soon": {"priority": -5}},
+    )
+    assert order == ["now", "soon", "usual", "later"]
+
+
+def test_a_user_who_had_less_goes_before_one_who_had_more(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--policy", "fair", "--max-num-seqs", "1").wait_ready()
+    flood: dict[str, dict[str, Any]] = {f"a{i}": {"user": "anna"} for i in range(4)}
+    order = finished_in_turn(worker, {"a": {"user": "anna", "max_tokens": 1500}, **flood, "b": {"user": "boris"}})
+    assert order[:2] == ["a", "b"]
+
+
+def test_a_priority_that_is_no_number_is_named(start: Callable[..., WorkerProcess]) -> None:
+    worker = start().wait_ready()
+    answer = worker.client.post("/v1/completions", json={"prompt": "x", "priority": "high"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "priority"
