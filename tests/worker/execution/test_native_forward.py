@@ -15,13 +15,16 @@ from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps, worst_difference
 from fairlead_worker.execution.forward import ModuleForward, choose_forward
 from fairlead_worker.execution.native_forward import NativeForward
+from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.model.structure import recognise
 from fairlead_worker.native.library import native
+from fairlead_worker.native.linear import NativeLinear
 
 from .planner import make_request
 
@@ -134,6 +137,55 @@ def test_an_unknown_part_is_refused(part: str, tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
     assert reason in caplog.text
+
+
+def shrink(model: Any, part: str) -> str:
+    """Gives `model` one part of another size or dtype than its neighbours take; returns what is said of it."""
+    layer = model.model.layers[1]
+    if part == "head dtype":
+        model.lm_head = NativeLinear(torch.zeros(512, model.config.hidden_size, dtype=torch.bfloat16), None)
+        return "head is NativeLinear"
+    if part == "embedding dtype":
+        model.model.embed_tokens.to(torch.bfloat16)
+        return "an embedding of 64 dimensions in torch.bfloat16"
+    if part == "norm":
+        layer.input_layernorm.weight = torch.nn.Parameter(torch.ones(32))
+        return "norms over [32, 64] dimensions"
+    layer.mlp.down_proj = NativeLinear(torch.zeros(64, 40), None)
+    return "gate and up is NativeLinear"
+
+
+@pytest.mark.parametrize("part", ["head dtype", "embedding dtype", "norm", "down"])
+def test_parts_that_do_not_fit_are_refused_before_the_library_reads_beyond_them(
+    part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load(tmp_path)
+    words = shrink(loaded.model, part)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+    assert words in caplog.text
+
+
+def test_tables_that_could_not_be_made_are_tried_again(tmp_path: Path) -> None:
+    """Without memory for longer tables, the old ones stay, and no later step reads beyond them."""
+    loaded = load(tmp_path)
+    one = backend(loaded, pages=100)
+    decoder = recognise(loaded.model, loaded.layers)
+    memory = [False]
+
+    def scarce(positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if positions > 1024 and not memory[0]:
+            raise MemoryError
+        return decoder.ropes[0](positions)
+
+    forward = NativeForward(replace(decoder, ropes=(scarce,)), one, 4096)
+    request = make_request("long", [7] * 1500, Sampling(max_tokens=1))
+    step = pack(StepPlan([Row(request, 0, 1500, array("i", range(100)), samples=True)]), 16, loaded.device)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            forward(step, one.plan(step))
+    memory[0] = True
+    assert forward(step, one.plan(step)).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

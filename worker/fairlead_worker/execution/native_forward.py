@@ -10,7 +10,7 @@ from operator import add
 
 import torch
 
-from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
 from fairlead_worker.model.structure import Decoder, Layer, Norm, UnknownStructure
 from fairlead_worker.native import decoder as native
@@ -29,12 +29,13 @@ class NativeForward:
         self._model = decoder
         self._decode = backend.library.fairlead_decode
         self._kind = KINDS[backend.spec.dtype]
+        _check_sizes(decoder, backend.spec)
         # Held here, as the structs hold addresses only.
         self._backend = backend
         specs = backend.spec.layers
         self._layers = (native.Layer * len(specs))(*map(_layer, decoder.layers, backend.layers))
         self._ropes = (native.Rope * len(decoder.ropes))()
-        self._tables: list[torch.Tensor] = []
+        self._tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._positions, self._limit = 0, limit
         self._reach(1)
         for layer, spec in zip(decoder.layers, specs, strict=True):
@@ -95,8 +96,7 @@ class NativeForward:
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocabulary], as the decoder computes them: in float32."""
-        assert isinstance(self._model.head, NativeLinear)
-        return self._capped(self._model.head.widened(states))
+        return self._capped(_packed(self._model.head).widened(states))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         softcap = self._model.softcap
@@ -107,23 +107,49 @@ class NativeForward:
         if positions <= self._positions:
             return
         # Not beyond the limit: some embeddings change all their frequencies when they see a longer text.
-        self._positions = max(positions, min(self._limit, max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())))
-        self._tables = []
-        for rope, tables in zip(self._ropes, self._model.ropes, strict=True):
-            cosines, sines = tables(self._positions)
+        reach = max(positions, min(self._limit, max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())))
+        made = [tables(reach) for tables in self._model.ropes]  # where memory runs out, all stays as it was
+        for rope, (cosines, sines) in zip(self._ropes, made, strict=True):
             rope.cosine, rope.sine, rope.half = cosines.data_ptr(), sines.data_ptr(), cosines.shape[1]
-            self._tables += cosines, sines
+        self._positions, self._tables = reach, made
 
     def _reserve(self, tokens: int) -> None:
         """Scratch memory for so many tokens: made once for the largest step so far, in powers of two."""
         if tokens <= self._tokens:
             return
-        self._tokens = max(16, 1 << (tokens - 1).bit_length())
-        sizes = {name: self._tokens * width for name, width in self._widths.items()}
-        sizes["gate_up"] = min(self._tokens, native.MLP_ROWS) * self._mlp_width
+        room = max(16, 1 << (tokens - 1).bit_length())
+        sizes = {name: room * width for name, width in self._widths.items()}
+        sizes["gate_up"] = min(room, native.MLP_ROWS) * self._mlp_width
         self._scratch = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
+        self._tokens = room
         for name, memory in self._scratch.items():
             setattr(self._pass, name, memory.data_ptr())
+
+
+def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:
+    """UnknownStructure unless each part takes what the one before it gives: the library reads as much as it is told to."""
+    hidden = len(decoder.final.weight)
+    # Name, module, what it takes, what it gives; None: anything.
+    linears: list[tuple[str, torch.nn.Module, int, int | None]] = [("head", decoder.head, hidden, None)]
+    norms = [decoder.final]
+    for layer, of in zip(decoder.layers, spec.layers, strict=True):
+        inner = _packed(layer.down).in_features
+        linears += [
+            ("qkv", layer.qkv, hidden, of.heads * of.key_dim + of.kv_heads * (of.key_dim + of.value_dim)),
+            ("out", layer.out, of.heads * of.value_dim, hidden),
+            ("gate and up", layer.gate_up, hidden, 2 * inner),
+            ("down", layer.down, inner, hidden),
+        ]
+        norms += [norm for norm in (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp) if norm]
+    for name, module, inputs, outputs in linears:
+        linear = _packed(module)
+        if (linear.in_features, linear.dtype) != (inputs, spec.dtype) or outputs not in (None, linear.out_features):
+            raise UnknownStructure(f"{name} is {linear}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
+    if any(len(norm.weight) != hidden for norm in norms):
+        raise UnknownStructure(f"norms over {sorted({len(norm.weight) for norm in norms})} dimensions, not over {hidden}")
+    embedded = decoder.embed(torch.zeros(1, dtype=torch.int64))
+    if (embedded.shape[-1], embedded.dtype) != (hidden, spec.dtype):
+        raise UnknownStructure(f"an embedding of {embedded.shape[-1]} dimensions in {embedded.dtype}, not {hidden} in {spec.dtype}")
 
 
 def _layer(layer: Layer, attention: ctypes.Structure) -> native.Layer:
@@ -149,11 +175,14 @@ def _norm(norm: Norm | None) -> native.Norm:
 
 
 def _linear(module: torch.nn.Module) -> int:
-    if not isinstance(module, NativeLinear):
-        raise UnknownStructure(f"a linear layer is not packed for it ({type(module).__name__})")
-    return ctypes.addressof(module.native)
+    return ctypes.addressof(_packed(module).native)
 
 
 def _features(module: torch.nn.Module) -> int:
-    assert isinstance(module, NativeLinear)
-    return module.out_features
+    return _packed(module).out_features
+
+
+def _packed(module: torch.nn.Module) -> NativeLinear:
+    if not isinstance(module, NativeLinear):
+        raise UnknownStructure(f"a linear layer is not packed for it ({type(module).__name__})")
+    return module

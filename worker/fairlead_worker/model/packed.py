@@ -62,7 +62,7 @@ def pack_linears(model: PreTrainedModel, *, int8: bool = False) -> int:
     sites = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _packable(child)]
     make = _maker(sites, int8)
     if make is None:
-        logger.warning("this torch has no oneDNN: linear layers stay unpacked, at about half the speed")
+        logger.warning("this torch has no oneDNN: linear layers stay unpacked, and slow")
         return 0
     for made, (parent, name) in enumerate(sites):
         packed = _pack(getattr(parent, name), make, INT8_TOLERANCE if int8 else None)

@@ -50,7 +50,7 @@ def build() -> bool:
         return False
     compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if compiler is None:
-        logger.warning("no C compiler (cc, gcc or clang): the engine runs on torch alone, at about half the speed on a CPU; install gcc")
+        logger.warning("no C compiler (cc, gcc or clang): the engine runs on torch alone, and slower; install gcc")
         return False
     partial = LIBRARY.with_suffix(f".{os.getpid()}")
     with tempfile.TemporaryDirectory() as folder:
@@ -60,9 +60,7 @@ def build() -> bool:
         for command in ([compiler, *FLAGS, "-c", *sources], [compiler, "-shared", *objects, "-lm", "-o", str(partial)]):
             made = subprocess.run(command, capture_output=True, text=True, cwd=folder)
             if made.returncode:
-                logger.warning(
-                    "%s failed: the engine runs on torch alone, at about half the speed on a CPU\n%s", compiler, made.stderr.strip()
-                )
+                logger.warning("%s failed: the engine runs on torch alone, and slower\n%s", compiler, made.stderr.strip())
                 return False
     partial.rename(LIBRARY)
     STAMP.write_text(key())

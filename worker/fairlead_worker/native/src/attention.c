@@ -84,7 +84,7 @@ static void store_key(const Job *job, char *tile, int64_t lane, const void *from
         memcpy(tile, from, job->layer->key_dim * size_of(job->step));
     else
         for (int64_t w = 0; w < job->key_words; w++)
-            ((Word *)tile)[w * TILE + lane] = ((const Word *)from)[w];
+            memcpy((Word *)tile + w * TILE + lane, (const char *)from + w * sizeof(Word), sizeof(Word)); /* perhaps at half a word */
 }
 
 static void store_value(const Job *job, char *tile, int64_t lane, const void *from) {

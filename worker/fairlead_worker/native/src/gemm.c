@@ -170,7 +170,7 @@ void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride
         share_panels(member, &job);
         return;
     }
-    /* Each thread quantizes all rows for itself: a thousandth of the work, against one more meeting. */
+    /* Each thread quantizes all rows for itself: little beside the products, and no meeting more. */
     int64_t width = 2 * step_count(INT8, layer->inputs);
     job.runs = (width / 2 + STEPS_INT8 - 1) / STEPS_INT8;
     int16_t *quantized = malloc(rows * (width * 2 + job.runs * 4) + 1);

@@ -1,25 +1,36 @@
+#define _GNU_SOURCE
 #include "team.h"
 
 #include <immintrin.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <omp.h>
-#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-/* About 20 us: longer than any phase's tail, shorter than what a neighbour would miss its core for. */
-enum { SPINS = 512 };
+/* Most waits are over within the spins. Longer ones sleep: a core that is idle is one that the kernel can move a waiting thread to, and uses
+ * up no CPU quota. Yielding instead would hold a place in the queue of a busy core. */
+enum { SPINS = 2048 };
 
 static void meet(Member *member) {
     Team *team = member->team;
     int32_t round = __atomic_load_n(&team->round, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team->threads) {
         __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&team->round, round + 1, __ATOMIC_RELEASE);
+        /* In one order with the sleeper's count and the kernel's look at `round`: one of the two sees the other. */
+        __atomic_store_n(&team->round, round + 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&team->sleepers, __ATOMIC_SEQ_CST))
+            syscall(SYS_futex, &team->round, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
         return;
     }
     for (int spins = 0; __atomic_load_n(&team->round, __ATOMIC_ACQUIRE) == round; spins++) {
-        if (spins < SPINS)
+        if (spins < SPINS) {
             _mm_pause();
-        else
-            sched_yield();
+            continue;
+        }
+        __atomic_add_fetch(&team->sleepers, 1, __ATOMIC_SEQ_CST);
+        syscall(SYS_futex, &team->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0); /* returns at once if `round` is another by now */
+        __atomic_sub_fetch(&team->sleepers, 1, __ATOMIC_RELAXED);
     }
 }
 

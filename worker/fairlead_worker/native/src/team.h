@@ -1,9 +1,9 @@
 /* How the threads of one step share work.
  *
  * A step is one parallel region: every thread runs the same code, and `share` hands out the items of one phase by an atomic counter, so
- * that a thread whose core is taken away (the API process lives on the same cores) holds up one item and not its half of the work.
- * Threads are those of torch's own OpenMP runtime: the library links none, GOMP_parallel is found in the process. A second runtime would
- * keep a second set of spinning threads. */
+ * that a thread whose core is taken away (the API process lives on the same cores) holds up one item and not its half of the work. The
+ * others wait for that item, and sleep when it takes long. Threads are those of torch's own OpenMP runtime: the library links none,
+ * GOMP_parallel is found in the process. A second runtime would keep a second set of spinning threads. */
 #ifndef FAIRLEAD_TEAM_H
 #define FAIRLEAD_TEAM_H
 #include <stdint.h>
@@ -17,6 +17,7 @@ typedef struct {
     Counter counters[3];
     _Alignas(64) int32_t arrived;
     _Alignas(64) int32_t round;
+    int32_t sleepers; /* waiting for the next round in the kernel */
     int32_t threads;
 } Team;
 
