@@ -34,7 +34,7 @@ while packing.is_alive():
     time.sleep(0.001)
 print(median(seen))
 """
-"""32 outputs are one panel, which one thread packs while the other waits for it. Threads that want a core count, whether they have it or not."""
+"""32 outputs are one panel, which one thread packs while the other waits for it. Counted is who wants a core, whether he has it or not."""
 
 
 def test_threads_that_wait_for_long_sleep() -> None:
