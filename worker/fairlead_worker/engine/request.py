@@ -115,3 +115,9 @@ class Request:
     @property
     def uncomputed(self) -> int:
         return len(self.tokens) - self.computed
+
+
+def lease_of(request: Request) -> "Lease":
+    """Of a running request."""
+    assert request.lease is not None, "a running request has a lease"
+    return request.lease

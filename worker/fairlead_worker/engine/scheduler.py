@@ -10,13 +10,15 @@ from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import Lease, PrefixCache
 from fairlead_worker.engine.budget import OutputReserve, StepBudget
 from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.departed import Departed, release
 from fairlead_worker.engine.inflight import OpenPrefixes
 from fairlead_worker.engine.intake import Refused, accept, refusal
 from fairlead_worker.engine.meter import Meter
 from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.policy import WaitingQueue
-from fairlead_worker.engine.request import Request
+from fairlead_worker.engine.request import Request, lease_of
+from fairlead_worker.engine.room import Room
 from fairlead_worker.engine.speculation import Speculation
 from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 
@@ -43,9 +45,9 @@ class Scheduler:
         """Rows of the running requests that decode, by arrival: kept from step to step, so that a step makes none."""
         self._growing: list[Request] = []
         """Decoding requests whose next token needs a page."""
-        self._departed: list[tuple[int, Request]] = []
-        """Requests that ended while a plan was out, and the number of the last one: their pages come back with it."""
-        self._planned = self._advanced = self._arrivals = 0
+        self.room = Room(config, cache, self.reserve, self.running, self._growing)
+        self._departed = Departed()
+        self._arrivals = 0
         self._apart = False  # a prompt to be scored has the next step: no decodes beside it, but they have the one after
         self._page_size = cache.page_size
 
@@ -74,7 +76,7 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self._leave(request)
-            self._release_later(request, self._advanced)
+            self._departed.add(request)
         return Output(request.id, b"", request.first_cached or 0, finish="abort")
 
     @property
@@ -103,10 +105,9 @@ class Scheduler:
         if self.speculation is not None and plan.decodes:
             self.speculation.extend(plan, self._decodes, self.cache)
         if plan.rows:
-            self._planned += 1
+            plan.number = self._departed.planned()
             if self.cache.host is not None:
                 plan.saves, plan.loads = self.cache.host.take_copies()
-        plan.number = self._planned
         return plan
 
     def advance(self, plan: StepPlan, result: StepResult) -> list[Output]:
@@ -115,10 +116,8 @@ class Scheduler:
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
         for row, scores in zip(plan.rows, result.prompt_logprobs, strict=False):  # none, or one for each row
             row.request.score(scores)
+        self._departed.returned(plan.number)
         outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
-        self._advanced = plan.number
-        if self._departed:
-            self._release_departed()
         if self.pacer is not None:
             self.pacer.observe(plan.costs, result.seconds)
         if self.speculation is not None:
@@ -168,7 +167,7 @@ class Scheduler:
         request = row.request
         if request.finish is not None:  # aborted while its step ran
             return
-        lease = _lease(request)
+        lease = lease_of(request)
         if row.samples:
             outputs.append(self._take_tokens(request, tokens, logprobs))
             if self.speculation is not None and row is request.row:
@@ -205,7 +204,7 @@ class Scheduler:
         request.page_end += self._page_size
         self._growing.append(request)
         if request.computed % self.cache.block_tokens == 0:
-            self.cache.publish(_lease(request), request.tokens, request.computed)
+            self.cache.publish(lease_of(request), request.tokens, request.computed)
             if self.waiting.fair is not None:
                 self.waiting.fair.wrote(request)
 
@@ -247,7 +246,7 @@ class Scheduler:
         else:
             self.reserve.decay()
         if self._growing:
-            self.cache.grow_each([_lease(request) for request in self._growing])
+            self.cache.grow_each([lease_of(request) for request in self._growing])
             self._growing.clear()
         plan.rows = self._decodes.copy()
         plan.decodes = plan.samples = len(plan.rows)
@@ -255,54 +254,24 @@ class Scheduler:
             plan.decode_context = sum([row.start for row in plan.rows])
 
     def _make_room(self) -> None:
-        """Retracts until the others can go on. The oldest stays: alone, it always fits."""
-        while len(self._growing) > self.cache.available and len(self.running) > 1:
-            victim = min(self.running[1:], key=self._cost_to_redo)
+        """Retracts until the others can go on."""
+        while (victim := self.room.to_retract()) is not None:
             self.reserve.retracted(self.running)
             self._retract(victim)
             self.waiting.add_retracted(victim)
 
     def _preempt(self) -> None:
-        """Retracts running requests of less priority than the first that waits, if that lets it run; else nobody is touched.
-
-        Each request gives way `max_preemptions` times at most, and only to strictly more urgent ones, so everybody comes to an end.
-        """
-        urgent, most = self.waiting.most_urgent(), self.config.max_preemptions
-        if urgent is None:
-            return
-        victims = [r for r in self.running if r.priority > urgent.priority and r.preemptions < most]
-        if not victims:
-            return
-        assert urgent.watch is not None, "it waits"
-        seats = len(self.running) - self.config.max_num_seqs + 1
-        node = self.cache.match(urgent.watch)
-        lacking = self._lacking(urgent, node)
-        if seats <= 0 and lacking <= 0:
-            return
-        victims.sort(key=self._cost_to_redo)
-        count = pages = output = 0
-        while count < len(victims) and (count < seats or lacking > 0):
-            pages += self.cache.exclusive_pages(_lease(victims[count]))
-            output += victims[count].reserved
-            count += 1
-            lacking = self._lacking(urgent, node, output) - pages
-        if count < seats or (lacking > 0 and count < len(self.running)):  # alone, it fits: `submit` has seen to that
-            return
-        for victim in victims[:count]:
+        """Retracts running requests of less priority than the first that waits, if that lets it run; else nobody is touched."""
+        urgent = self.waiting.most_urgent()
+        for victim in self.room.to_preempt(urgent) if urgent is not None else ():
             victim.preemptions += 1
             self._retract(victim)
             self.waiting.add(victim)
 
-    def _cost_to_redo(self, request: Request) -> tuple[int, int, int]:
-        """Tokens to compute again if its own pages are lost; the latest arrival among equals. With policy priority, the least urgent."""
-        shared = (len(_lease(request).pages) - self.cache.exclusive_pages(_lease(request))) * self._page_size
-        urgency = -request.priority if self.config.policy == "priority" else 0
-        return urgency, max(request.computed - shared, 0), -request.arrival
-
     def _retract(self, request: Request) -> None:
         """Out of its pages, to wait again. What it published stays cached until somebody needs the room."""
         self._leave(request)
-        self._release(request)
+        release(request)
         self.meter.retractions += 1
         request.retractions += 1
         request.lost = request.computed
@@ -340,24 +309,12 @@ class Scheduler:
                     return
                 if not request.scoring and prefixes.computing(request, node) and not self.waiting.must_go(request):
                     continue
-                if self._lacking(request, node) <= 0:
+                if self.room.lacking(request, node) <= 0:
                     if request.scoring and plan.decodes:
                         self._apart = True
                         return
                     self._admit(request, node)
                     self._prefill(request, plan, budget, prefixes)
-
-    def _lacking(self, request: Request, node: Node, released: int = 0) -> int:
-        """Pages that are missing for its whole prompt, and for the output to be expected of it and of all that run; 0 or less: it fits.
-
-        `released`: output of running requests that need not be kept for.
-
-        Alone it is admitted on its prompt: `submit` has made sure that the pool holds all of it.
-        """
-        pages = -(-len(request.tokens) // self._page_size) - node.depth
-        if self.running:
-            pages += self.reserve.wanted(self.reserve.estimate(request) - released, self._page_size) + len(self._growing)
-        return pages + self.cache.unused_above(node) - self.cache.available
 
     def _admit(self, request: Request, node: Node) -> None:
         """Leases the pages of all its known tokens, the cached ones shared."""
@@ -389,7 +346,7 @@ class Scheduler:
             assert self.chunked_req in (None, request), "one partly prefilled request at a time"
             self.chunked_req = request
             budget.left = 0  # what rounding to a page has left over is nobody's: a second prompt would be cut too
-        lease = _lease(request)
+        lease = lease_of(request)
         prefixes.open(request, lease.place)
         plan.samples += whole
         plan.scores += bool(request.to_score(request.computed, request.computed + count))
@@ -418,11 +375,11 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
         self._leave(request)
-        self._release_later(request, self._advanced + 1)
+        self._departed.add(request)
 
     def _leave(self, request: Request) -> None:
         """It runs no more; the pages that it has filled are the cache's."""
-        self.cache.publish(_lease(request), request.tokens, request.computed)
+        self.cache.publish(lease_of(request), request.tokens, request.computed)
         del self.running[bisect_left(self.running, request.arrival, key=_arrival)]
         if self.waiting.fair is not None:
             self.waiting.fair.wrote(request)
@@ -435,27 +392,6 @@ class Scheduler:
             self._growing.remove(request)
         if request is self.chunked_req:
             self.chunked_req = None
-
-    def _release_later(self, request: Request, returned: int) -> None:
-        """Gives its pages back, now if no plan after number `returned` is out: that one's rows may still write into them."""
-        if self._planned > returned:
-            self._departed.append((self._planned, request))
-        else:
-            self._release(request)
-
-    def _release_departed(self) -> None:
-        for _, request in [each for each in self._departed if each[0] <= self._advanced]:
-            self._release(request)
-        self._departed = [each for each in self._departed if each[0] > self._advanced]
-
-    def _release(self, request: Request) -> None:
-        _lease(request).release()
-        request.lease = None
-
-
-def _lease(request: Request) -> Lease:
-    assert request.lease is not None, "a running request has a lease"
-    return request.lease
 
 
 _arrival, _row_arrival = attrgetter("arrival"), attrgetter("request.arrival")

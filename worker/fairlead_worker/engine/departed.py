@@ -1,0 +1,43 @@
+"""Requests that ended while a plan was out: its rows may still write into their pages, which come back with it."""
+
+from fairlead_worker.engine.request import Request, lease_of
+
+
+class Departed:
+    """Counts the plans that go out and come back, and holds back the pages of those that left meanwhile."""
+
+    __slots__ = ("_back", "_out", "_requests")
+
+    def __init__(self) -> None:
+        self._out = self._back = 0
+        self._requests: list[tuple[int, Request]] = []
+        """With the number of the last plan that was out then."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def planned(self) -> int:
+        """Another plan is out: its number, from 1."""
+        self._out += 1
+        return self._out
+
+    def returned(self, number: int) -> None:
+        """That plan was run, and so were all before it."""
+        self._back = max(self._back, number)
+        if self._requests:
+            for _, request in [each for each in self._requests if each[0] <= number]:
+                release(request)
+            self._requests = [each for each in self._requests if each[0] > number]
+
+    def add(self, request: Request) -> None:
+        """It runs no more: its pages are given back now if no plan is out, else with the latest one."""
+        if self._out > self._back:
+            self._requests.append((self._out, request))
+        else:
+            release(request)
+
+
+def release(request: Request) -> None:
+    """Out of its pages."""
+    lease_of(request).release()
+    request.lease = None
