@@ -193,7 +193,10 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     prefill_tokens: int = 0
     decodes: int = 0
     stall_seconds: float = 0.0
-    """How much longer the step was for its decodes than recent ones without prefill: each of them waited so long for others."""
+    """How much longer the step was for its decodes than recent ones without prefill: each of them waited so long for others. All of it,
+    where it left them out."""
+    stalled: int = 0
+    """Decodes that waited so."""
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):

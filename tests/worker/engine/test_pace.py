@@ -17,7 +17,7 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.messages import Sampling, Submit
+from fairlead_worker.messages import Sampling, Submit, TokenLogprobs
 
 CHUNK, PAGE = 512, 16
 FLOOR, LIMIT = CHUNK // 8, 4 * CHUNK
@@ -39,20 +39,26 @@ class Bench:
         """Of each step: prefill tokens, decodes, seconds."""
         self.names = 0
 
-    def submit(self, prompt: int, output: int) -> None:
+    def submit(self, prompt: int, output: int, **sampling: int | None) -> None:
         self.names += 1
         tokens = array("I", self.draw.choices(range(1000), k=prompt)).tobytes()
-        assert self.scheduler.submit(Submit(str(self.names), tokens, Sampling(max_tokens=output), 1)) is None
+        assert self.scheduler.submit(Submit(str(self.names), tokens, Sampling(max_tokens=output, **sampling), 1)) is None
 
     def step(self) -> None:
         plan = self.scheduler.plan()
         seconds = self.seconds(plan)
-        cut = self.scheduler.chunked_req is not None
+        chunked = self.scheduler.chunked_req
+        cut = chunked is not None and not chunked.scoring  # one that is scored has its steps apart
         if plan.decodes:
             assert plan.prefill_tokens <= LIMIT
             assert not cut or plan.prefill_tokens >= FLOOR - PAGE, "a prompt always gets on"
-        self.scheduler.advance(plan, StepResult([[1]] * plan.samples, seconds=seconds))
+        scores = [tuple(TokenLogprobs(0.0) for _ in row.request.to_score(row.start, row.end)) for row in plan.rows] if plan.scores else []
+        self.scheduler.advance(plan, StepResult([[1]] * plan.samples, seconds=seconds, prompt_logprobs=scores))
         self.taken.append((plan.prefill_tokens, plan.decodes, seconds))
+
+    def finish_prefill(self) -> None:
+        while self.scheduler.chunked_req is not None:
+            self.step()
 
     def finish(self, steps: int = 5000) -> None:
         while not self.scheduler.idle:
@@ -93,6 +99,29 @@ def test_a_steady_load_has_a_steady_chunk() -> None:
     changes = sorted(abs(after - before) / before for before, after in pairwise(chunks))
     assert changes[int(0.95 * len(changes))] <= 0.15, "the chunk follows the prompt's length, not the noise"
     assert median(changes) <= 0.05
+
+
+def test_prompts_to_be_scored_say_nothing_of_others() -> None:
+    """The head runs on all of their tokens: here, that takes five times as long."""
+
+    def chunks(scores: int | None) -> list[int]:
+        bench = Bench(lambda plan: law(plan) * (5 if plan.scores else 1))
+        for _ in range(20):
+            bench.submit(20, 4000)
+        bench.submit(20_000, 4)
+        bench.step()
+        bench.step()
+        bench.finish_prefill()
+        bench.submit(20_000, 4, prompt_logprobs=scores)
+        bench.step()
+        bench.step()
+        bench.finish_prefill()
+        bench.submit(20_000, 4)
+        for _ in range(10):
+            bench.step()
+        return [prefill for prefill, decodes, _ in bench.taken[-8:] if decodes]
+
+    assert chunks(0) == pytest.approx(chunks(None), rel=0.1)
 
 
 def test_a_slower_machine_is_followed_and_a_pause_is_not() -> None:

@@ -3,15 +3,17 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.worker.engine.engine_model import EngineModel
+from tests.worker.engine.engine_model import VOCABULARY, EngineModel
 from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
 
+from fairlead.schedule.trace import read
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
 from fairlead_worker.engine.watch import StepWatch
-from fairlead_worker.messages import Abort, Output, Step
+from fairlead_worker.messages import Abort, Output, Sampling, Step
 
 
 class Clock:
@@ -38,8 +40,8 @@ class SlowRunner(FakeRunner):
         return result
 
 
-def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = None, pages: int = 64) -> list[Step]:
-    clock, machine = clock or Clock(), EngineModel(pages, 4)
+def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = None, pages: int = 64, **config: object) -> list[Step]:
+    clock, machine = clock or Clock(), EngineModel(pages, 4, **config)  # type: ignore[arg-type]  # the scheduler's settings
     watch = StepWatch(trace, clock)
     assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, watch) == 0
     watch.close()
@@ -66,6 +68,19 @@ def test_what_prefill_costs_the_decodes_beside_it() -> None:
     mixed = [step for step in steps if step.decodes and step.prefill_tokens]
     assert mixed and all(step.stall_seconds == pytest.approx(0.001 * step.prefill_tokens) for step in mixed)
     assert not any(step.stall_seconds for step in steps if step not in mixed)
+    assert all(step.stalled == step.decodes for step in mixed)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_decodes_that_a_step_leaves_out_wait_for_all_of_it(mixed: bool) -> None:
+    """Where a prompt is scored, or where steps are not mixed."""
+    scored = msgspec.structs.replace(ask("c", tokens=9, max_tokens=2), sampling=Sampling(2, 0.0, prompt_logprobs=0))
+    first = [ask("a", tokens=3, max_tokens=30), ask("b", tokens=3, max_tokens=30)]
+    pipe = Pipe(first, [], [], [scored if mixed else ask("c", tokens=9)])
+    steps = run(pipe, enable_mixed_chunk=mixed)
+    (apart,) = (step for step in steps[1:] if step.prefill_tokens)
+    assert (apart.decodes, apart.stalled, apart.stall_seconds) == (0, 2, apart.seconds)
+    assert not any(step.stalled for step in steps if step is not apart)
 
 
 def test_waiting_for_others_is_queue_time_and_aborts_leave_nothing() -> None:
@@ -86,6 +101,20 @@ def test_a_trace_has_every_row(tmp_path: Path) -> None:
     assert sum(count for _, _, count, _ in rows) == 22, "20 of the prompt, two of three output tokens"
     assert rows[-1] == ["a", 21, 1, True]
     assert [start for _, start, _, _ in rows] == [sum(count for _, _, count, _ in rows[:at]) for at in range(len(rows))]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_trace_of_decodes_that_speculate_is_read_as_such(right: bool, tmp_path: Path) -> None:
+    clock, machine = Clock(), EngineModel(64, 4, speculative_method="draft")
+    machine.guess = lambda token: token if right and token % 3 else VOCABULARY
+    trace = ScheduleTrace(tmp_path / "trace", {}, clock)
+    pipe = Pipe([ask("a", tokens=9, max_tokens=20)], [ask("b", tokens=5, max_tokens=20)])
+    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, StepWatch(trace, clock)) == 0
+    trace.close()
+    told = [step for step in pipe.sent if isinstance(step, Step) and step.seconds]
+    drawn = read(tmp_path / "trace").steps
+    assert [(step.prefill_tokens, step.decodes) for step in drawn] == [(step.prefill_tokens, step.decodes) for step in told]
+    assert any(row.count > 1 for step in drawn for row in step.rows if row.decode)
 
 
 def test_a_trace_that_cannot_go_on_ends_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,7 @@ class Metrics:
     def _step(self, step: Step) -> None:
         self._steps[("mixed" if step.decodes else "prefill") if step.prefill_tokens else "decode"].observe(step.seconds)
         if step.stall_seconds:
-            self._stall.inc(step.stall_seconds * step.decodes)
+            self._stall.inc(step.stall_seconds * step.stalled)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

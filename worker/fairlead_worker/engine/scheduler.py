@@ -104,6 +104,7 @@ class Scheduler:
             self._extend_running(plan)
         if self.speculation is not None and plan.decodes:
             self.speculation.extend(plan, self._decodes, self.cache)
+        plan.left_out = len(self._decodes) - plan.decodes
         if plan.rows:
             plan.number = self._departed.planned()
             if self.cache.host is not None:
@@ -118,7 +119,7 @@ class Scheduler:
             row.request.score(scores)
         self._departed.returned(plan.number)
         outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
-        if self.pacer is not None:
+        if self.pacer is not None and not plan.scores:  # the head has run on the whole prompt: that tells nothing of other prompts
             self.pacer.observe(plan.costs, result.seconds)
         if self.speculation is not None:
             self.speculation.observe(plan, result)

@@ -74,7 +74,8 @@ class StepWatch:
         """The step as a message: outputs with their timing where it is news, and what the step cost."""
         told = tuple(self._timed(output) for output in outputs)
         stall = self._stall(plan, result.seconds)
-        return Step(told, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall)
+        stalled = plan.decodes + plan.left_out if stall else 0
+        return Step(told, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
 
     def close(self) -> None:
         if self._trace is not None:
@@ -101,9 +102,10 @@ class StepWatch:
         return msgspec.structs.replace(output, timing=timing)
 
     def _stall(self, plan: StepPlan, seconds: float) -> float:
-        """Seconds by which this step was longer for its decodes than one without prefill is; 0 until such a one was seen."""
+        """Seconds by which this step was longer for its decodes than one without prefill is; 0 until such a one was seen. Decodes that it
+        left out have waited for all of it."""
         if not plan.decodes:
-            return 0.0
+            return seconds if plan.left_out else 0.0
         if not plan.prefill_tokens:
             self._decode_seconds = _KEEP * self._decode_seconds + (1 - _KEEP) * seconds if self._decode_seconds else seconds
             return 0.0
