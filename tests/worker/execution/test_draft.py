@@ -61,6 +61,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     def watched(plan):
         nonlocal guessed
         result = execute(plan)
+        assert plan.drafted == sum(len(row.draft) for row in plan.rows), "who is behind guesses nothing, and counts for nothing"
         sampled = [row for row in plan.rows if row.samples]
         for row, tokens in zip(sampled, result.tokens, strict=True):
             assert len(tokens) == 1 + len(row.draft), "a guess was wrong"

@@ -61,6 +61,8 @@ class Drafter:
                 if end == known:
                     guessing.append(row)
                 else:
+                    plan.drafted -= row.guesses
+                    plan.decode_context -= row.guesses * row.start
                     row.count = 1
                 first.append(Row(row.request, seen.done, end - seen.done, row.pages, end == known))
                 seen.done = end + row.guesses - 1 if end == known else end
