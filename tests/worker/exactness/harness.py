@@ -87,28 +87,36 @@ class Engine:
     host_slots: int = 0
     """Pages of a host tier, with the CPU in the device's part."""
     draft: LoadedModel | None = None
+    native_decoder: bool = True
 
     def __post_init__(self) -> None:
         cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
         config = SchedulerConfig(self.loaded.max_model_len, chunked_prefill_size=self.chunk, **self.settings)  # type: ignore[arg-type]  # each setting has its field's type
         self.scheduler = Scheduler(config, cache)
         self.runner: ModelRunner = make_runner(
-            self.loaded, page_size=self.page_size, kv_pages=self.pages, backend=self.backend, draft=self.draft
+            self.loaded,
+            page_size=self.page_size,
+            kv_pages=self.pages,
+            backend=self.backend,
+            draft=self.draft,
+            native_decoder=self.native_decoder,
         )
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)
         self.forwards: list[int] = []
         """Tokens of each pass of the model (not of a draft model)."""
+        self.scored: list[int] = []
+        """Of each prompt of the latest `serve`, how many tokens came with log-probabilities."""
         self.runner.forward = Counted(self.runner.forward, self.forwards)
         self.submitted = 0
         self.mixed_steps = 0
         """Steps with both a chunk and decodes."""
 
-    def serve(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float) -> list[list[int]]:
+    def serve(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float | None) -> list[list[int]]:
         """Submit all prompts at once and step to the end: their output tokens, in order."""
         return [tokens for tokens, _ in self.serve_counted(prompts, root, **sampling)]
 
-    def serve_counted(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float) -> list[tuple[list[int], int]]:
+    def serve_counted(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float | None) -> list[tuple[list[int], int]]:
         """As `serve`, with each prompt's cached tokens."""
         settings = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, **({"temperature": 0} | sampling))  # type: ignore[arg-type]  # as above
         names = [str(self.submitted + i) for i in range(len(prompts))]
@@ -119,11 +127,14 @@ class Engine:
             refused = self.scheduler.submit(Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant))
             assert refused is None, refused
         answers: dict[str, tuple[list[int], int]] = {name: ([], 0) for name in names}
+        scored = dict.fromkeys(names, 0)
         while plan := self.scheduler.plan():
             self.mixed_steps += any(row.count > 1 for row in plan.rows) and any(row.count == 1 for row in plan.rows)
             for output in self.scheduler.advance(plan, self.runner.execute(plan)):
                 self._collect(output, answers)
+                scored[output.id] += len(output.prompt_logprobs)
         assert self.scheduler.idle
+        self.scored = list(scored.values())
         return [answers[name] for name in names]
 
     def _collect(self, output: Output, answers: dict[str, tuple[list[int], int]]) -> None:
