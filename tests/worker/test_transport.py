@@ -1,7 +1,12 @@
 """The channel between the API process and the engine, over real sockets."""
 
+import asyncio
+import contextlib
 import subprocess
 import sys
+
+from fairlead_worker.messages import Loading, Sampling, Step, Stop, Submit
+from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
 
 SENDERS, MESSAGES = 8, 10_000
 
@@ -41,3 +46,60 @@ def test_progress_may_come_from_many_threads() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == SENDERS * sum(range(MESSAGES))
+
+
+ENGINE = """
+import array, sys
+from fairlead_worker.messages import CacheEvent, Loading, Step, Submit
+from fairlead_worker.transport import ZmqEngineEnd
+
+end = ZmqEngineEnd(sys.argv[1])
+end.send(Loading(phase="first", percent=0))
+(submit,) = end.receive(None)
+assert isinstance(submit, Submit) and len(submit.tokens) == 48 << 20
+end.send(Step(events=(CacheEvent("stored", submit.tokens),)))
+end.send(Step())
+(last,) = end.receive(None)
+end.send(Step(events=(CacheEvent("stored", bytes(512 << 20)),)))
+print("sending", flush=True)
+sys.stdin.read()
+"""
+
+
+async def _talk() -> None:
+    channel = ZmqChannel()
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ENGINE, channel.address, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert engine.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            assert await channel.receive() == Loading(phase="first", percent=0)
+            tokens = bytes(48 << 20)
+            channel.send(Submit("a", tokens, Sampling(max_tokens=1), 1))
+            large, small = await channel.receive(), await channel.receive()
+            assert isinstance(large, Step) and large.events[0].hashes == tokens and small == Step()
+            for _ in range(3):  # who gave up waiting has taken nothing with it
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(channel.receive(), 0.01)
+            channel.send(Stop())
+            assert await engine.stdout.readline() == b"sending\n"
+            engine.kill()  # in the middle of half a gigabyte
+            await engine.wait()
+        # What came is a whole message or none, and the channel lives on for another engine.
+        with contextlib.suppress(TimeoutError):
+            got = await asyncio.wait_for(channel.receive(), 0.5)
+            assert isinstance(got, Step) and len(got.events[0].hashes) == 512 << 20
+        end = ZmqEngineEnd(channel.address)
+        end.send(Step(seconds=1.0))
+        async with asyncio.timeout(20):
+            assert await channel.receive() == Step(seconds=1.0)
+        end.close()
+    finally:
+        if engine.returncode is None:
+            engine.kill()
+        channel.close()
+
+
+def test_messages_of_any_size_and_an_engine_that_dies_within_one() -> None:
+    asyncio.run(_talk())

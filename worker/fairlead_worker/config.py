@@ -74,7 +74,7 @@ class WorkerConfig(BaseSettings):
         Literal["none", "ngram", "draft"],
         Field(description="who guesses tokens ahead: nobody, a look-up in the request's own text, or --speculative-model"),
     ] = "none"
-    speculative_num_tokens: Annotated[Positive, Field(description="most tokens guessed ahead of one request in a step")] = 5
+    speculative_num_tokens: Annotated[int, Field(ge=1, le=64, description="most tokens guessed ahead of one request in a step")] = 5
     speculative_ngram_min: Annotated[Positive, Field(description="tokens that must have been there before for a look-up")] = 2
     speculative_ngram_max: Annotated[Positive, Field(description="tokens compared to choose among earlier places")] = 5
     speculative_model: Annotated[str, Field(description="draft model with the same tokenizer: hf://org/name or file:///path")] = ""

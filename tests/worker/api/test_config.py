@@ -34,6 +34,7 @@ def test_flags_win_over_the_environment_and_the_last_over_the_first(monkeypatch:
         (("--speculative-model", "a/b", "--speculative-method", "draft"), "--speculative-model 'a/b': is no model URI"),
         (("--speculative-ngram-min", "6"), "--speculative-ngram-min 6 is more than --speculative-ngram-max 5"),
         (("--speculative-num-tokens", "0"), "--speculative-num-tokens '0'"),
+        (("--speculative-num-tokens", "1000000000"), "less than or equal to 64"),
         (("--no-such-flag", "1"), "--no-such-flag"),
     ],
 )

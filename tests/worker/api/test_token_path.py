@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tests.worker.api.process import WorkerProcess
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.api.metrics import GAPS
-from fairlead_worker.api.streaming import Reply, _Stream
+from fairlead_worker.api.streaming import Reply, _Stream, _whole
 from fairlead_worker.messages import Loading
 from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 
@@ -148,3 +150,24 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(
     worker = start().wait_ready()
     environment = Path(f"/proc/{worker.engine_pid}/environ").read_bytes().split(b"\0")
     assert f"OMP_WAIT_POLICY={expected}" in [os.fsdecode(entry) for entry in environment]
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(scored: bool) -> None:
+    shaped_in: list[int] = []
+    prepared = SimpleNamespace(
+        choices=(None,), scored=scored, best=lambda: [0], usage=lambda: {"prompt_tokens_details": {"cached_tokens": 0}}
+    )
+    shape = SimpleNamespace(
+        id="id", whole_object="whole", beside=dict, whole=lambda place, choice, piece: {"index": shaped_in.append(threading.get_ident())}
+    )
+
+    async def pieces() -> AsyncIterator[list[tuple[int, Piece]]]:
+        yield [(0, Piece("a", last=True))]
+
+    class Answer:
+        async def json(self, document: dict[str, Any], headers: dict[str, str]) -> None:
+            assert document["choices"] == [{"index": None}]
+
+    asyncio.run(_whole(Answer(), prepared, Reply("m", 0, shape, stream=False), pieces()))  # type: ignore[arg-type]  # stand-ins
+    assert [thread != threading.get_ident() for thread in shaped_in] == [scored]

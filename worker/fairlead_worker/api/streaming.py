@@ -1,5 +1,6 @@
 """Answers: one JSON document, or server-sent events. Nothing is sent before the first token is there."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -81,7 +82,12 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
     async for batch in pieces:
         for index, piece in batch:
             gathered[index].add(piece)
-    choices = [reply.shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
+
+    def shape() -> list[dict[str, Any]]:
+        return [reply.shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
+
+    # Twenty entries for each token of a long prompt take seconds: not in the way of everybody's streams.
+    choices = await asyncio.to_thread(shape) if prepared.scored else shape()
     usage = prepared.usage()
     document = reply.document(reply.shape.whole_object, choices) | {"usage": usage} | reply.shape.beside()
     await exchange.json(document, {CACHED_HEADER: str(usage["prompt_tokens_details"]["cached_tokens"])})

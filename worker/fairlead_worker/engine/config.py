@@ -72,8 +72,8 @@ class SchedulerConfig:
             raise ValueError("itl-target-ms cuts prompts into chunks, so it needs a chunked-prefill-size above 0")
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
-        if self.speculative_num_tokens < 1:
-            raise ValueError(f"speculative-num-tokens must be at least 1, not {self.speculative_num_tokens}")
+        if not 1 <= self.speculative_num_tokens <= 64:  # each step's report counts by position
+            raise ValueError(f"speculative-num-tokens must be 1 to 64, not {self.speculative_num_tokens}")
         if not 1 <= self.speculative_ngram_min <= self.speculative_ngram_max:
             raise ValueError(
                 "speculative-ngram-min must be at least 1 and at most speculative-ngram-max, "
