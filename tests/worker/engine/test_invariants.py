@@ -24,6 +24,7 @@ class Arrival:
     stop: tuple[int, ...]
     priority: int
     tenant: str
+    scored: bool
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ arrivals = st.builds(
     stop=st.sampled_from([(), (), (3, 9)]),
     priority=st.sampled_from([0, 0, -1, 5]),
     tenant=st.sampled_from(["", "a", "b"]),
+    scored=st.sampled_from([False, False, False, True]),
 )
 events = st.lists(
     st.one_of(
@@ -113,7 +115,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     enable_mixed_chunk=st.booleans(),
     dedupe_tokens=st.sampled_from([1, 32]),
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
-    speculative_method=st.sampled_from(["none", "ngram"]),
+    speculative_method=st.sampled_from(["none", "ngram", "draft"]),
 )
 def test_nor_with_a_host_tier(events, pages, page_size, host_slots, chunk, policy, **limits):
     """The same where the device is nearly always full: pages go to the host, come back, and are given up there."""
@@ -142,6 +144,7 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
                     stop_token_ids=happening.stop,
                     priority=happening.priority,
                     tenant=happening.tenant,
+                    prompt_logprobs=0 if happening.scored else None,
                 )
             )
             work += len(prompt) + max_tokens
@@ -164,3 +167,6 @@ def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     assert load.running == load.waiting == load.backlog_tokens == 0
     assert load.pages_free == load.pages_total, "with no request left, every page can be had"
     assert all(told.finish for told in machine.told.values()), "nobody starves"
+    for told in machine.told.values():
+        if told.finish in ("stop", "length") and told.submit.sampling.prompt_logprobs is not None:
+            assert told.scores == list(range(len(told.submit.tokens) // 4 - 1)), "each position once, and in order"

@@ -16,7 +16,7 @@ _KEPT = 4096
 class FairOrder:
     """The tenant that has been served least goes first; within a tenant, by arrival.
 
-    A tenant's counter rises with each prompt token computed and each token put out for it (a page at a time). One that comes back
+    A tenant's counter rises with each prompt token computed and each token put out for it (a block at a time). One that comes back
     after a silence is lifted to the least counter of those that wait: idling saves nothing up. A counter at or below that is as good
     as none and may be forgotten, so that tenants without number take no memory.
     """
