@@ -73,8 +73,15 @@ class Load:
         self.outcome: dict[str, Any] = {}
 
     def __enter__(self) -> "Load":
+        """Returns once the first chat was answered: from then on there is load."""
         self.process = self.system.client("load.py", *self.arguments)
+        eventually(self._begun, 60, "the load's first chat")
         return self
+
+    def _begun(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"the load ended at once: {self.process.communicate()}")
+        return self.system.in_client("test", "-f", f"{self.stop_file}.begun", check=False).returncode == 0
 
     def __exit__(self, *exception: object) -> None:
         self.system.in_client("touch", self.stop_file)

@@ -30,6 +30,8 @@ def main() -> None:
             outcomes.append(
                 one_chat(client, arguments.model, f"Client {worker}, turn {turn}: tell me of ropes and rings.", arguments.max_tokens)
             )
+            if stop:
+                stop.with_name(f"{stop.name}.begun").touch()
 
     threads = [threading.Thread(target=stream, args=(number,)) for number in range(arguments.concurrency)]
     for thread in threads:
