@@ -42,6 +42,13 @@ def load(folder: Path) -> Callable[[], object]:
 
 
 @needs_compiler
+@pytest.mark.skipif(not library.NEEDED <= library.cpu_flags(), reason="this CPU cannot run the library")
+def test_where_the_library_can_run_it_does() -> None:
+    """The tests of the kernels are skipped without it, so a build that fails here must not go by in silence."""
+    assert library.native() is not None, "run `python -m fairlead_worker.native.build` and see what it says"
+
+
+@needs_compiler
 def test_the_library_is_built_once_and_again_when_a_source_changes(folder: Path, load: Callable[[], object]) -> None:
     assert build.build()
     first = build.LIBRARY.stat()
