@@ -100,7 +100,7 @@ def random_hashes(draw: random.Random, count: int) -> list[int]:
 
 
 async def load_ours(path: str, held: list[list[int]]) -> None:
-    scripts = Scripts(f"unix://{path}", NAMESPACE, timeout=30, connections=8)
+    scripts = Scripts(f"unix://{path}", NAMESPACE, timeout=30)
 
     async def one(pod: int, hashes: list[int]) -> None:
         epoch = os.urandom(8)

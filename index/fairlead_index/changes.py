@@ -25,6 +25,7 @@ class Changes:
         self._held: dict[int, None] = {}  # insertion order; a block comes back only after its children went, so parents stay first
         self._runs: deque[Run] = deque()
         self._following = False
+        self._removals_only = False
         self.pending = 0
         """Changes not handed out yet."""
 
@@ -70,6 +71,14 @@ class Changes:
         self._runs.clear()
         self.pending = 0
         self._following = False
+        self._removals_only = False
+
+    def keep_removals(self) -> None:
+        """The index takes nothing new: hand out removals only, until `restart`. What the index holds stays a part of the held set."""
+        self._removals_only = True
+        runs = [run for run in self._runs if run[0] == "R"]
+        self._runs = deque(runs)
+        self.pending = sum(len(hashes) for _, hashes in runs)
 
     def take(self, limit: int) -> list[Run]:
         """The next changes, at most `limit` of them, in order."""
@@ -85,7 +94,7 @@ class Changes:
         return batch
 
     def _note(self, kind: Kind, hashes: "array[int]") -> None:
-        if not self._following or not hashes:
+        if not self._following or not hashes or (kind == "S" and self._removals_only):
             return
         self.pending += len(hashes)
         if self._runs and self._runs[-1][0] == kind:

@@ -1,93 +1,102 @@
-"""One way to reach Redis for both halves: short timeouts, no hidden retries, and the scripts, as Functions or by their digests."""
+"""One way to reach Redis for both halves: one shared connection, no hidden retries, and the scripts, as Functions or by their digests."""
 
 import hashlib
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
+from fairlead_index.access import RedisAccess
+from fairlead_index.client import RedisClient
+from fairlead_index.resp import RedisError, ReplyError
 
 SCHEMA: Final = "fl1"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """Everything that means "Redis did not do it": away, too slow, read-only after a failover, loading, out of memory."""
 
 _READ_ONLY: Final = frozenset({"match", "workers"})
-_SCRIPTS: Final = ("join", "apply", "heartbeat", "leave", "match", "route", "release", "sweep", "workers")
+_SCRIPTS: Final = ("join", "apply", "evict", "heartbeat", "leave", "match", "route", "release", "sweep", "renew", "workers")
 _USE_MATCH: Final = frozenset({"match", "route"})
+_WHEN_FULL: Final = frozenset({"join", "evict", "heartbeat", "leave", "route", "release", "sweep", "renew"})
+"""What a Redis past its maxmemory does all the same: it needs next to nothing, or gives back. `apply` alone is refused, with OOM."""
+_TEXT_OF: Final = {"evict": "apply"}
+"""`evict` is `apply` for batches that only remove."""
 
 
 class Scripts:
-    """The scripts of one namespace over one connection pool.
+    """The scripts of one namespace over one connection.
 
     Redis 7 keeps them as Functions, which survive restarts and failovers. Older servers, and users who may not load functions, get EVALSHA.
     Either way a server that does not know them (empty, flushed, new) is told once, and the call repeated.
+
+    Each call names two keys: the prefix, which is no key at all, and `meta`, which is the first to be there. No script needs both, but
+    while a Cluster moves the slot it finds one of them missing on either side and says TRYAGAIN: so no half of a namespace is ever taken
+    for all of it, and no writer begins a new one in the middle of the move.
     """
 
-    def __init__(self, url: str, namespace: str, *, timeout: float, connections: int) -> None:
+    def __init__(self, redis: RedisAccess | str, namespace: str, *, timeout: float) -> None:
         if not namespace or any(mark in namespace for mark in "{}"):
             raise ValueError(f"index namespace {namespace!r}: give NAMESPACE/NAME, without braces")
-        try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=connections,
-                timeout=timeout,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                retry=Retry(NoBackoff(), 0),
-                protocol=2,
-            )
-        except ValueError as error:
-            raise ValueError(f"redis url {url.rsplit('@', 1)[-1]!r}: {error}") from error
-        self.redis: Any = Redis.from_pool(pool)  # redis-py leaves execute_command untyped
+        self.redis = RedisClient(RedisAccess(redis) if isinstance(redis, str) else redis, timeout)
         self.prefix = f"{SCHEMA}:{{{namespace}}}:"  # braces: one cluster slot for the namespace
+        self._keys = (2, self.prefix, self.prefix + "meta")
         self._functions = True
 
     async def call(self, name: str, *args: bytes | str | int | float) -> list[Any]:
         """Runs one script. Raises one of REDIS_ERRORS."""
-        try:
-            if self._functions:
-                try:
-                    return await self._call_function(name, args)
-                except ResponseError as error:
-                    if not _no_functions(error):
-                        raise
-                    self._functions = False
-            return await self._call_script(name, args)
-        except ReadOnlyError:
-            await self.redis.connection_pool.disconnect()  # a replica now: the address may lead to the new primary
-            raise
+        if self._functions:
+            try:
+                return await self._call_function(name, args)
+            except ReplyError as error:
+                if not _no_functions(error):
+                    raise
+                self._functions = False
+        return await self._call_script(name, args)
 
     async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
         command = "FCALL_RO" if name in _READ_ONLY else "FCALL"
-        call = (command, f"{_library_name()}_{name}", 1, self.prefix, *args)
+        call = (command, f"{_library_name()}_{name}", *self._keys, *args)
         try:
-            return cast(list[Any], await self.redis.execute_command(*call))
-        except ResponseError as error:
+            return cast(list[Any], await self.redis.execute(*call))
+        except ReplyError as error:
             if "function not found" not in str(error).lower():
                 raise
-        await self.redis.execute_command("FUNCTION", "LOAD", "REPLACE", library_source())
-        return cast(list[Any], await self.redis.execute_command(*call))
+        await self.redis.execute("FUNCTION", "LOAD", "REPLACE", library_source())
+        return cast(list[Any], await self.redis.execute(*call))
 
     async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
         source = script_source(name)
         try:
-            return cast(list[Any], await self.redis.execute_command("EVALSHA", _sha1(source), 1, self.prefix, *args))
-        except NoScriptError:
-            return cast(list[Any], await self.redis.execute_command("EVAL", source, 1, self.prefix, *args))
+            return cast(list[Any], await self.redis.execute("EVALSHA", _sha1(source), *self._keys, *args))
+        except ReplyError as error:
+            if error.code != "NOSCRIPT":
+                raise
+        return cast(list[Any], await self.redis.execute("EVAL", source, *self._keys, *args))
 
     def key(self, name: str | bytes) -> bytes:
         """A key of the namespace, for what needs no script."""
         return self.prefix.encode() + (name.encode() if isinstance(name, str) else name)
 
     async def close(self) -> None:
-        await self.redis.aclose()
-        await self.redis.connection_pool.disconnect()
+        await self.redis.close()
 
 
-def _no_functions(error: ResponseError) -> bool:
+async def eviction_advice(redis: RedisClient) -> str:
+    """What to change about a server that may evict keys of ours; empty when it does not, or does not say."""
+    try:
+        told: bytes = await redis.execute("INFO", "memory")
+    except ReplyError:  # a user who may not ask
+        return ""
+    fields = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
+    policy = fields.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return ""
+    return (
+        f"redis has maxmemory-policy {policy}: past its maxmemory it would drop parts of the index without a word, and answers would name "
+        "workers that no longer hold a prefix. Set maxmemory-policy noeviction (a managed service: in its parameter group)"
+    )
+
+
+def _no_functions(error: ReplyError) -> bool:
     text = str(error).lower()
     return "unknown command" in text or "unknown subcommand" in text or "noperm" in text or "no permissions" in text
 
@@ -95,7 +104,13 @@ def _no_functions(error: ResponseError) -> bool:
 @cache
 def script_source(name: str) -> str:
     """The whole Lua text of one script, as EVAL takes it."""
-    parts = ["common", *(["match_core"] if name in _USE_MATCH else []), name]
+    # A full server refuses a script's first write if that needs memory, and lets all pass after one that does not. (Functions have a flag.)
+    return f"redis.call('DEL', KEYS[1])\n{_body(name)}" if name in _WHEN_FULL else _body(name)
+
+
+@cache
+def _body(name: str) -> str:
+    parts = ["common", *(["match_core"] if name in _USE_MATCH else []), _TEXT_OF.get(name, name)]
     return "\n".join((files("fairlead_index") / "scripts" / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
 
 
@@ -104,8 +119,8 @@ def library_source() -> str:
     """All scripts as one library of functions. Its name holds a digest of the text: versions live side by side through a rollout."""
     functions = []
     for name in _SCRIPTS:
-        flags = "flags = { 'no-writes' }," if name in _READ_ONLY else ""
-        body = script_source(name)  # whole in each function: redis.call does not exist while a library loads
+        flags = "flags = { 'no-writes' }," if name in _READ_ONLY else "flags = { 'allow-oom' }," if name in _WHEN_FULL else ""
+        body = _body(name)  # whole in each function: redis.call does not exist while a library loads
         functions.append(
             f"redis.register_function{{ function_name = '{_library_name()}_{name}', {flags} callback = function(KEYS, ARGV)\n{body}\nend }}"
         )
@@ -114,7 +129,7 @@ def library_source() -> str:
 
 @cache
 def _library_name() -> str:
-    digest = hashlib.sha256("".join(script_source(name) for name in _SCRIPTS).encode()).hexdigest()
+    digest = hashlib.sha256("".join(_body(name) for name in _SCRIPTS).encode()).hexdigest()
     return f"fairlead_{digest[:12]}"
 
 

@@ -7,8 +7,9 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from fairlead_index.access import RedisAccess
 from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hashes_from_bytes
@@ -59,8 +60,8 @@ class MirrorReader:
     Raises ValueError for a url or a namespace that can never work.
     """
 
-    def __init__(self, url: str, namespace: str, *, call_seconds: float = CALL_SECONDS) -> None:
-        self._scripts = Scripts(url, namespace, timeout=call_seconds, connections=2)
+    def __init__(self, redis: RedisAccess | str, namespace: str, *, call_seconds: float = CALL_SECONDS) -> None:
+        self._scripts = Scripts(redis, namespace, timeout=call_seconds)
         self._picture: _Picture | None = None
         self._lost = False  # the picture cannot be continued: answer from it until there is a new one
         self._following = False
@@ -101,7 +102,7 @@ class MirrorReader:
 
     async def close(self) -> None:
         """Stops. Does not raise for a Redis that is away."""
-        self._closing = True  # redis-py may swallow a cancellation while it connects: the loop ends then by this
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -146,10 +147,14 @@ class MirrorReader:
     async def _pulse(self, picture: _Picture) -> None:
         """Whether the log still continues our picture, and who is under a lease."""
         key = self._scripts.key
-        async with self._scripts.redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(key("meta"), "birth", "logged").get(key("leases")).time()
-            pipe.xrange(key("log"), picture.last or "-", picture.last or "-")
-            (birth, logged), leases, now, ours = await pipe.execute()
+        (birth, logged), leases, now, ours = await self._scripts.redis.transaction(
+            [
+                ("HMGET", key("meta"), "birth", "logged"),
+                ("GET", key("leases")),
+                ("TIME",),
+                ("XRANGE", key("log"), picture.last or "-", picture.last or "-"),
+            ]
+        )
         if birth != picture.birth:
             raise _Lost("the namespace is new, or Redis was emptied")
         if (picture.last is not None and not ours) or int(logged or 0) < picture.position:
@@ -159,13 +164,14 @@ class MirrorReader:
     async def _read(self, picture: _Picture, block_ms: int | None) -> int:
         """Applies the next records, in order and without a gap. Returns how many there were."""
         after = picture.last or f"{picture.position}-{2**64 - 1}"
-        reply = await self._scripts.redis.xread({self._scripts.key("log"): after}, count=RECORDS, block=block_ms)
-        entries: list[tuple[bytes, dict[bytes, bytes]]] = reply[0][1] if reply else []
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        reply = await self._scripts.redis.execute("XREAD", "COUNT", RECORDS, *block, "STREAMS", self._scripts.key("log"), after)
+        entries: list[tuple[bytes, list[bytes]]] = reply[0][1] if reply else []
         for name, fields in entries:
             number = int(name.partition(b"-")[0])
             if number != picture.position + 1:
                 raise _Lost(f"records {picture.position + 1} to {number - 1} are gone")
-            _apply(picture.table, fields[b"r"])
+            _apply(picture.table, fields[1])  # its one field, r
             picture.position, picture.last = number, name
         self._stats.records += len(entries)
         return len(entries)
@@ -177,18 +183,23 @@ class MirrorReader:
         A slot that did not live at the start is left out of the buckets: whatever it gets comes through the log.
         """
         key = self._scripts.key
-        async with self._scripts.redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(key("meta"), "birth", "logged", "buckets").hgetall(key("live")).get(key("leases")).time()
-            pipe.xrevrange(key("log"), count=1)
-            (birth, logged, buckets), live, leases, now, newest = await pipe.execute()
+        (birth, logged, buckets), live, leases, now, newest = await self._scripts.redis.transaction(
+            [
+                ("HMGET", key("meta"), "birth", "logged", "buckets"),
+                ("HGETALL", key("live")),
+                ("GET", key("leases")),
+                ("TIME",),
+                ("XREVRANGE", key("log"), "+", "-", "COUNT", 1),
+            ]
+        )
         picture = _Picture(PrefixTable(), birth, int(logged or 0), newest[0][0] if newest else None)
-        for slot, record in live.items():
+        for slot, record in _pairs(live).items():
             picture.table.join(slot, *_card(record, 8))
         picture.table.renew(leases or b"", _milliseconds(now))
         for first in range(0, int(buckets or 0), BUCKETS):
             await self._load_buckets(picture.table, range(first, min(first + BUCKETS, int(buckets))))
             await self._read(picture, None)
-        end = int(await self._scripts.redis.hget(key("meta"), "logged") or 0)
+        end = int(await self._scripts.redis.execute("HGET", key("meta"), "logged") or 0)
         while picture.position < end:
             if not await self._read(picture, None):
                 raise _Lost(f"records after {picture.position} are gone")
@@ -197,18 +208,15 @@ class MirrorReader:
 
     async def _load_buckets(self, table: PrefixTable, numbers: range) -> None:
         key, redis = self._scripts.key, self._scripts.redis
-        async with redis.pipeline(transaction=False) as pipe:
-            for number in numbers:
-                pipe.hgetall(key(b"b" + number.to_bytes(2, "big")))
-            buckets: list[dict[bytes, bytes]] = await pipe.execute()
+        buckets = await redis.pipeline([("HGETALL", key(b"b" + number.to_bytes(2, "big"))) for number in numbers])
         wide: list[bytes] = []
-        for bucket in buckets:
+        for bucket in map(_pairs, buckets):
             if b"W" in bucket.values():
                 wide += [block for block, packed in bucket.items() if packed == b"W"]
                 bucket = {block: packed for block, packed in bucket.items() if packed != b"W"}
             table.put_packed(hashes_from_bytes(b"".join(bucket)), bucket.values())
         if wide:
-            for block, bitmap in zip(wide, await redis.mget([key(b"w" + block) for block in wide]), strict=True):
+            for block, bitmap in zip(wide, await redis.execute("MGET", *(key(b"w" + block) for block in wide)), strict=True):
                 table.put(int.from_bytes(block, "little"), _slots(bitmap or b""))
 
 
@@ -240,6 +248,10 @@ def _slots(bitmap: bytes) -> list[bytes]:
     return [(8 * at + bit).to_bytes(2, "big") for at, byte in enumerate(bitmap) if byte for bit in range(8) if byte & (128 >> bit)]
 
 
-def _milliseconds(now: tuple[int, int]) -> float:
+def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _milliseconds(now: Any) -> float:
     seconds, microseconds = now
-    return seconds * 1000 + microseconds / 1000
+    return int(seconds) * 1000 + int(microseconds) / 1000

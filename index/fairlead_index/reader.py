@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fairlead_index.access import RedisAccess
 from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hash_bytes
@@ -59,8 +60,8 @@ class IndexReader:
     Raises ValueError for a url or a namespace that can never work.
     """
 
-    def __init__(self, url: str, namespace: str, deadline: float = 0.05, connections: int = 32) -> None:
-        self._scripts = Scripts(url, namespace, timeout=deadline, connections=connections)
+    def __init__(self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05) -> None:
+        self._scripts = Scripts(redis, namespace, timeout=deadline)
         self._deadline = deadline
         self._pause = Pause()
 

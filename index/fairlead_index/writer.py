@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from fairlead_index.changes import Changes, pack
-from fairlead_index.connection import REDIS_ERRORS, Scripts
+from fairlead_index.access import RedisAccess
+from fairlead_index.changes import Changes, Run, pack
+from fairlead_index.connection import REDIS_ERRORS, Scripts, eviction_advice
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.pause import Pause
+from fairlead_index.resp import ReplyError
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 
@@ -37,6 +39,8 @@ class WriterStats:
     errors: int = 0
     held: int = 0
     pending: int = 0
+    full: bool = False
+    """Redis is at its maxmemory: it keeps our lease and takes removals, and learns no new blocks until it has room."""
     last_error: str = ""
 
 
@@ -47,8 +51,11 @@ class _Incarnation:
     slot: bytes
     epoch: bytes
     sequence: int = 0
-    batch: list[bytes] | None = None
-    blocks: int = 0
+    batch: list[Run] | None = None
+
+    @property
+    def blocks(self) -> int:
+        return sum(len(hashes) for _, hashes in self.batch or ())
 
 
 class _Lost(Exception):
@@ -64,7 +71,7 @@ class IndexWriter:
 
     def __init__(
         self,
-        url: str,
+        redis: RedisAccess | str,
         namespace: str,
         card: WorkerCard,
         lease_seconds: float = 10.0,
@@ -72,7 +79,7 @@ class IndexWriter:
         buckets: int = BUCKETS,
         call_seconds: float = CALL_SECONDS,
     ) -> None:
-        self._scripts = Scripts(url, namespace, timeout=call_seconds, connections=2)
+        self._scripts = Scripts(redis, namespace, timeout=call_seconds)
         self._card = card
         self._lease = lease_seconds
         self._buckets = buckets
@@ -83,7 +90,9 @@ class IndexWriter:
         self._load_is_new = False
         self._beat_at = 0.0
         self._sweep_at = 0.0
+        self._store_at = 0.0  # when a full Redis is asked again whether it has room
         self._epoch = b""
+        self._advice = ""
         self._self: _Incarnation | None = None
         self._wake = asyncio.Event()
         self._leaving = asyncio.Event()
@@ -162,12 +171,15 @@ class IndexWriter:
             self._forget()  # too much happened while Redis was away
         me = self._self or await self._join()
         if me.batch is None and self._changes.pending:
-            batch = self._changes.take(BATCH_BLOCKS)
-            me.batch, me.blocks = pack(batch), sum(len(hashes) for _, hashes in batch)
+            me.batch = self._changes.take(BATCH_BLOCKS)
         if me.batch is not None:
             await self._apply(me, me.batch)
         if time.monotonic() >= self._next_beat():
             await self._heartbeat(me)
+        if self._stats.full and me.batch is None and time.monotonic() >= self._store_at:
+            self._changes.restart()  # all of it, parents first: what the index kept of it changes nothing
+            self._stats.full = bool(self._changes.pending)
+            self._store_at = time.monotonic() + self._lease
         self._pause.succeeded()
         if not self._changes.pending:
             await self._idle()
@@ -201,14 +213,43 @@ class IndexWriter:
         self._stats.joins += 1
         self._beat_at = 0.0  # the load goes with the first heartbeat, before the snapshot has gone
         self._changes.restart()
+        self._stats.full = False
+        if (advice := await eviction_advice(self._scripts.redis)) != self._advice:
+            self._advice = advice
+            if advice:
+                log.warning("%s", advice)
         return self._self
 
-    async def _apply(self, me: _Incarnation, batch: list[bytes]) -> None:
-        self._check(await self._scripts.call("apply", me.slot, me.epoch, me.sequence + 1, *batch))
+    async def _apply(self, me: _Incarnation, batch: list[Run]) -> None:
+        stores = any(kind == "S" for kind, _ in batch)
+        try:
+            reply = await self._scripts.call("apply" if stores else "evict", me.slot, me.epoch, me.sequence + 1, *pack(batch))
+        except ReplyError as error:
+            if not stores or error.code != "OOM":
+                raise
+            self._filled(me, batch, str(error))
+            return
+        self._check(reply)
         self._stats.batches += 1
         self._stats.blocks += me.blocks
         me.sequence += 1
-        me.batch, me.blocks = None, 0
+        me.batch = None
+        if stores and self._stats.full:
+            self._stats.full = False
+            log.info("redis has room again: telling it the %d blocks held", len(self._changes))
+
+    def _filled(self, me: _Incarnation, batch: list[Run], reason: str) -> None:
+        """Nothing of the batch was done, or all of it if this is a second try: its removals may go under the same number either way."""
+        me.batch = [run for run in batch if run[0] == "R"] or None
+        self._changes.keep_removals()
+        self._store_at = time.monotonic() + self._lease
+        if not self._stats.full:
+            self._stats.full = True
+            log.warning(
+                "redis is full (%s): it learns no new blocks until there is room, and requests for them are steered by load. "
+                "Raise its maxmemory: docs/redis.md says how much a worker needs",
+                reason,
+            )
 
     async def _heartbeat(self, me: _Incarnation) -> None:
         sent = time.monotonic()
@@ -233,6 +274,8 @@ class IndexWriter:
         self._beat_at = sent
         if reply[1] or sent >= self._sweep_at:
             await self._scripts.call("sweep", SWEEP_ENTRIES)
+        if sent >= self._sweep_at:
+            await self._scripts.call("renew")
             self._sweep_at = sent + self._lease
 
     def _check(self, reply: list[bytes]) -> None:

@@ -231,7 +231,7 @@ async def test_loads_reach_the_readers(writers: MakeWriter, reader: IndexReader)
 
 
 async def test_the_way_of_calling_fits_the_server(server: RedisServer, namespace: str) -> None:
-    scripts = Scripts(server.url, namespace, timeout=5, connections=1)
+    scripts = Scripts(server.url, namespace, timeout=5)
     await scripts.call("workers")
     major = int(str(server.client().info("server")["redis_version"]).split(".")[0])
     assert scripts._functions == (major >= 7)

@@ -19,7 +19,7 @@ BLOCK = 16
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: str, seed: int) -> None:
     draw = random.Random(seed)
-    scripts = Scripts(server.url, namespace, timeout=5, connections=2)
+    scripts = Scripts(server.url, namespace, timeout=5)
     client = server.client()
     route = script_source("route").replace("local now = now_ms()", f"local now = {NOW}")
     assert str(NOW) in route
@@ -53,7 +53,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
             workers.append(worker)
             _set(client, f"fl1:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
-        reply = await scripts.redis.eval(route, 1, scripts.prefix, hashes, prompt, request, 8)
+        reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8)
         found = [(reply[at].decode(), reply[at + 2], reply[at + 3]) for at in range(1, len(reply), 4)]
         mine = best_starts(workers, hashes, prompt, request, 8)
         assert [(start.address, start.cached) for start in mine] == [(address, cached) for address, cached, _ in found]

@@ -43,7 +43,7 @@ class Pod:
 
 @pytest.fixture
 async def scripts(server: RedisServer, namespace: str) -> AsyncIterator[Scripts]:
-    scripts = Scripts(server.url, namespace, timeout=5, connections=4)
+    scripts = Scripts(server.url, namespace, timeout=5)
     yield scripts
     await scripts.close()
 
@@ -101,7 +101,7 @@ async def test_more_holders_than_a_bucket_lists(scripts: Scripts) -> None:
         assert await matched(scripts) == expected
     for pod in pods[40:]:
         await pod.apply("R", CHAIN[::-1])
-    keys = await scripts.redis.keys(scripts.prefix.replace("{", "\\{") + "[bw]*")
+    keys = await scripts.redis.execute("KEYS", scripts.prefix.replace("{", "\\{") + "[bw]*")
     assert keys == []
 
 
@@ -115,7 +115,7 @@ async def test_the_sweep_frees_slots_and_leaves_the_living_alone(scripts: Script
         assert left[0] == 39
         assert await matched(scripts) == {"p00:1": 16}  # half swept slots mislead nobody
     await pods[0].apply("R", CHAIN[::-1])
-    assert await scripts.redis.keys(scripts.prefix.replace("{", "\\{") + "[bw]*") == []
+    assert await scripts.redis.execute("KEYS", scripts.prefix.replace("{", "\\{") + "[bw]*") == []
     reused = await Pod(scripts, "fresh").join()
     assert reused.slot == pods[1].slot
     assert await matched(scripts) == {}

@@ -11,6 +11,7 @@ local function store(key, hash)
   local packed = call('HGET', key, hash)
   if not packed then
     call('HSET', key, hash, slot)
+    if call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
   elseif packed == WIDE then
     call('SETBIT', p .. 'w' .. hash, number, 1)
   else
@@ -23,6 +24,7 @@ local function store(key, hash)
       local wide = p .. 'w' .. hash
       for i = 1, #packed, 2 do call('SETBIT', wide, slot_number(sub(packed, i, i + 1)), 1) end
       call('SETBIT', wide, number, 1)
+      call('EXPIRE', wide, KEPT)
       call('HSET', key, hash, WIDE)
     end
   end

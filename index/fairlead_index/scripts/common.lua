@@ -10,6 +10,8 @@ local NARROW = 31                      -- slots a bucket entry may list: 62 byte
 
 local LOGGED = 4096                    -- records kept for the mirrors: at most 2 KB each; 10 s at 100,000 changes a second
 
+local KEPT = 86400                     -- s after which a key is gone unless a worker renews it: see renew.lua
+
 local function now_ms()
   local t = call('TIME')
   return t[1] * 1000 + floor(t[2] / 1000)
@@ -95,4 +97,5 @@ local function kill(p, slot)
   call('HDEL', p .. 'owed', slot)
   call('DEL', p .. 'r' .. slot)
   call('ZADD', p .. 'dead', slot_number(slot), slot)
+  call('EXPIRE', p .. 'dead', KEPT)
 end

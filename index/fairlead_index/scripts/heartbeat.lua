@@ -23,6 +23,11 @@ if w.at > 0 and w.at - ARRIVAL > before then before = w.at - ARRIVAL end
 if call('ZREMRANGEBYSCORE', promises, '-inf', before) > 0 then
   local owed = 0
   for _, promise in ipairs(call('ZRANGE', promises, 0, -1)) do owed = owed + struct.unpack('<d', promise, 9) end
-  if owed > 0 then call('HSET', p .. 'owed', slot, owed) else call('HDEL', p .. 'owed', slot) end
+  if owed > 0 then
+    call('HSET', p .. 'owed', slot, owed)
+    call('EXPIRE', p .. 'owed', KEPT)
+  else
+    call('HDEL', p .. 'owed', slot)
+  end
 end
 return { 'OK', call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

@@ -4,6 +4,7 @@ local p = KEYS[1]
 local pod, address, revision, epoch, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[5], tonumber(ARGV[6])
 call('HSETNX', p .. 'meta', 'buckets', ARGV[7])
 call('HSETNX', p .. 'meta', 'birth', epoch)
+call('EXPIRE', p .. 'meta', KEPT)
 for _, name in ipairs({ 'p' .. pod, 'a' .. address }) do
   local old = call('HGET', p .. 'names', name)
   if old then kill(p, old) end
@@ -23,4 +24,5 @@ set_lease(p, slot, ends)
 call('HSET', p .. 'live', slot, pack_live({ lease = ends, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
   total = 0, page = 0, bt = tonumber(ARGV[4]), lease_ms = lease, address = address, pod = pod, revision = revision }))
 tell(p, 'J' .. slot .. struct.pack(CARD, tonumber(ARGV[4]), #address, address))
+for _, name in ipairs({ 'live', 'leases', 'log', 'fence', 'names' }) do call('EXPIRE', p .. name, KEPT) end
 return { 'OK', slot }

@@ -79,7 +79,9 @@ end
 local best = all[1]
 local promise = id .. struct.pack('<d', best.cost)
 call('ZADD', p .. 'r' .. best.slot, now, promise)
+call('EXPIRE', p .. 'r' .. best.slot, KEPT)
 call('HINCRBYFLOAT', p .. 'owed', best.slot, best.cost)
+call('EXPIRE', p .. 'owed', KEPT)
 local reply = { best.slot .. promise }
 for _, w in ipairs(all) do
   reply[#reply + 1] = w.address

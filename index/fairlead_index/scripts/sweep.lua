@@ -56,6 +56,7 @@ end
 call('HSET', p .. 'meta', 'cursor', cursor)
 if cursor >= buckets then
   for slot in pairs(dead) do call('ZADD', p .. 'free', slot_number(slot), slot) end
+  call('EXPIRE', p .. 'free', KEPT)
   call('DEL', p .. 'sweeping')
 end
 return { call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

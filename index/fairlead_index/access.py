@@ -1,0 +1,132 @@
+"""Where Redis is and how to be let in: one URL, and files for what is secret."""
+
+import re
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+PORT: Final = 6379
+SENTINEL_PORT: Final = 26379
+SCHEMES: Final = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
+
+Address = tuple[str, int]
+"""Host and port; for a unix socket its path and 0."""
+
+
+@dataclass(frozen=True)
+class RedisAccess:
+    """One Redis, Cluster or Sentinel group, and the files that a connection is made with.
+
+    Files are read whenever a connection is made, so a Secret that is rotated needs no restart. `rediss` verifies the server's certificate
+    and its name against `ca_file`, or the system's authorities; there is no way to turn that off.
+    """
+
+    url: str
+    username: str = ""
+    password_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    place: "Place" = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        place = parse(self.url)
+        if (self.ca_file or self.cert_file) and not place.tls:
+            raise ValueError(f"redis url {shown(self.url)!r} has no TLS: give rediss://, or no certificate files")
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("redis client certificate: give both the certificate's file and its key's")
+        object.__setattr__(self, "place", place)
+
+    def credentials(self) -> tuple[str, str]:
+        """User and password for a new connection; an empty password means none is asked for. Raises OSError when the file is not there."""
+        password = self.place.password
+        if self.password_file:
+            try:
+                password = Path(self.password_file).read_text(encoding="utf-8").strip("\r\n")
+            except OSError as error:
+                raise OSError(f"no password for redis: {error}; does the Secret exist in this namespace?") from error
+        return self.username or self.place.username, password
+
+    def tls(self) -> ssl.SSLContext | None:
+        """For a new connection. Raises OSError for a file that is missing or no certificate."""
+        if not self.place.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except OSError as error:  # ssl.SSLError is one
+            files = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
+            raise OSError(f"certificates for redis ({files}): {error}") from error
+        return context
+
+
+@dataclass(frozen=True)
+class Place:
+    """A URL, taken apart. `nodes` are asked in turn: of a Cluster any of them knows the others, of Sentinel they are the sentinels."""
+
+    nodes: tuple[Address, ...]
+    tls: bool = False
+    sentinel: str = ""  # name of the primary that the sentinels watch
+    database: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+
+def parse(url: str) -> Place:
+    """Raises ValueError for a URL that can never work."""
+    try:
+        return _parse(url)
+    except ValueError as error:
+        raise ValueError(f"redis url {shown(url)!r}: {error}") from None
+
+
+def _parse(url: str) -> Place:
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"give one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
+    if parts.query or parts.fragment:
+        raise ValueError("takes no ?options: certificates and passwords have flags of their own")
+    if parts.scheme == "unix":
+        if not parts.path or parts.netloc:
+            raise ValueError("give unix:///PATH")
+        return Place(nodes=((unquote(parts.path), 0),))
+    user_info, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = user_info.partition(":")
+    scheme, _, sentinel = parts.scheme.partition("+")
+    tail = parts.path.strip("/")
+    if sentinel and not tail:
+        raise ValueError("give the name that the sentinels know the primary by: redis+sentinel://HOST:26379/NAME")
+    if not sentinel and tail and not tail.isdecimal():
+        raise ValueError(f"database {tail!r} is no number")
+    return Place(
+        nodes=tuple(_address(host, SENTINEL_PORT if sentinel else PORT) for host in hosts.split(",")),
+        tls=scheme == "rediss",
+        sentinel=tail if sentinel else "",
+        database=0 if sentinel else int(tail or 0),
+        username=unquote(username),
+        password=unquote(password),
+    )
+
+
+def _address(text: str, port: int) -> Address:
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/\s]+))(?::(\d{1,5}))?", text)
+    if found is None or not 0 < int(found[3] or port) < 65536:
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return found[1] or found[2], int(found[3] or port)
+
+
+def shown(url: str) -> str:
+    """The URL, fit for logs: whatever stands before the @ is hidden, and everything behind a ?."""
+    scheme, separator, rest = url.partition("://")
+    user_info, at, hosts = rest.rpartition("@")
+    user = user_info.partition(":")[0]
+    masked = f"{user}:***@" if ":" in user_info else f"{user}@" if at else ""
+    return f"{scheme}{separator}{masked}{hosts.partition('?')[0]}"
+
+
+def has_password(url: str) -> bool:
+    """Whether the URL itself holds a password: everybody who may list processes or pods reads it there."""
+    return ":" in url.partition("://")[2].rpartition("@")[0]

@@ -1,0 +1,25 @@
+-- Nothing lives for ever: every key runs out a day after the last worker that renewed it. Each call renews what is there beside the buckets, and
+-- its share of those, so that all of them get their turn within a few hours however many workers call. No ARGV. Returns {'OK'}.
+local p = KEYS[1]
+local PASS, MOST = 4 * 3600 * 1000, 512  -- ms in which all buckets get their turn; buckets renewed at once: half a millisecond or less
+
+local fixed = { 'meta', 'live', 'leases', 'log', 'fence', 'names', 'owed', 'dead', 'sweeping', 'free' }
+for _, name in ipairs(fixed) do call('EXPIRE', p .. name, KEPT) end
+
+local buckets, now = buckets_of(p), now_ms()
+if buckets == 0 then return { 'OK' } end
+local last, cursor = unpack(call('HMGET', p .. 'meta', 'renewed', 'renewing'))
+local share = math.min(MOST, buckets, math.ceil(buckets * (now - tonumber(last or 0)) / PASS))
+cursor = tonumber(cursor or 0)
+for _ = 1, share do
+  local key = p .. 'b' .. pack_slot(cursor)
+  if call('EXPIRE', key, KEPT) == 1 then
+    local entries = call('HGETALL', key)
+    for i = 1, #entries, 2 do
+      if entries[i + 1] == WIDE then call('EXPIRE', p .. 'w' .. entries[i], KEPT) end
+    end
+  end
+  cursor = (cursor + 1) % buckets
+end
+call('HSET', p .. 'meta', 'renewed', now, 'renewing', cursor)
+return { 'OK' }
