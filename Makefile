@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format e2e gpu-check bench-engine bench-peers bench-index bench-operator crds api-docs requirements clean
+.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index bench-operator crds api-docs requirements clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -26,7 +26,10 @@ $(NATIVE)/libfairlead.so: $(STAMP) $(NATIVE)/build.py $(wildcard $(NATIVE)/src/*
 demo: install ## the main job on this machine: two workers, a router, three conversations, with and without steering
 	$(BIN)/fairlead demo
 
-test: install ## unit and component tests; no cluster, no GPU
+redis-servers: install ## Redis 7 and 8 and Valkey 8 for the tests, from Debian into the user's cache: seconds, once
+	-@$(BIN)/python -m tests.redis_install
+
+test: install redis-servers ## unit and component tests; no cluster, no GPU
 	$(BIN)/pytest -q
 
 lint: install ## ruff, mypy, import rules

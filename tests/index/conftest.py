@@ -1,4 +1,4 @@
-"""Every index test that takes `server` runs against each redis-server there is: EVALSHA on 6.2, Functions on 7.0."""
+"""Every index test that takes `server` runs against each server there is: EVALSHA on Redis 6.2, Functions on Redis 7 and 8 and Valkey 8."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from tests.redis_server import VERSIONS, RedisServer, binary
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """One server for the session; tests keep apart by namespace."""
     if binary(request.param) is None:
-        pytest.skip(f"no redis-server {request.param} on this machine")
+        pytest.skip(f"no redis-server {request.param} on this machine: make redis-servers")
     with RedisServer(request.param) as running:
         yield running
 
@@ -22,7 +22,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server that the test may kill."""
     if binary(request.param) is None:
-        pytest.skip(f"no redis-server {request.param} on this machine")
+        pytest.skip(f"no redis-server {request.param} on this machine: make redis-servers")
     with RedisServer(request.param) as running:
         yield running
 
