@@ -41,7 +41,13 @@ def install(kind: str, mirror: str) -> None:
         suites = [suite, "bookworm"] if suite == "bookworm-backports" else [suite]  # libraries are in the release itself
         (work / "status").touch()  # nothing is installed, as far as apt is concerned
         (work / "sources.list").write_text("".join(f"deb [signed-by={KEYRING}] {mirror} {each} main\n" for each in suites))
-        places = {"State::Lists": "lists", "State::status": "status", "Cache": "cache", "Etc::SourceList": "sources.list", "Etc::SourceParts": "none"}
+        places = {
+            "State::Lists": "lists",
+            "State::status": "status",
+            "Cache": "cache",
+            "Etc::SourceList": "sources.list",
+            "Etc::SourceParts": "none",
+        }
         options = [part for key, value in places.items() for part in ("-o", f"Dir::{key}={work / value}")]
         options += ["-o", f"Dir::Etc::Preferences={work}/none", "-o", "Acquire::Languages=none", "-o", "APT::Sandbox::User=", "-qq"]
         for command in (["update"], ["download", *packages.split()]):

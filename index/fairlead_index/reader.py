@@ -28,6 +28,8 @@ class Candidate:
     pod: str
     cached_tokens: int
     expected_seconds: float
+    fits: bool = True
+    """Whether it has KV room for the tokens that are not cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class IndexReader:
         """Workers for a prompt, the one expected to give the first token soonest first, and that one's time reserved."""
         reply = await self._call("route", hash_bytes(hashes), prompt_tokens, os.urandom(8), MAX_CANDIDATES, *exclude)
         candidates = [
-            Candidate(address.decode(), pod.decode(), int(cached), int(microseconds) / 1e6)
-            for address, pod, cached, microseconds in batched(reply[1:], 4)
+            Candidate(address.decode(), pod.decode(), int(cached), int(microseconds) / 1e6, bool(fits))
+            for address, pod, cached, microseconds, fits in batched(reply[1:], 5)
         ]
         return Route(candidates, reply[0])
 

@@ -6,6 +6,7 @@ good for the others and none is lost. (A pool of one-caller connections must thr
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 from collections import deque
@@ -19,6 +20,9 @@ from fairlead_index.access import Address
 Command = tuple[bytes | str | int | float, ...]
 
 
+_IN_SCRIPT: Final = re.compile(r": -([A-Z]+) ")
+
+
 class RedisError(Exception):
     """Redis did not do it."""
 
@@ -28,7 +32,9 @@ class ReplyError(RedisError):
 
     @property
     def code(self) -> str:
-        return str(self).partition(" ")[0]
+        text = str(self)
+        inner = _IN_SCRIPT.search(text) if text.startswith("ERR Error running script") else None  # so Redis 6.2 quotes what a command said
+        return inner[1] if inner else text.partition(" ")[0]
 
 
 class _Request:

@@ -54,9 +54,9 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
             _set(client, f"fl1:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
         reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8)
-        found = [(reply[at].decode(), reply[at + 2], reply[at + 3]) for at in range(1, len(reply), 4)]
+        found = [(reply[at].decode(), reply[at + 2], bool(reply[at + 4]), reply[at + 3]) for at in range(1, len(reply), 5)]
         mine = best_starts(workers, hashes, prompt, request, 8)
-        assert [(start.address, start.cached) for start in mine] == [(address, cached) for address, cached, _ in found]
+        assert [(start.address, start.cached, start.fits) for start in mine] == [each[:3] for each in found]
         assert [start.seconds for start in mine] == pytest.approx([microseconds / 1e6 for *_, microseconds in found], abs=2e-6)
     await scripts.close()
 

@@ -1,5 +1,5 @@
 -- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, excluded addresses...
--- Returns {reservation, address, pod, cached tokens, expected microseconds, ...}, best first; {''} when no worker may be used.
+-- Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, ...}, best first; {''} when no worker may be used.
 local PRIOR_RATE = 4000  -- tokens a second, of a worker that has not measured its own yet
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
@@ -88,5 +88,6 @@ for _, w in ipairs(all) do
   reply[#reply + 1] = w.pod
   reply[#reply + 1] = w.cached
   reply[#reply + 1] = floor(w.seconds * 1e6)
+  reply[#reply + 1] = w.fits and 1 or 0
 end
 return reply

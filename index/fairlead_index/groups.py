@@ -1,0 +1,138 @@
+"""One service's index over several hash tags, past one shard of a Cluster: each pod writes to one group, routers ask them all."""
+
+import asyncio
+import contextlib
+import math
+import os
+from collections import Counter
+from collections.abc import Collection, Coroutine, Sequence
+from hashlib import blake2b, sha1
+from typing import Any, Final, TypeVar
+
+from fairlead_index.access import RedisAccess
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.hashing import hash_bytes
+from fairlead_index.reader import MAX_CANDIDATES, Candidate, Hashes, IndexReader, Route, WorkerState
+from fairlead_index.score import SLACK
+
+MOST_GROUPS: Final = 64
+_Answer = TypeVar("_Answer")
+
+
+def group_namespaces(namespace: str, groups: int) -> list[str]:
+    """The namespaces that a service's index lives in. One group is the plain namespace."""
+    return [namespace] if groups == 1 else [f"{namespace}:g{group}" for group in range(groups)]
+
+
+def namespace_of(namespace: str, pod: str, groups: int) -> str:
+    """The group that a pod writes to, the same for every process: by a hash of its name, so that groups fill evenly."""
+    digest = blake2b(pod.encode(), digest_size=8).digest()
+    return group_namespaces(namespace, groups)[int.from_bytes(digest, "big") % groups]
+
+
+def index_reader(redis: RedisAccess | str, namespace: str, groups: int = 1) -> "IndexReader | GroupedReader":
+    """The reader of a service with that many groups."""
+    readers = [IndexReader(redis, each) for each in group_namespaces(namespace, groups)]
+    return readers[0] if groups == 1 else GroupedReader(readers)
+
+
+class GroupedReader:
+    """An IndexReader over all groups at once: one round trip of latency, since they are asked side by side.
+
+    A group that does not answer in time is left out, and its workers with it; with none left, calls raise IndexUnavailable.
+    """
+
+    def __init__(self, readers: Sequence[IndexReader]) -> None:
+        self._readers = readers
+        self._returning: set[asyncio.Task[None]] = set()
+        self._asking: Counter[bytes] = Counter()  # requests on their way, by the first block of their prompts
+
+    async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
+        """As IndexReader's. Each group reserves its own best worker; the best of those is kept, the others are given back without waiting.
+
+        Until then they all count, so of bursts that meet none sees less load than there is. A caller that is cancelled in between leaves
+        reservations that run out by themselves.
+        """
+        packed = hash_bytes(hashes)
+        first = packed[:8] or os.urandom(8)
+        ahead = self._asking[first]
+        self._asking[first] += 1
+        try:
+            routes = await self._ask([reader.route(hashes, prompt_tokens, exclude) for reader in self._readers])
+        finally:
+            self._asking[first] -= 1
+            if not self._asking[first]:
+                del self._asking[first]
+        offers = {group: route for group, route in routes.items() if route.candidates}
+        if not offers:
+            return Route([], b"")
+        chosen = _best({group: route.candidates[0] for group, route in offers.items()}, packed, prompt_tokens, first, ahead)
+        for group, route in offers.items():
+            if group != chosen:
+                self._give_back(group, route.reservation)
+        best, *rest = offers[chosen].candidates
+        others = [*rest, *(each for group, route in offers.items() if group != chosen for each in route.candidates)]
+        others.sort(key=lambda each: (not each.fits, each.expected_seconds))
+        return Route([best, *others][:MAX_CANDIDATES], bytes([chosen]) + offers[chosen].reservation)
+
+    async def match(self, hashes: Hashes) -> dict[str, int]:
+        answers = await self._ask([reader.match(hashes) for reader in self._readers])
+        return {address: tokens for answer in answers.values() for address, tokens in answer.items()}
+
+    async def release(self, reservation: bytes) -> None:
+        if reservation:
+            await self._readers[reservation[0]].release(reservation[1:])
+
+    async def workers(self) -> list[WorkerState]:
+        answers = await self._ask([reader.workers() for reader in self._readers])
+        return [worker for answer in answers.values() for worker in answer]
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._returning, return_exceptions=True)
+        await asyncio.gather(*(reader.close() for reader in self._readers))
+
+    async def _ask(self, questions: Sequence[Coroutine[Any, Any, _Answer]]) -> dict[int, _Answer]:
+        """Answers by group, of those that gave one."""
+        answers: dict[int, _Answer] = {}
+        away: list[IndexUnavailable] = []
+        for group, answer in enumerate(await asyncio.gather(*questions, return_exceptions=True)):
+            if isinstance(answer, IndexUnavailable):
+                away.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers[group] = answer
+        if not answers:
+            raise away[0]
+        return answers
+
+    def _give_back(self, group: int, reservation: bytes) -> None:
+        async def release() -> None:
+            with contextlib.suppress(IndexUnavailable):  # it runs out by itself
+                await self._readers[group].release(reservation)
+
+        task = asyncio.create_task(release())
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+
+def _best(offers: dict[int, Candidate], packed: bytes, prompt_tokens: int, first: bytes, ahead: int) -> int:
+    """The group with the best offer by the rules of `route.lua`: soonest; of equals, and of near ones for a cold prefix, by rendezvous.
+
+    `ahead` requests that begin with the block `first` are on their way from here: each was offered the same by all groups, since all of
+    them have reserved for it. So a burst takes the ranks one after the other, where a rendezvous alone would send it all to one group.
+    """
+    blocks = len(packed) // 8
+    # Prompts of n blocks have n to n + 1 blocks' tokens, so this is exact: how many of them the deepest holder has.
+    deepest = max(math.ceil(offer.cached_tokens * blocks / prompt_tokens) for offer in offers.values()) if blocks else 0
+    at = 8 * min(deepest, blocks - 1)
+    key = packed[at : at + 8] if blocks else first
+
+    def order(group: int) -> tuple[bool, float]:
+        return (not offers[group].fits, offers[group].expected_seconds)
+
+    best = offers[min(offers, key=order)]
+    slack = SLACK if not deepest else 1.0
+    near = [group for group, offer in offers.items() if offer.fits == best.fits and offer.expected_seconds <= slack * best.expected_seconds]
+    near.sort(key=lambda group: sha1(key + offers[group].address.encode(), usedforsecurity=False).digest())
+    return near[ahead % len(near)]

@@ -1,0 +1,140 @@
+"""Redis Cluster and Sentinel for real: the index finds its node, follows it through resharding and failover, and stays exact."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.index.conftest import eventually
+from tests.redis_cluster import RedisCluster
+from tests.redis_server import VERSIONS, RedisServer, binary, free_port
+
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.hashing import block_hashes
+from fairlead_index.load import WorkerCard
+from fairlead_index.mirror import MirrorReader
+from fairlead_index.reader import IndexReader
+from fairlead_index.writer import IndexWriter
+
+BLOCK = 4
+CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    if binary(request.param) is None:
+        pytest.skip(f"no redis-server {request.param} on this machine: make redis-servers")
+    with RedisCluster(request.param) as running:
+        yield running
+
+
+class Service:
+    """Two workers, a reader and a mirror on one Redis."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.writers = [IndexWriter(url, namespace, WorkerCard(pod, f"{pod}:1", BLOCK), 1.0, buckets=64, call_seconds=1.0) for pod in "ab"]
+        self.reader = IndexReader(url, namespace, deadline=1.0)
+        self.mirror = MirrorReader(url, namespace, call_seconds=1.0)
+
+    async def __aenter__(self) -> "Service":
+        for part in (*self.writers, self.mirror):
+            part.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(writer.leave() for writer in self.writers), self.reader.close(), self.mirror.close())
+
+    async def shows(self, *blocks: int) -> None:
+        expected = {f"{pod}:1": count * BLOCK for pod, count in zip("ab", blocks, strict=True)}
+
+        async def equal() -> bool:
+            try:
+                return await self.reader.match(CHAIN) == expected == self.mirror.match(CHAIN)
+            except IndexUnavailable:
+                return False
+
+        await eventually(equal, 30)
+        route = await self.reader.route(CHAIN, 64 * BLOCK + 1)
+        assert {each.address: each.cached_tokens for each in route.candidates} == expected
+        await self.reader.release(route.reservation)
+
+
+async def test_the_right_node_is_found_from_any(cluster: RedisCluster, namespace: str) -> None:
+    for at, name in enumerate("xyz"):  # three namespaces, most likely on different nodes, each from one node only
+        async with Service(f"redis://127.0.0.1:{cluster.nodes[at].port}", f"{namespace}{name}") as service:
+            service.writers[0].stored(CHAIN)
+            service.writers[1].stored(CHAIN[:9])
+            await service.shows(64, 9)
+
+
+async def test_resharding_loses_nothing(cluster: RedisCluster, namespace: str) -> None:
+    prefix = f"fl1:{{{namespace}}}:"
+    async with Service(cluster.url, namespace) as service:
+        service.writers[0].stored(CHAIN)
+        service.writers[1].stored(CHAIN[:9])
+        await service.shows(64, 9)
+        source = cluster.owner(prefix)
+        target = next(node for node in cluster.nodes if node is not source)
+
+        def half_way() -> None:
+            service.writers[0].removed(CHAIN[20:][::-1])
+
+        await asyncio.to_thread(cluster.move, prefix, target, half_way)
+        assert cluster.owner(prefix) is target
+        await service.shows(20, 9)
+        assert [writer.stats.joins for writer in service.writers] == [1, 1]  # carried over, not told again
+
+
+async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
+    version = next(version for version in reversed(VERSIONS) if binary(version))
+    prefix = f"fl1:{{{namespace}}}:"
+    with RedisCluster(version) as cluster:
+        old = cluster.owner(prefix)
+        cluster.add_replica(old)
+        async with Service(cluster.url, namespace) as service:
+            service.writers[0].stored(CHAIN)
+            service.writers[1].stored(CHAIN[:9])
+            await service.shows(64, 9)
+            old.kill()
+            began = time.monotonic()
+            with pytest.raises(IndexUnavailable):
+                await service.reader.match(CHAIN)
+            assert time.monotonic() - began < 1.5
+            assert service.mirror.match(CHAIN) == {"a:1": 64 * BLOCK, "b:1": 9 * BLOCK}
+            await asyncio.to_thread(cluster.failed_over, prefix, old)
+            service.writers[0].removed(CHAIN[20:][::-1])
+            await service.shows(20, 9)
+
+
+async def test_sentinels_name_the_primary(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    version = next(version for version in reversed(VERSIONS) if binary(version))
+    port = free_port()
+    config = tmp_path_factory.mktemp("sentinel") / "sentinel.conf"
+    with RedisServer(version) as first, RedisServer(version) as second:
+        second.command("REPLICAOF", "127.0.0.1", first.port)
+        config.write_text(
+            f"sentinel monitor index 127.0.0.1 {first.port} 1\nsentinel down-after-milliseconds index 500\n"
+            "sentinel failover-timeout index 2000\n"
+        )
+        with RedisServer(version, port=port, options=("--sentinel",), config=config):
+            await asyncio.to_thread(_replica_known, port)
+            url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/index"  # the first sentinel is away
+            async with Service(url, namespace) as service:
+                service.writers[0].stored(CHAIN)
+                service.writers[1].stored(CHAIN[:9])
+                await service.shows(64, 9)
+                first.kill()
+                service.writers[0].removed(CHAIN[20:][::-1])
+                await service.shows(20, 9)
+                assert second.command("ROLE")[0] == b"master"
+
+
+def _replica_known(port: int) -> None:
+    import redis
+
+    client = redis.Redis(port=port)
+    give_up = time.monotonic() + 15
+    while client.sentinel_master("index")["num-slaves"] < 1:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    client.close()

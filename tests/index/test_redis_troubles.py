@@ -1,0 +1,293 @@
+"""What a Redis can do to the index: refuse, be slow, away, or full; and what two releases on one Redis do to each other."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.index.conftest import eventually
+from tests.redis_server import RedisServer
+
+from fairlead_index import connection
+from fairlead_index.client import RedisClient
+from fairlead_index.connection import Scripts
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.hashing import block_hashes, hash_bytes
+from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.reader import IndexReader
+from fairlead_index.resp import RedisError
+from fairlead_index.writer import IndexWriter
+
+BLOCK = 4
+CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
+
+ERRORS = [
+    b"-READONLY You can't write against a read only replica.\r\n",
+    b"-LOADING Redis is loading the dataset in memory\r\n",
+    b"-CLUSTERDOWN The cluster is down\r\n",
+    b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n",
+    b"-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.\r\n",
+    b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
+    b"-BUSY Redis is busy running a script.\r\n",
+    b"-MOVED 12 127.0.0.1:1\r\n",
+    b"-ASK 12 127.0.0.1:1\r\n",
+    b"this is no redis\r\n",
+    b"",  # closes
+]
+
+
+@asynccontextmanager
+async def between(server: RedisServer, answer: Callable[[], bytes | None]) -> AsyncIterator[str]:
+    """A proxy before the server. While `answer` says something it answers requests itself; with nothing it closes the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", server.port)
+
+        async def back() -> None:
+            while data := await upstream_reader.read(65536):
+                writer.write(data)
+            writer.close()
+
+        returning = asyncio.create_task(back())
+        while data := await reader.read(65536):
+            own = answer()
+            if own is None:
+                upstream.write(data)
+            elif own:
+                writer.write(own)
+            else:
+                break
+        returning.cancel()
+        for each in (upstream, writer):
+            each.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+
+
+@pytest.mark.parametrize("said", ERRORS, ids=lambda said: said.split()[0].decode() if said else "closed")
+async def test_every_answer_ends_in_time_and_the_index_recovers(server: RedisServer, namespace: str, said: bytes) -> None:
+    answer: list[bytes | None] = [None]
+    async with between(server, lambda: answer[0]) as url:
+        writer = IndexWriter(url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, call_seconds=0.5)
+        reader = IndexReader(url, namespace, deadline=0.5)
+        writer.start()
+        writer.stored(CHAIN)
+
+        async def matched() -> dict[str, int] | None:
+            try:
+                return await reader.match(CHAIN)
+            except IndexUnavailable:
+                return None
+
+        await eventually(lambda: is_(matched, {"a:1": 64 * BLOCK}))
+        answer[0] = said
+        began = time.monotonic()
+        with pytest.raises(IndexUnavailable):
+            await reader.route(CHAIN, 256)
+        assert time.monotonic() - began < 0.7
+        writer.removed(CHAIN[20:][::-1])
+        answer[0] = None
+        await eventually(lambda: is_(matched, {"a:1": 20 * BLOCK}))
+        await writer.leave()
+        await reader.close()
+
+
+async def is_(ask: Callable[[], Awaitable[object]], expected: object) -> bool:
+    return await ask() == expected
+
+
+async def test_a_thousand_cancelled_calls_cost_no_connection_and_no_other_caller_anything(server: RedisServer, namespace: str) -> None:
+    scripts = Scripts(server.url, namespace, timeout=2.0)
+    await scripts.call("join", "a", "a:1", "r", BLOCK, b"12345678", 60000, 64)
+    assert await scripts.call("apply", 1, "x" * 8, 1, "S", hash_bytes(CHAIN)) == [b"STALE"]
+    mine = await scripts.redis.execute("CLIENT", "ID")
+    server.client().client_pause(200)
+    calls = [asyncio.create_task(scripts.call("match", hash_bytes(CHAIN))) for _ in range(1000)]
+    kept = [asyncio.create_task(scripts.redis.execute("ECHO", f"{n}")) for n in range(1000)]
+    await asyncio.sleep(0)
+    for at, call in enumerate(calls):
+        call.cancel()
+        if at % 10 == 0:
+            await asyncio.sleep(0)
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in ended)  # none was swallowed
+    assert await asyncio.gather(*kept) == [f"{n}".encode() for n in range(1000)]  # everybody got their own answer
+    assert await scripts.redis.execute("CLIENT", "ID") == mine
+    await scripts.close()
+
+
+async def test_a_caller_cancelled_while_connecting_is_cancelled_and_the_others_are_served(server: RedisServer) -> None:
+    scripts = Scripts(server.url, "tests/none", timeout=2.0)
+    before = len(server.client().client_list())
+    calls = [asyncio.create_task(scripts.redis.execute("PING")) for _ in range(1000)]
+    await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each) for each in ended[::2]] == [asyncio.CancelledError] * 500
+    assert ended[1::2] == [b"PONG"] * 500
+    assert len(server.client().client_list()) <= before + 2  # ours, and the one that asks
+    await scripts.close()
+
+
+async def test_a_slow_redis_does_not_break_the_line(server: RedisServer, namespace: str) -> None:
+    """A caller with a shorter patience than the connection's leaves; the others wait on, and get their own answers."""
+    scripts = Scripts(server.url, namespace, timeout=5.0)
+    await scripts.redis.execute("PING")
+    server.client().client_pause(200)
+    impatient = asyncio.create_task(scripts.redis.execute("ECHO", "a"))
+    patient = asyncio.create_task(scripts.redis.execute("ECHO", "b"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(impatient, 0.05)
+    assert await patient == b"b"
+    await scripts.close()
+
+
+async def test_a_primary_turned_replica_and_back(own_server: RedisServer, namespace: str) -> None:
+    """READONLY, and MASTERDOWN or an empty data set, from the real thing."""
+    writer = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, call_seconds=0.5)
+    reader = IndexReader(own_server.url, namespace, deadline=0.5)
+    writer.start()
+    writer.stored(CHAIN)
+
+    async def matched() -> dict[str, int] | None:
+        try:
+            return await reader.match(CHAIN)
+        except IndexUnavailable:
+            return None
+
+    await eventually(lambda: is_(matched, {"a:1": 64 * BLOCK}))
+    own_server.command("REPLICAOF", "127.0.0.1", 1)
+    with pytest.raises(IndexUnavailable):
+        await reader.route(CHAIN, 300)
+    writer.removed(CHAIN[20:][::-1])
+    await eventually(lambda: _async("READONLY" in writer.stats.last_error))
+    own_server.command("REPLICAOF", "NO", "ONE")
+    await eventually(lambda: is_(matched, {"a:1": 20 * BLOCK}))
+    assert writer.stats.joins == 1
+    await asyncio.gather(writer.leave(), reader.close())
+
+
+async def test_a_full_redis_keeps_leases_and_takes_removals(
+    own_server: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = IndexReader(own_server.url, namespace, deadline=2.0)
+    a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, buckets=64)
+    a.start()
+    a.stored(CHAIN[:32])
+    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 32 * BLOCK}))
+    with caplog.at_level(logging.INFO, logger="fairlead_index"):
+        own_server.command("CONFIG", "SET", "maxmemory", "100kb")
+        a.stored(CHAIN[32:])
+        a.removed(CHAIN[20:][::-1])
+        a.stored(CHAIN[20:40])
+        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 20 * BLOCK}))
+        await eventually(lambda: _async(a.stats.full and a.joined and a.stats.pending == 0))
+        b = IndexWriter(own_server.url, namespace, WorkerCard("b", "b:1", BLOCK), 0.5, buckets=64)
+        b.start()
+        b.stored(CHAIN[:4])
+        until = time.monotonic() + 1.2  # more than two leases
+        while time.monotonic() < until:
+            a.report(WorkerLoad(running=1))
+            await asyncio.sleep(0.05)
+        assert {worker.pod: worker.load.running for worker in await reader.workers()} == {"a": 1, "b": 0}
+        route = await reader.route(CHAIN, 300)
+        assert {each.pod: each.cached_tokens for each in route.candidates} == {"a": 20 * BLOCK, "b": 0} and route.reservation
+        await reader.release(route.reservation)
+        a.removed(CHAIN[10:40][::-1])
+        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 10 * BLOCK}))
+        own_server.command("CONFIG", "SET", "maxmemory", "0")
+        a.stored(CHAIN[10:])
+        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK, "b:1": 4 * BLOCK}))
+    assert a.stats.joins == 1 and not a.stats.full and a.stats.errors == 0
+    said = [record.getMessage() for record in caplog.records]
+    assert [sum(part in line for line in said) for part in ("redis is full", "room again")] == [2, 2]  # once for each worker
+    await asyncio.gather(a.leave(), b.leave(), reader.close())
+
+
+async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> None:
+    reader = IndexReader(server.url, namespace, deadline=2.0)
+    writers = [IndexWriter(server.url, namespace, WorkerCard(f"p{n}", f"p{n}:1", BLOCK), 0.3, buckets=16) for n in range(34)]
+    for writer in writers:
+        writer.start()
+        writer.stored(CHAIN)
+    await eventually(lambda: is_(lambda: reader.match(CHAIN), {f"p{n}:1": 64 * BLOCK for n in range(34)}))
+    client = server.client()
+
+    def keys() -> dict[bytes, int]:
+        """Seconds that each is kept."""
+        found = list(client.scan_iter(f"fl1:{{{namespace}}}:*", count=1000))
+        return dict(zip(found, [client.ttl(key) for key in found], strict=True))
+
+    for _ in range(3):
+        await reader.route(CHAIN, 300)
+        client.persist(f"fl1:{{{namespace}}}:b\x00\x03")  # as if it had been renewed long ago
+        client.hdel(f"fl1:{{{namespace}}}:meta", "renewed")
+    await eventually(lambda: is_(lambda: _async(-1 in keys().values()), False))
+    await asyncio.gather(*(writer.leave() for writer in writers[:-1]))
+    last = writers[-1]
+    assert last._task is not None
+    last._leaving.set()  # dies without a word
+    last._task.cancel()
+    await asyncio.wait({last._task})
+    left = keys()
+    assert left and all(0 < seconds <= 86400 for seconds in left.values()), left
+    await last._scripts.close()
+    await reader.close()
+
+
+async def _async(value: bool) -> bool:
+    return value
+
+
+async def test_two_schemas_and_two_texts_share_one_redis(server: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two sides of a rollout: another schema is another index; another text of the scripts works on the same one, under load."""
+    old = IndexWriter(server.url, namespace, WorkerCard("old", "old:1", BLOCK), 1.0)
+    old.start()
+    reader = IndexReader(server.url, namespace, deadline=2.0)
+    with monkeypatch.context() as newer:
+        newer.setattr(connection, "SCHEMA", "fl0")
+        other = IndexWriter(server.url, namespace, WorkerCard("other", "other:1", BLOCK), 1.0)
+        other_reader = IndexReader(server.url, namespace, deadline=2.0)
+    other.start()
+    await eventually(lambda: _async(old.joined and other.joined))
+    with monkeypatch.context() as newer:
+        newer.setattr(connection, "_body", lambda name, known=connection._body: known(name) + "\n-- the next release")
+        caches = (connection.script_source, connection.library_source, connection._library_name)
+        for cached in caches:
+            cached.cache_clear()
+        next_library = connection.library_source()
+        for cached in caches:
+            cached.cache_clear()
+    if server.command("INFO", "server").startswith(b"# Server\r\nredis_version:6."):
+        load: Callable[[], object] = lambda: server.command("SCRIPT", "FLUSH")  # noqa: E731
+    else:
+        load = lambda: server.command("FUNCTION", "LOAD", "REPLACE", next_library)  # noqa: E731
+    for depth in range(1, 65):
+        old.stored(CHAIN[:depth])
+        other.stored(CHAIN[: depth // 2])
+        if depth % 16 == 0:
+            load()
+            await asyncio.sleep(0.002)
+            assert (await reader.route(CHAIN, 300)).candidates
+    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"old:1": 64 * BLOCK}))
+    await eventually(lambda: is_(lambda: other_reader.match(CHAIN), {"other:1": 32 * BLOCK}))
+    assert (old.stats.joins, other.stats.joins) == (1, 1)
+    await asyncio.gather(old.leave(), other.leave(), reader.close(), other_reader.close())
+
+
+async def test_errors_of_the_client_are_of_the_named_kinds(server: RedisServer) -> None:
+    scripts = Scripts(server.url, "tests/none", timeout=1.0)
+    client: RedisClient = scripts.redis
+    with pytest.raises(RedisError, match="WRONGTYPE"):
+        await client.transaction([("SET", "tests:none", 1), ("HGET", "tests:none", "x"), ("DEL", "tests:none")])
+    with pytest.raises(RedisError, match="unknown command"):
+        await client.transaction([("SET", "tests:none", 1), ("NONSENSE",)])
+    assert await client.pipeline([]) == [] and await client.execute("GET", "tests:none") is None
+    await scripts.close()
