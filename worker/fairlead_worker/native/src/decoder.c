@@ -9,9 +9,8 @@ static void mlp(Member *member, const Decoder *decoder, const Layer *layer, cons
     for (int64_t begin = 0; begin < rows; begin += MLP_ROWS) {
         const int64_t count = rows - begin < MLP_ROWS ? rows - begin : MLP_ROWS;
         const char *normed = (const char *)pass->normed + begin * hidden * bytes(decoder->kind);
-        linear(member, layer->gate_up, normed, hidden, count, pass->gate_up, 2 * width, decoder->kind);
-        activate(member, layer->activation, pass->gate_up, decoder->kind, count, width);
-        linear(member, layer->down, pass->gate_up, 2 * width, count, pass->update + begin * hidden, hidden, FLOAT32);
+        gated(member, layer->gate_up, layer->activation, normed, hidden, count, pass->gated, width);
+        linear(member, layer->down, pass->gated, width, count, pass->update + begin * hidden, hidden, FLOAT32);
     }
 }
 

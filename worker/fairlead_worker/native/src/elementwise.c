@@ -102,37 +102,6 @@ void rotate(Member *member, const Attention *attention, Norm query, Norm key, co
     share(member, tokens, rotate_token, &args);
 }
 
-enum { PIECE = 1024 }; /* of a row, for one thread: a row of an MLP is long enough to be worth sharing */
-
-typedef struct {
-    int32_t activation, kind;
-    char *gate_up;
-    int64_t width, pieces;
-} Activate;
-
-static void activate_piece(const void *args, int64_t item) {
-    const Activate *a = args;
-    char *gate = a->gate_up + item / a->pieces * 2 * a->width * bytes(a->kind), *up = gate + a->width * bytes(a->kind);
-    const int64_t begin = item % a->pieces * PIECE, end = begin + PIECE < a->width ? begin + PIECE : a->width;
-    const __m512 one = _mm512_set1_ps(1), zero = _mm512_setzero_ps();
-    for (int64_t i = begin; i < end; i += LANES) {
-        __mmask16 mask = lanes(i, end);
-        __m512 x = load(a->kind, gate, i, mask), u = x;
-        if (a->activation == GELU_TANH) { /* x / 2 * (1 + tanh(u / 2)) == x / (1 + exp(-u)) */
-            __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
-            u = _mm512_mul_ps(_mm512_set1_ps(2 * 0.7978845608028654f), _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x));
-        }
-        __m512 y = _mm512_div_ps(x, _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, u))));
-        put(a->kind, gate, i, mask, _mm512_mul_ps(y, load(a->kind, up, i, mask)));
-    }
-}
-
-void activate(Member *member, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width) {
-    const int64_t pieces = (width + PIECE - 1) / PIECE;
-    Activate args = {activation, kind, gate_up, width, pieces};
-    share(member, rows * pieces, activate_piece, &args);
-}
-
 typedef struct {
     const char *from;
     const int64_t *index;
@@ -206,19 +175,4 @@ EXPORT void fairlead_rotate(int32_t threads, int32_t heads, int32_t kv_heads, in
     Rope rope = {cosine, sine, half};
     RotateAlone args = {{&attention, {query, eps}, {key, eps}, &rope, positions, kind, qkv, stride}, tokens};
     region(threads, rotate_alone, &args);
-}
-
-typedef struct {
-    Activate activate;
-    int64_t rows;
-} ActivateAlone;
-
-static void activate_alone(Member *member, const void *args) {
-    const ActivateAlone *a = args;
-    activate(member, a->activate.activation, a->activate.gate_up, a->activate.kind, a->rows, a->activate.width);
-}
-
-EXPORT void fairlead_activate(int32_t threads, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width) {
-    ActivateAlone args = {{activation, kind, gate_up, width, 0}, rows};
-    region(threads, activate_alone, &args);
 }
