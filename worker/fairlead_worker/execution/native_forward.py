@@ -134,8 +134,6 @@ def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:
     norms = [decoder.final]
     for layer, of in zip(decoder.layers, spec.layers, strict=True):
         inner = _packed(layer.down).in_features
-        if inner % PANEL:
-            raise UnknownStructure(f"an MLP of {inner} inner values, not a multiple of {PANEL}")
         linears += [
             ("qkv", layer.qkv, hidden, of.heads * of.key_dim + of.kv_heads * (of.key_dim + of.value_dim)),
             ("out", layer.out, of.heads * of.value_dim, hidden),
@@ -147,6 +145,9 @@ def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:
         linear = _packed(module)
         if (linear.in_features, linear.dtype) != (inputs, spec.dtype) or outputs not in (None, linear.out_features):
             raise UnknownStructure(f"{name} is {linear}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
+    widths = {_packed(layer.down).in_features for layer in decoder.layers}
+    if any(width % PANEL for width in widths):
+        raise UnknownStructure(f"an MLP of {max(widths, key=lambda width: width % PANEL)} inner values, not a multiple of {PANEL}")
     if any(len(norm.weight) != hidden for norm in norms):
         raise UnknownStructure(f"norms over {sorted({len(norm.weight) for norm in norms})} dimensions, not over {hidden}")
     embedded = decoder.embed(torch.zeros(1, dtype=torch.int64))

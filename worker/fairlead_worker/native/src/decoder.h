@@ -45,7 +45,7 @@ typedef struct {
     const void *embedded; /* [T][hidden] */
     float *logits;        /* [S][vocabulary]; NULL: no head, its inputs stay in `normed` */
     float *residual;      /* [T][hidden], and so on: scratch */
-    float *update;        /* [T][hidden] what the last linear layer adds to it */
+    float *update;        /* [T][hidden] what the last linear layer adds to it, where a norm comes between */
     void *normed;         /* [T][hidden] */
     void *qkv;            /* [T][Q] */
     void *attended;       /* [T][A] */

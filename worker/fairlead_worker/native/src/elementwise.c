@@ -8,11 +8,19 @@
 
 /* 1 / sqrt(mean(x^2) + eps) */
 static float scale(int32_t kind, const void *x, int64_t width, float eps) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < width; i += LANES) {
+    __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()}; /* one would wait for itself */
+    int64_t i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES)
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; part++) {
+            __m512 v = load(kind, x, i + part * LANES, 0xffff);
+            sums[part] = _mm512_fmadd_ps(v, v, sums[part]);
+        }
+    for (; i < width; i += LANES) {
         __m512 v = load(kind, x, i, lanes(i, width));
-        sum = _mm512_fmadd_ps(v, v, sum);
+        sums[0] = _mm512_fmadd_ps(v, v, sums[0]);
     }
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
     return 1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)width + eps);
 }
 
@@ -30,12 +38,11 @@ static void normalise_row(const void *args, int64_t row) {
     float *x = a->residual + row * a->width;
     if (a->update) {
         const float *update = a->update + row * a->width;
-        const __m512 factor = _mm512_set1_ps(a->after.weight ? scale(FLOAT32, update, a->width, a->after.eps) : 1);
+        const __m512 factor = _mm512_set1_ps(scale(FLOAT32, update, a->width, a->after.eps));
         for (int64_t i = 0; i < a->width; i += LANES) {
             __mmask16 mask = lanes(i, a->width);
-            __m512 v = _mm512_maskz_loadu_ps(mask, update + i);
-            if (a->after.weight)
-                v = _mm512_mul_ps(_mm512_mul_ps(v, factor), _mm512_maskz_loadu_ps(mask, a->after.weight + i));
+            __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, update + i), factor);
+            v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, a->after.weight + i));
             _mm512_mask_storeu_ps(x + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), v));
         }
     }

@@ -33,7 +33,7 @@ typedef struct {
     int64_t rows, block, runs;
     char *y;
     int64_t y_stride;
-    int32_t y_kind, threads, activation;
+    int32_t y_kind, threads, activation, adds;
 } Job;
 
 /* The lanes left of `count` at `i`, which may be beyond it. */
@@ -58,8 +58,11 @@ static void put_panel(const Job *job, const float *sums, int64_t row, int64_t ro
     for (int64_t at = output; at < output + PANEL; at += LANES) {
         const __mmask16 mask = some(at, job->layer->outputs);
         const Finish finish = finish_of(job->layer, at);
-        for (int64_t i = 0; i < rows; i++)
-            put(job->y_kind, job->y, (row + i) * job->y_stride + at, mask, finished(finish, sums + i * PANEL + at - output));
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t to = (row + i) * job->y_stride + at;
+            const __m512 value = finished(finish, sums + i * PANEL + at - output);
+            put(job->y_kind, job->y, to, mask, job->adds ? _mm512_add_ps(load(job->y_kind, job->y, to, mask), value) : value);
+        }
     }
 }
 
@@ -224,6 +227,12 @@ static Job job_of(const Linear *layer, const void *x, int64_t x_stride, int64_t 
 
 void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
     compute(member, job_of(layer, x, x_stride, rows, y, y_stride, y_kind));
+}
+
+void add_linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride) {
+    Job job = job_of(layer, x, x_stride, rows, y, y_stride, FLOAT32);
+    job.adds = 1;
+    compute(member, job);
 }
 
 void gated(Member *member, const Linear *layer, Activation activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride) {
