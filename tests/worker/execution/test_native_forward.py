@@ -33,7 +33,7 @@ KNOWN = [family for family in FAMILIES if family != "gpt2"]
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {"tie_word_embeddings": True}),
     "odd vocabulary": ("llama", {"vocab_size": 517}),
-    "odd widths": ("llama", {"hidden_size": 72, "intermediate_size": 150, "head_dim": 24}),
+    "odd widths": ("llama", {"hidden_size": 72, "intermediate_size": 160, "head_dim": 24}),
     "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "one head for all": ("mistral", {"num_key_value_heads": 1}),
     "scaled rope": (
@@ -83,6 +83,13 @@ def test_another_family_runs_by_its_modules_and_says_why(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING):
         assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
     assert "GPT2LMHeadModel runs module by module, not natively: GPT2Model has no embed_tokens" in caplog.text
+
+
+def test_an_mlp_that_is_no_whole_number_of_panels_runs_by_its_modules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(tmp_path, intermediate_size=150)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
+    assert "an MLP of 150 inner values, not a multiple of 32" in caplog.text
 
 
 def test_it_can_be_turned_off_and_needs_its_backend(tmp_path: Path) -> None:

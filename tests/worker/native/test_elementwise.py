@@ -4,7 +4,6 @@ import ctypes
 
 import pytest
 import torch
-from torch.nn.functional import gelu, silu
 
 from fairlead_worker.native.library import native, pointer
 
@@ -41,17 +40,14 @@ def normalise(
 def test_norms_with_the_residual(dtype: torch.dtype, width: int) -> None:
     residual, update = torch.randn(5, width) * 4, torch.randn(5, width)
     after, before = torch.rand(width) + 0.5, torch.randn(width)
-    added, normed = normalise(residual, update, None, before, dtype)
-    assert torch.equal(added, residual + update)
-    torch.testing.assert_close(normed, norm(added, before).to(dtype), **TOLERANCE[dtype])
     added, normed = normalise(residual, update, after, before, dtype)
     torch.testing.assert_close(added, residual + norm(update, after), **TOLERANCE[torch.float32])
     torch.testing.assert_close(normed, norm(added, before).to(dtype), **TOLERANCE[dtype])
     same, normed = normalise(residual, None, None, before, dtype)
     assert torch.equal(same, residual)
     torch.testing.assert_close(normed, norm(residual, before).to(dtype), **TOLERANCE[dtype])
-    added, untouched = normalise(residual, update, None, None, dtype)
-    assert torch.equal(added, residual + update)
+    again, untouched = normalise(residual, update, after, None, dtype)
+    assert torch.equal(again, added)
     assert untouched.eq(7).all()
 
 
@@ -95,41 +91,12 @@ def test_rope_with_head_norms(dtype: torch.dtype, dim: int, half: int, normed: b
 
 
 @both
-@pytest.mark.parametrize("width", [1, 16, 1000, 2304])
-@pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
-def test_activations(dtype: torch.dtype, width: int, name: str) -> None:
-    x = (torch.randn(3, 2 * width) * 6).to(dtype)
-    x[0, 0] = -300
-    got = activate(name, x)
-    assert torch.equal(got[:, width:], x[:, width:])
-    gate, up = x.float().chunk(2, 1)
-    want = (silu(gate) if name == "silu" else gelu(gate.double(), approximate="tanh").float()) * up
-    torch.testing.assert_close(got[:, :width], want.to(dtype), **TOLERANCE[dtype])
-
-
-def activate(name: str, x: torch.Tensor) -> torch.Tensor:
-    x = x.clone()
-    call("fairlead_activate", ctypes.c_int32(["silu", "gelu_tanh"].index(name)), x, ctypes.c_int32(KINDS[x.dtype]), len(x), x.shape[1] // 2)
-    return x
-
-
-def test_activations_of_what_is_no_number() -> None:
-    x = torch.tensor([[float("nan"), float("inf"), 1e30, 1, 1, 1]])
-    got = activate("silu", x)[0]
-    assert got[0].isnan()
-    assert got[1] == float("inf")
-    assert got[2] == torch.tensor(1e30)
-
-
-@both
 def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
     residual, update, before = torch.randn(9, 96), torch.randn(9, 96), torch.randn(96)
     whole = normalise(residual, update, before, before, dtype)
-    qkv, gate_up = torch.randn(9, 8 * 16).to(dtype), torch.randn(9, 2 * 1100).to(dtype)
-    norms, active = [torch.randn(16)] * 2, activate("silu", gate_up)
+    qkv, norms = torch.randn(9, 8 * 16).to(dtype), [torch.randn(16)] * 2
     turned = rotate(qkv, 4, 2, 16, norms, 8, list(range(9)))
     for row in range(9):
         assert torch.equal(rotate(qkv[row : row + 1], 4, 2, 16, norms, 8, [row])[0], turned[row])
         alone = normalise(residual[row : row + 1], update[row : row + 1].clone(), before, before, dtype)
         assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, whole, strict=True))
-        assert torch.equal(activate("silu", gate_up[row : row + 1])[0], active[row])

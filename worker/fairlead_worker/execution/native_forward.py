@@ -14,7 +14,7 @@ from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
 from fairlead_worker.model.structure import Decoder, Layer, Norm, UnknownStructure
 from fairlead_worker.native import decoder as native
-from fairlead_worker.native.linear import NativeLinear
+from fairlead_worker.native.linear import PANEL, NativeLinear
 
 FIRST_POSITIONS = 1024
 
@@ -63,7 +63,7 @@ class NativeForward:
             "sampled": 4 * hidden,
             "chosen": activations * attended,
         }
-        self._mlp_width = activations * max(_features(layer.gate_up) for layer in decoder.layers)
+        self._mlp_width = activations * max(_packed(layer.down).in_features for layer in decoder.layers)
         self._pass = native.Pass()
         self._scratch: dict[str, torch.Tensor] = {}
         self._tokens = 0
@@ -119,7 +119,7 @@ class NativeForward:
             return
         room = max(16, 1 << (tokens - 1).bit_length())
         sizes = {name: room * width for name, width in self._widths.items()}
-        sizes["gate_up"] = min(room, native.MLP_ROWS) * self._mlp_width
+        sizes["gated"] = min(room, native.MLP_ROWS) * self._mlp_width
         self._scratch = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         self._tokens = room
         for name, memory in self._scratch.items():
@@ -145,6 +145,9 @@ def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:
         linear = _packed(module)
         if (linear.in_features, linear.dtype) != (inputs, spec.dtype) or outputs not in (None, linear.out_features):
             raise UnknownStructure(f"{name} is {linear}, not {inputs} to {outputs or 'any'} in {spec.dtype}")
+    widths = {_packed(layer.down).in_features for layer in decoder.layers}
+    if any(width % PANEL for width in widths):
+        raise UnknownStructure(f"an MLP of {max(widths, key=lambda width: width % PANEL)} inner values, not a multiple of {PANEL}")
     if any(len(norm.weight) != hidden for norm in norms):
         raise UnknownStructure(f"norms over {sorted({len(norm.weight) for norm in norms})} dimensions, not over {hidden}")
     embedded = decoder.embed(torch.zeros(1, dtype=torch.int64))

@@ -6,7 +6,7 @@ Pointer = ctypes.c_void_p
 ACTIVATIONS = ("silu", "gelu_tanh")
 """In the order of `Activation`."""
 MLP_ROWS = 512
-"""Rows whose gate and up are kept at once."""
+"""Rows whose gated inner values are kept at once."""
 
 
 class Norm(ctypes.Structure):
@@ -43,5 +43,5 @@ class Pass(ctypes.Structure):
         *((name, Pointer) for name in ("step", "positions", "sampling")),
         ("samples", ctypes.c_int64),
         *((name, Pointer) for name in ("embedded", "logits")),
-        *((name, Pointer) for name in ("residual", "update", "normed", "qkv", "attended", "gate_up", "sampled", "chosen")),
+        *((name, Pointer) for name in ("residual", "update", "normed", "qkv", "attended", "gated", "sampled", "chosen")),
     )

@@ -12,6 +12,8 @@ from fairlead_worker.native.library import native, pointer
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
 INT8 = 2
+PANEL = 32
+"""Outputs that are packed together."""
 HUGE_PAGE = 2 << 20
 
 

@@ -4,15 +4,27 @@
 
 static const Norm NONE = {0};
 
-static void mlp(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass, int64_t rows) {
+/* What a linear layer adds to the residual: added already, or, where a norm comes between, in `update`, which it then returns. */
+static float *project(Member *member, const Linear *layer, const void *x, int64_t rows, Norm after, float *residual, float *update) {
+    if (after.weight == NULL) {
+        add_linear(member, layer, x, layer->inputs, rows, residual, layer->outputs);
+        return NULL;
+    }
+    linear(member, layer, x, layer->inputs, rows, update, layer->outputs, FLOAT32);
+    return update;
+}
+
+static float *mlp(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass, float *residual, int64_t rows) {
     const int64_t hidden = decoder->hidden, width = layer->down->inputs;
+    float *update = NULL;
     for (int64_t begin = 0; begin < rows; begin += MLP_ROWS) {
         const int64_t count = rows - begin < MLP_ROWS ? rows - begin : MLP_ROWS;
         const char *normed = (const char *)pass->normed + begin * hidden * bytes(decoder->kind);
-        linear(member, layer->gate_up, normed, hidden, count, pass->gate_up, 2 * width, decoder->kind);
-        activate(member, layer->activation, pass->gate_up, decoder->kind, count, width);
-        linear(member, layer->down, pass->gate_up, 2 * width, count, pass->update + begin * hidden, hidden, FLOAT32);
+        gated(member, layer->gate_up, layer->activation, normed, hidden, count, pass->gated, width);
+        const int64_t at = begin * hidden;
+        update = project(member, layer->down, pass->gated, count, layer->after_mlp, residual + at, pass->update + at);
     }
+    return update ? pass->update : NULL;
 }
 
 void decode(Member *member, const Decoder *decoder, const Pass *pass) {
@@ -42,11 +54,11 @@ void decode(Member *member, const Decoder *decoder, const Pass *pass) {
             gather(member, pass->attended, pass->sampling, pass->samples, attended * bytes(kind), pass->chosen);
             residual = pass->sampled, mixed = pass->chosen, rows = pass->samples;
         }
-        linear(member, layer->out, mixed, attended, rows, pass->update, hidden, FLOAT32);
-        normalise(member, residual, pass->update, layer->after_attention, layer->before_mlp, pass->normed, kind, rows, hidden);
-        mlp(member, decoder, layer, pass, rows);
+        float *update = project(member, layer->out, mixed, rows, layer->after_attention, residual, pass->update);
+        normalise(member, residual, update, layer->after_attention, layer->before_mlp, pass->normed, kind, rows, hidden);
+        update = mlp(member, decoder, layer, pass, residual, rows);
         const Norm next = last ? decoder->final : layer[1].before_attention;
-        normalise(member, residual, pass->update, layer->after_mlp, next, pass->normed, kind, rows, hidden);
+        normalise(member, residual, update, layer->after_mlp, next, pass->normed, kind, rows, hidden);
     }
     if (pass->logits)
         linear(member, decoder->head, pass->normed, hidden, pass->samples, pass->logits, decoder->head->outputs, FLOAT32);

@@ -18,8 +18,6 @@ typedef struct {
     int64_t half;
 } Rope;
 
-typedef enum { SILU = 0, GELU_TANH = 1 } Activation;
-
 typedef struct {
     Norm before_attention, query, key, after_attention, before_mlp, after_mlp;
     const Linear *qkv, *out, *gate_up, *down;
@@ -47,16 +45,16 @@ typedef struct {
     const void *embedded; /* [T][hidden] */
     float *logits;        /* [S][vocabulary]; NULL: no head, its inputs stay in `normed` */
     float *residual;      /* [T][hidden], and so on: scratch */
-    float *update;        /* [T][hidden] what the last linear layer adds to it */
+    float *update;        /* [T][hidden] what the last linear layer adds to it, where a norm comes between */
     void *normed;         /* [T][hidden] */
     void *qkv;            /* [T][Q] */
     void *attended;       /* [T][A] */
-    void *gate_up;        /* [B][2 * I] */
+    void *gated;          /* [B][I] */
     float *sampled;       /* [S][hidden]: the residual of the sampling tokens */
     void *chosen;         /* [S][A] */
 } Pass;
 
-enum { MLP_ROWS = 512 }; /* rows whose gate and up are kept at once: bounds scratch memory, and keeps it in the cache */
+enum { MLP_ROWS = 512 }; /* rows whose gated inner values are kept at once: bounds scratch memory, and keeps it in the cache */
 
 void decode(Member *member, const Decoder *decoder, const Pass *pass);
 
@@ -69,9 +67,6 @@ void normalise(
 /* Query and key heads, side by side at qkv + token * stride: norm, then turned by their token's position. In place. */
 void rotate(Member *member, const Attention *attention, Norm query, Norm key, const Rope *rope, const int64_t *positions, int32_t kind,
             int64_t tokens, void *qkv, int64_t stride);
-
-/* gate_up[row][i] = act(gate_up[row][i]) * gate_up[row][width + i]. */
-void activate(Member *member, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width);
 
 /* to[i] = from[index[i]] for rows of `width` bytes. */
 void gather(Member *member, const void *from, const int64_t *index, int64_t rows, int64_t width, void *to);

@@ -8,11 +8,19 @@
 
 /* 1 / sqrt(mean(x^2) + eps) */
 static float scale(int32_t kind, const void *x, int64_t width, float eps) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < width; i += LANES) {
+    __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()}; /* one would wait for itself */
+    int64_t i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES)
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; part++) {
+            __m512 v = load(kind, x, i + part * LANES, 0xffff);
+            sums[part] = _mm512_fmadd_ps(v, v, sums[part]);
+        }
+    for (; i < width; i += LANES) {
         __m512 v = load(kind, x, i, lanes(i, width));
-        sum = _mm512_fmadd_ps(v, v, sum);
+        sums[0] = _mm512_fmadd_ps(v, v, sums[0]);
     }
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
     return 1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)width + eps);
 }
 
@@ -30,12 +38,11 @@ static void normalise_row(const void *args, int64_t row) {
     float *x = a->residual + row * a->width;
     if (a->update) {
         const float *update = a->update + row * a->width;
-        const __m512 factor = _mm512_set1_ps(a->after.weight ? scale(FLOAT32, update, a->width, a->after.eps) : 1);
+        const __m512 factor = _mm512_set1_ps(scale(FLOAT32, update, a->width, a->after.eps));
         for (int64_t i = 0; i < a->width; i += LANES) {
             __mmask16 mask = lanes(i, a->width);
-            __m512 v = _mm512_maskz_loadu_ps(mask, update + i);
-            if (a->after.weight)
-                v = _mm512_mul_ps(_mm512_mul_ps(v, factor), _mm512_maskz_loadu_ps(mask, a->after.weight + i));
+            __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, update + i), factor);
+            v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, a->after.weight + i));
             _mm512_mask_storeu_ps(x + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), v));
         }
     }
@@ -100,37 +107,6 @@ void rotate(Member *member, const Attention *attention, Norm query, Norm key, co
             int64_t tokens, void *qkv, int64_t stride) {
     Rotate args = {attention, query, key, rope, positions, kind, qkv, stride};
     share(member, tokens, rotate_token, &args);
-}
-
-enum { PIECE = 1024 }; /* of a row, for one thread: a row of an MLP is long enough to be worth sharing */
-
-typedef struct {
-    int32_t activation, kind;
-    char *gate_up;
-    int64_t width, pieces;
-} Activate;
-
-static void activate_piece(const void *args, int64_t item) {
-    const Activate *a = args;
-    char *gate = a->gate_up + item / a->pieces * 2 * a->width * bytes(a->kind), *up = gate + a->width * bytes(a->kind);
-    const int64_t begin = item % a->pieces * PIECE, end = begin + PIECE < a->width ? begin + PIECE : a->width;
-    const __m512 one = _mm512_set1_ps(1), zero = _mm512_setzero_ps();
-    for (int64_t i = begin; i < end; i += LANES) {
-        __mmask16 mask = lanes(i, end);
-        __m512 x = load(a->kind, gate, i, mask), u = x;
-        if (a->activation == GELU_TANH) { /* x / 2 * (1 + tanh(u / 2)) == x / (1 + exp(-u)) */
-            __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
-            u = _mm512_mul_ps(_mm512_set1_ps(2 * 0.7978845608028654f), _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x));
-        }
-        __m512 y = _mm512_div_ps(x, _mm512_add_ps(one, exp16(_mm512_sub_ps(zero, u))));
-        put(a->kind, gate, i, mask, _mm512_mul_ps(y, load(a->kind, up, i, mask)));
-    }
-}
-
-void activate(Member *member, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width) {
-    const int64_t pieces = (width + PIECE - 1) / PIECE;
-    Activate args = {activation, kind, gate_up, width, pieces};
-    share(member, rows * pieces, activate_piece, &args);
 }
 
 typedef struct {
@@ -206,19 +182,4 @@ EXPORT void fairlead_rotate(int32_t threads, int32_t heads, int32_t kv_heads, in
     Rope rope = {cosine, sine, half};
     RotateAlone args = {{&attention, {query, eps}, {key, eps}, &rope, positions, kind, qkv, stride}, tokens};
     region(threads, rotate_alone, &args);
-}
-
-typedef struct {
-    Activate activate;
-    int64_t rows;
-} ActivateAlone;
-
-static void activate_alone(Member *member, const void *args) {
-    const ActivateAlone *a = args;
-    activate(member, a->activate.activation, a->activate.gate_up, a->activate.kind, a->rows, a->activate.width);
-}
-
-EXPORT void fairlead_activate(int32_t threads, int32_t activation, void *gate_up, int32_t kind, int64_t rows, int64_t width) {
-    ActivateAlone args = {{activation, kind, gate_up, width, 0}, rows};
-    region(threads, activate_alone, &args);
 }

@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lanes.h"
 #include "native.h"
 #include "tile.h"
+#include "vector.h"
 
 enum {
     ROWS = 96,      /* of a block: their x stays in the second cache while panels pass by */
@@ -31,33 +33,47 @@ typedef struct {
     int64_t rows, block, runs;
     char *y;
     int64_t y_stride;
-    int32_t y_kind, threads;
+    int32_t y_kind, threads, activation, adds;
 } Job;
 
-static __mmask16 lanes(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1 << left) - 1) : 0; }
+/* The lanes left of `count` at `i`, which may be beyond it. */
+static __mmask16 some(int64_t i, int64_t count) { return i < count ? lanes(i, count) : 0; }
 
-/* 16 values from x[at] on, those from `end` on as zeros. */
-static __m512 load_16(int32_t kind, const void *x, int64_t at, int64_t end) {
-    __mmask16 mask = lanes(end - at);
-    if (kind == FLOAT32)
-        return _mm512_maskz_loadu_ps(mask, (const float *)x + at);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)x + at)), 16));
+/* What 16 sums become: scaled, with the bias. */
+typedef struct {
+    __m512 scale, bias;
+} Finish;
+
+static Finish finish_of(const Linear *layer, int64_t output) {
+    return (Finish){
+        layer->weight_kind == INT8 ? load(FLOAT32, layer->scales, output, some(output, layer->outputs)) : _mm512_set1_ps(1),
+        layer->bias ? load(layer->kind, layer->bias, output, some(output, layer->outputs)) : _mm512_setzero_ps(),
+    };
 }
 
-/* Sums of `rows` rows and one panel from `output` on: scaled, with the bias, as the caller wants them. */
-static void put(const Job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
-    const Linear *layer = job->layer;
-    for (int64_t at = output; at < output + PANEL; at += 16) {
-        __mmask16 mask = lanes(layer->outputs - at);
-        __m512 scale = layer->weight_kind == INT8 ? load_16(FLOAT32, layer->scales, at, layer->outputs) : _mm512_set1_ps(1);
-        __m512 bias = layer->bias ? load_16(layer->kind, layer->bias, at, layer->outputs) : _mm512_setzero_ps();
+static __m512 finished(Finish finish, const float *sums) { return _mm512_fmadd_ps(_mm512_loadu_ps(sums), finish.scale, finish.bias); }
+
+/* Sums of `rows` rows and one panel from `output` on, as the caller wants them. */
+static void put_panel(const Job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
+    for (int64_t at = output; at < output + PANEL; at += LANES) {
+        const __mmask16 mask = some(at, job->layer->outputs);
+        const Finish finish = finish_of(job->layer, at);
         for (int64_t i = 0; i < rows; i++) {
-            __m512 value = _mm512_fmadd_ps(_mm512_loadu_ps(sums + i * PANEL + at - output), scale, bias);
-            int64_t to = (row + i) * job->y_stride + at;
-            if (job->y_kind == FLOAT32)
-                _mm512_mask_storeu_ps((float *)job->y + to, mask, value);
-            else
-                _mm256_mask_storeu_epi16((uint16_t *)job->y + to, mask, (__m256i)_mm512_cvtneps_pbh(value));
+            const int64_t to = (row + i) * job->y_stride + at;
+            const __m512 value = finished(finish, sums + i * PANEL + at - output);
+            put(job->y_kind, job->y, to, mask, job->adds ? _mm512_add_ps(load(job->y_kind, job->y, to, mask), value) : value);
+        }
+    }
+}
+
+/* The same of a panel of gates and the panel of what they let through. */
+static void put_gated(const Job *job, const float *gates, const float *ups, int64_t row, int64_t rows, int64_t output) {
+    for (int64_t at = output; at < output + PANEL; at += LANES) {
+        const Finish gate = finish_of(job->layer, at), up = finish_of(job->layer, job->layer->outputs / 2 + at);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t of = i * PANEL + at - output;
+            const __m512 active = activated(job->activation, finished(gate, gates + of));
+            put(job->y_kind, job->y, (row + i) * job->y_stride + at, 0xffff, _mm512_mul_ps(active, finished(up, ups + of)));
         }
     }
 }
@@ -117,27 +133,44 @@ static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char 
     }
 }
 
+/* [rows][PANEL] sums of one panel; what is at `next` will be wanted afterwards. */
+static void sum_panel(const Job *job, int64_t panel, int64_t row, int64_t rows, int64_t next, float *sums) {
+    const Linear *layer = job->layer;
+    const int64_t bytes = fairlead_packed_bytes(layer->weight_kind, PANEL, layer->inputs);
+    const char *weights = layer->weights;
+    memset(sums, 0, rows * PANEL * 4);
+    (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights + panel * bytes, weights + next * bytes, sums);
+}
+
 /* One panel, one block of rows. */
 static void item(const void *args, int64_t i) {
     const Job *job = args;
-    const Linear *layer = job->layer;
-    int64_t panels = panel_count(layer->outputs), panel = i % panels, row = i / panels * job->block;
-    int64_t rows = smaller(job->block, job->rows - row), bytes = fairlead_packed_bytes(layer->weight_kind, PANEL, layer->inputs);
-    const char *weights = (const char *)layer->weights + panel * bytes;
-    /* What this thread will probably take next, for the others take one each meanwhile. */
-    const char *next = panel + job->threads < panels ? weights + job->threads * bytes : weights;
+    const int64_t panels = panel_count(job->layer->outputs), panel = i % panels, row = i / panels * job->block;
+    const int64_t rows = smaller(job->block, job->rows - row);
     float sums[ROWS * PANEL];
-    memset(sums, 0, rows * PANEL * 4);
-    (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights, next, sums);
-    put(job, sums, row, rows, panel * PANEL);
+    /* Next: what this thread will probably take, for the others take one each meanwhile. */
+    sum_panel(job, panel, row, rows, panel + job->threads < panels ? panel + job->threads : panel, sums);
+    put_panel(job, sums, row, rows, panel * PANEL);
+}
+
+/* One panel of gates and its panel of the other half, one block of rows. */
+static void gated_item(const void *args, int64_t i) {
+    const Job *job = args;
+    const int64_t panels = panel_count(job->layer->outputs) / 2, panel = i % panels, row = i / panels * job->block;
+    const int64_t rows = smaller(job->block, job->rows - row);
+    float gates[ROWS * PANEL], ups[ROWS * PANEL];
+    sum_panel(job, panel, row, rows, panels + panel, gates);
+    sum_panel(job, panels + panel, row, rows, panel + job->threads < panels ? panel + job->threads : panel, ups);
+    put_gated(job, gates, ups, row, rows, panel * PANEL);
 }
 
 static void share_panels(Member *member, Job *job) {
-    int64_t panels = panel_count(job->layer->outputs), blocks = (job->rows + ROWS - 1) / ROWS;
+    const int gated = job->activation != PLAIN;
+    int64_t panels = panel_count(job->layer->outputs) >> gated, blocks = (job->rows + ROWS - 1) / ROWS;
     while (panels * blocks < 4 * job->threads && blocks * TILE_ROWS < job->rows) /* few outputs: rows are shared out too */
         blocks *= 2;
     job->block = blocks ? (job->rows + blocks - 1) / blocks : 1;
-    share(member, panels * ((job->rows + job->block - 1) / job->block), item, job);
+    share(member, panels * ((job->rows + job->block - 1) / job->block), gated ? gated_item : item, job);
 }
 
 /* One row as int16, each run by its own largest value: 15 bits, where bfloat16 has 8. NaN and infinity make the row NaN. */
@@ -147,7 +180,7 @@ static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, f
         __m512 largest = _mm512_setzero_ps();
         __mmask16 wrong = 0;
         for (int64_t at = start; at < end; at += 16) {
-            __m512 value = load_16(kind, x, at, end);
+            __m512 value = load(kind, x, at, lanes(at, end));
             largest = _mm512_max_ps(largest, _mm512_abs_ps(value));
             wrong |= _mm512_fpclass_ps_mask(value, 0x01 | 0x80 | 0x08 | 0x10); /* NaN of both sorts, infinity of both signs */
         }
@@ -155,17 +188,16 @@ static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, f
         *scales++ = wrong ? NAN : most / 32767;
         __m512 factor = _mm512_set1_ps(most > 0 && !wrong ? 32767 / most : 0);
         for (int64_t at = start; at < end + end % 2; at += 16) {
-            __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(load_16(kind, x, at, end), factor));
-            _mm256_mask_storeu_epi16(to + at, lanes(end + end % 2 - at), _mm512_cvtsepi32_epi16(whole));
+            __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(load(kind, x, at, lanes(at, end)), factor));
+            _mm256_mask_storeu_epi16(to + at, lanes(at, end + end % 2), _mm512_cvtsepi32_epi16(whole));
         }
     }
 }
 
-void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
-    Job job = {
-        .layer = layer, .x = x, .x_stride = x_stride * (layer->kind == FLOAT32 ? 4 : 2), .rows = rows,
-        .y = y, .y_stride = y_stride, .y_kind = y_kind, .threads = member->team->threads,
-    };
+static void compute(Member *member, Job job) {
+    const Linear *layer = job.layer;
+    const int64_t rows = job.rows;
+    job.threads = member->team->threads;
     if (layer->weight_kind != INT8) {
         share_panels(member, &job);
         return;
@@ -186,20 +218,38 @@ void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride
     free(quantized);
 }
 
-typedef struct {
-    const Linear *layer;
-    const void *x;
-    void *y;
-    int64_t x_stride, rows, y_stride;
-    int32_t y_kind;
-} Call;
-
-static void call(Member *member, const void *args) {
-    const Call *c = args;
-    linear(member, c->layer, c->x, c->x_stride, c->rows, c->y, c->y_stride, c->y_kind);
+static Job job_of(const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
+    return (Job){
+        .layer = layer, .x = x, .x_stride = x_stride * bytes(layer->kind), .rows = rows,
+        .y = y, .y_stride = y_stride, .y_kind = y_kind, .activation = PLAIN,
+    };
 }
 
+void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
+    compute(member, job_of(layer, x, x_stride, rows, y, y_stride, y_kind));
+}
+
+void add_linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride) {
+    Job job = job_of(layer, x, x_stride, rows, y, y_stride, FLOAT32);
+    job.adds = 1;
+    compute(member, job);
+}
+
+void gated(Member *member, const Linear *layer, Activation activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride) {
+    Job job = job_of(layer, x, x_stride, rows, y, y_stride, layer->kind);
+    job.activation = activation;
+    compute(member, job);
+}
+
+static void call(Member *member, const void *args) { compute(member, *(const Job *)args); }
+
 EXPORT void fairlead_linear(int32_t threads, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {
-    Call c = {.layer = layer, .x = x, .x_stride = x_stride, .rows = rows, .y = y, .y_stride = y_stride, .y_kind = y_kind};
-    region(threads, call, &c);
+    Job job = job_of(layer, x, x_stride, rows, y, y_stride, y_kind);
+    region(threads, call, &job);
+}
+
+EXPORT void fairlead_gated(int32_t threads, const Linear *layer, int32_t activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride) {
+    Job job = job_of(layer, x, x_stride, rows, y, y_stride, layer->kind);
+    job.activation = activation;
+    region(threads, call, &job);
 }

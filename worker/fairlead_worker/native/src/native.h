@@ -28,6 +28,15 @@ EXPORT int64_t fairlead_packed_bytes(int32_t kind, int64_t outputs, int64_t inpu
  * A row's bits do not depend on how many rows come along. */
 void linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind);
 
+/* The same, added to y. */
+void add_linear(Member *member, const Linear *layer, const void *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
+
+typedef enum { PLAIN = -1, SILU = 0, GELU_TANH = 1 } Activation;
+
+/* A gated MLP's first half: y[row * y_stride + o] = act(sum of output o) * (sum of output outputs / 2 + o), of the layer's kind. Neither
+ * sum is rounded on the way. outputs / 2 is a multiple of 32. */
+void gated(Member *member, const Linear *layer, Activation activation, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride);
+
 /* One layer's attention and its pages: keys [pages][kv_heads][...] in the layout of attention.c. */
 typedef struct {
     void *keys, *values;

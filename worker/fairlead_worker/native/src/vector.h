@@ -3,6 +3,8 @@
 #define FAIRLEAD_VECTOR_H
 #include <immintrin.h>
 
+#include "native.h"
+
 /* e^x; exactly 1 at 0 and exactly 0 at -infinity. Cephes' expf: x = n ln 2 + r, a polynomial in r, times 2^n. */
 static inline __m512 exp16(__m512 x) {
     /* In this order max keeps NaN. Far below the smallest float, yet finite: -infinity less a multiple of ln 2 would be NaN. */
@@ -35,5 +37,16 @@ static inline __m512 tanh16(__m512 x) {
     __m512 far = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(exp16(_mm512_mul_ps(two, _mm512_abs_ps(x))), one)));
     far = _mm512_mask_sub_ps(far, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps(), far);
     return _mm512_mask_mov_ps(near, _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(0.625f), _CMP_GE_OQ), far);
+}
+
+/* A gate's x / (1 + e^-u): u = x for SiLU; GELU's x / 2 * (1 + tanh(u / 2)) is the same of another u. */
+static inline __m512 activated(Activation activation, __m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    __m512 u = x;
+    if (activation == GELU_TANH) {
+        __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+        u = _mm512_mul_ps(_mm512_set1_ps(2 * 0.7978845608028654f), _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x));
+    }
+    return _mm512_div_ps(x, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), u))));
 }
 #endif

@@ -1,0 +1,92 @@
+"""A gated MLP's first half against float64."""
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+from torch.nn.functional import gelu, silu
+
+from fairlead_worker.native.decoder import ACTIVATIONS
+from fairlead_worker.native.library import native, pointer
+from fairlead_worker.native.linear import NativeLinear, library
+
+pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
+both = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+"""Of the largest answer: the sums' own rounding, then the answer's."""
+
+
+def gated(layer: NativeLinear, activation: str, x: torch.Tensor, threads: int = 2) -> torch.Tensor:
+    width = layer.out_features // 2
+    answer = torch.full((len(x), width + 3), 7, dtype=x.dtype)
+    i32, i64 = ctypes.c_int32, ctypes.c_int64
+    library().fairlead_gated(
+        i32(threads), ctypes.byref(layer.native), i32(ACTIVATIONS.index(activation)),
+        pointer(x), i64(layer.in_features), i64(len(x)), pointer(answer), i64(width + 3),
+    )  # fmt: skip
+    assert answer[:, width:].eq(7).all(), "it wrote beyond its row"
+    return answer[:, :width]
+
+
+def make(inputs: int, width: int, dtype: torch.dtype, bias: bool = False, quantized: bool = False) -> tuple[NativeLinear, torch.Tensor]:
+    """The layer, and its weight [2 * width, inputs + 1] in float64 with the bias as its last column."""
+    weight, added = (torch.randn(2 * width, inputs) / inputs**0.5 * 3).to(dtype), torch.randn(2 * width).to(dtype)
+    layer = NativeLinear(weight, added if bias else None, quantized=quantized)
+    return layer, torch.cat((weight.double(), added.double()[:, None] * bias), 1)
+
+
+def want(weight: torch.Tensor, activation: str, x: torch.Tensor) -> torch.Tensor:
+    gate, up = (torch.cat((x.double(), torch.ones(len(x), 1).double()), 1) @ weight.T).chunk(2, 1)
+    return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
+
+
+def error(got: torch.Tensor, right: torch.Tensor) -> float:
+    return float((got.double() - right).abs().max() / right.abs().max())
+
+
+@both
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("inputs", "width"), [(5, 32), (100, 96), (768, 2304)])
+def test_gates_are_those_of_float64(inputs: int, width: int, activation: str, bias: bool, dtype: torch.dtype) -> None:
+    layer, weight = make(inputs, width, dtype, bias)
+    for rows in (1, 12, 13, 97, 200):
+        x = torch.randn(rows, inputs).to(dtype)
+        assert error(gated(layer, activation, x), want(weight, activation, x)) <= CLOSE[dtype], rows
+
+
+@both
+def test_int8(dtype: torch.dtype) -> None:
+    layer, weight = make(100, 96, dtype, quantized=True)
+    x = torch.randn(30, 100).to(dtype)
+    assert error(gated(layer, "silu", x), want(weight, "silu", x)) <= 0.05
+
+
+def test_what_is_no_number_stays_in_its_row() -> None:
+    layer, weight = make(64, 32, torch.float32)
+    x = torch.randn(4, 64)
+    x[1, 3], x[2, 5] = float("nan"), float("inf")
+    got = gated(layer, "silu", x)
+    assert got[1].isnan().all()
+    assert not got[2].isfinite().all()
+    assert error(got[[0, 3]], want(weight, "silu", x[[0, 3]])) <= CLOSE[torch.float32]
+
+
+@both
+def test_gates_far_from_zero(dtype: torch.dtype) -> None:
+    """Closed ones are zero, open ones pass all; nothing overflows on the way."""
+    weight = torch.zeros(64, 2)
+    weight[:32, 0], weight[32:, 1] = torch.linspace(-300, 300, 32), 1
+    got = gated(NativeLinear(weight.to(dtype), None), "silu", torch.tensor([[1.0, 2.0]]).to(dtype))[0]
+    torch.testing.assert_close(got.float(), 2 * silu(weight[:32, 0].to(dtype).float()), rtol=1e-2, atol=1e-5)
+
+
+@both
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "int8"])
+def test_a_rows_bits_depend_neither_on_its_company_nor_on_threads(dtype: torch.dtype, quantized: bool) -> None:
+    layer, _ = make(129, 352, dtype, quantized=quantized)
+    x = torch.randn(200, 129).to(dtype)
+    alone = torch.cat([gated(layer, "silu", row[None], 1) for row in x])
+    for threads, rows in itertools.product((1, 2, 5), (1, 7, 12, 13, 96, 97, 200)):
+        assert torch.equal(gated(layer, "silu", x[:rows].contiguous(), threads), alone[:rows]), (threads, rows)
