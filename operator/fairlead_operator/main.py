@@ -9,6 +9,7 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from fairlead_index.access import shown
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.running import operate
 
@@ -20,8 +21,12 @@ def main() -> None:
         config = OperatorConfig(_cli_parse_args=True)
     except ValidationError as error:
         for found in error.errors(include_url=False):
-            given = "" if found["type"] == "missing" else f" (given: {found['input']!r})"
             flag = ".".join(str(part) for part in found["loc"])
+            if not flag:
+                print(f"fairlead-operator: {found['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+                continue
+            value = shown(str(found["input"])) if flag == "redis_url" else found["input"]
+            given = "" if found["type"] == "missing" else f" (given: {value!r})"
             print(f"fairlead-operator: --{flag.replace('_', '-')} or FAIRLEAD_{flag.upper()}: {found['msg']}{given}", file=sys.stderr)
         sys.exit(2)
     except SettingsError as error:

@@ -1,10 +1,12 @@
 """The router's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win, the last one given wins)."""
 
-import re
 from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from fairlead_index.access import RedisAccess, shown
+from fairlead_index.groups import MOST_GROUPS
 
 PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"]
 
@@ -28,7 +30,13 @@ class RouterConfig(BaseSettings):
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
     index_namespace: str = Field("", description="NS/NAME of the prefix index (empty: default/SERVICE_NAME)")
+    index_groups: int = Field(1, ge=1, le=MOST_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
+    redis_username: str = Field("", description="user of Redis (empty: default, or the URL's)")
+    redis_password_file: str = Field("", description="file with its password, read at each connection")
+    redis_ca_file: str = Field("", description="PEM file of the authorities that a rediss:// server is verified by (empty: the system's)")
+    redis_cert_file: str = Field("", description="PEM file of a client certificate for rediss://")
+    redis_key_file: str = Field("", description="PEM file of its private key")
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
@@ -49,9 +57,18 @@ class RouterConfig(BaseSettings):
     def namespace(self) -> str:
         return self.index_namespace or f"default/{self.service_name}"
 
+    @property
+    def redis(self) -> RedisAccess | None:
+        """Raises ValueError for what can never work."""
+        if not self.redis_url:
+            return None
+        return RedisAccess(
+            self.redis_url, self.redis_username, self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file
+        )
+
     def shown(self) -> dict[str, object]:
         """For the log at start: the password of the Redis URL is left out."""
-        return self.model_dump() | {"redis_url": re.sub(r"//.*@", "//***@", self.redis_url).partition("?")[0]}
+        return self.model_dump() | {"redis_url": shown(self.redis_url)}
 
 
 def read_config(arguments: list[str]) -> RouterConfig:

@@ -7,6 +7,7 @@ import sys
 
 from pydantic import ValidationError
 
+from fairlead_index.access import has_password
 from fairlead_router.config import read_config
 from fairlead_router.server import RouterServer
 
@@ -30,6 +31,8 @@ def main() -> None:
         sys.exit(2)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
+    if has_password(config.redis_url):
+        logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     gc.collect()
     gc.freeze()  # what is loaded now stays: later collections pass it over
     server.run()

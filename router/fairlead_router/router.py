@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.reader import IndexReader
+from fairlead_index.groups import index_reader
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
 from fairlead_router.formats import PromptFormats
@@ -60,7 +60,8 @@ class Router:
     def _make_policy(self) -> Policy:
         match self.config.policy:
             case "PrefixAware":
-                reader = IndexReader(self.config.redis_url, self.config.namespace) if self.config.redis_url else None
+                redis = self.config.redis
+                reader = index_reader(redis, self.config.namespace, self.config.index_groups) if redis else None
                 return PrefixAware(self.table, reader, self.metrics)
             case "LeastLoad":
                 return LeastLoad(self.table)
@@ -112,5 +113,6 @@ class Router:
             }
             for worker in sorted(self.table, key=lambda worker: worker.address)
         ]
-        index = self.policy.index if isinstance(self.policy, PrefixAware) else "unused"
-        return {"service": self.config.service_name, "policy": self.config.policy, "index": index, "workers": workers}
+        index, reason = (self.policy.index, self.policy.index_reason) if isinstance(self.policy, PrefixAware) else ("unused", "")
+        known = {"service": self.config.service_name, "policy": self.config.policy, "index": index, "index_reason": reason}
+        return {**known, "workers": workers}

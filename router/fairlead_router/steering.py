@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from fairlead_index.errors import IndexUnavailable
+from fairlead_index.groups import GroupedReader
 from fairlead_index.reader import IndexReader
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import Choice, Tried, Wanted, by_affinity
@@ -15,9 +16,11 @@ logger = logging.getLogger(__name__)
 class PrefixAware:
     """Match, score and reserve in one round trip to the index."""
 
-    def __init__(self, table: WorkerTable, reader: IndexReader | None, metrics: Metrics) -> None:
+    def __init__(self, table: WorkerTable, reader: IndexReader | GroupedReader | None, metrics: Metrics) -> None:
         self._table, self._reader, self._metrics = table, reader, metrics
         self._away = False
+        self.index_reason = ""
+        """Why it is unavailable, in words for people."""
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
@@ -33,7 +36,7 @@ class PrefixAware:
         workers = self._table.usable(tried)
         return Choice(by_affinity(wanted, workers)) if workers else None
 
-    async def _ask_index(self, reader: IndexReader, wanted: Wanted, tried: Tried) -> Choice | None:
+    async def _ask_index(self, reader: IndexReader | GroupedReader, wanted: Wanted, tried: Tried) -> Choice | None:
         excluded = self._table.unusable_addresses() | {address for address, _ in tried}
         try:
             route = await reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded)
@@ -54,12 +57,12 @@ class PrefixAware:
         if self._reader is not None and choice.reservation is not None and not self._away:
             self._release(self._reader, choice.reservation)
 
-    def _release(self, reader: IndexReader, reservation: bytes) -> None:
+    def _release(self, reader: IndexReader | GroupedReader, reservation: bytes) -> None:
         task = asyncio.create_task(self._give_up(reader, reservation))  # the client does not wait for Redis
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
-    async def _give_up(self, reader: IndexReader, reservation: bytes) -> None:
+    async def _give_up(self, reader: IndexReader | GroupedReader, reservation: bytes) -> None:
         try:
             await reader.release(reservation)
         except IndexUnavailable as error:
@@ -70,6 +73,7 @@ class PrefixAware:
         if away == self._away:
             return
         self._away = away
+        self.index_reason = why
         self._metrics.index_up.set(0 if away else 1)
         if away:
             logger.warning("the index is unavailable, routing by local load and rendezvous: %s", why)

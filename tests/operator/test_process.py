@@ -19,7 +19,7 @@ SOURCES = os.pathsep.join(str(ROOT / room) for room in ("operator", "index"))
 FLAGS = [
     "--worker-image=w:1",
     "--router-image=r:1",
-    "--redis-url=redis://:secret@r:6379",
+    "--redis-url=redis://r:6379",
     "--default-gpus=0",
     "--cluster-domain=cluster.local",
 ]

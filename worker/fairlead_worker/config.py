@@ -5,10 +5,12 @@ import socket
 import sys
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, NoReturn, Self
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from fairlead_index.access import RedisAccess, parse, shown
+from fairlead_index.groups import MOST_GROUPS
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -35,7 +37,13 @@ class WorkerConfig(BaseSettings):
     pod_name: Annotated[str, Field(description="this worker's name in the index and in answers; empty: the host name")] = ""
     advertise: Annotated[str, Field(description="HOST:PORT at which the router reaches this worker; empty: derived")] = ""
     index_namespace: Annotated[str, Field(description="NS/NAME of the service in the index")] = ""
+    index_groups: Annotated[int, Field(ge=1, le=MOST_GROUPS, description="parts of the index, as spec.routing.indexGroups")] = 1
     redis_url: Annotated[str, Field(description="redis://… of the index; empty: no index")] = ""
+    redis_username: Annotated[str, Field(description="user of Redis; empty: default, or the URL's")] = ""
+    redis_password_file: Annotated[str, Field(description="file with its password, read at each connection")] = ""
+    redis_ca_file: Annotated[str, Field(description="PEM of the authorities to verify rediss:// by; empty: the system's")] = ""
+    redis_cert_file: Annotated[str, Field(description="PEM of a client certificate for rediss://")] = ""
+    redis_key_file: Annotated[str, Field(description="PEM of its private key")] = ""
     page_size: Annotated[Positive, Field(description="tokens in a KV page")] = 16
     block_tokens: Annotated[Positive, Field(description="tokens in a block of the index, a multiple of --page-size")] = 64
     max_model_len: Annotated[NonNegative, Field(description="most tokens of prompt and output; 0: the model's own")] = 0
@@ -102,8 +110,8 @@ class WorkerConfig(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _redis_url(cls, value: str) -> str:
-        if value and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("is no Redis URL; give redis://host:6379/0, or leave it empty to run without the index")
+        if value:
+            parse(value)
         return value
 
     @field_validator("advertise")
@@ -137,7 +145,17 @@ class WorkerConfig(BaseSettings):
             )
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
+        _ = self.redis
         return self
+
+    @property
+    def redis(self) -> RedisAccess | None:
+        """Raises ValueError for what can never work."""
+        if not self.redis_url:
+            return None
+        return RedisAccess(
+            self.redis_url, self.redis_username, self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,8 +179,8 @@ class WorkerConfig(BaseSettings):
 
     def described(self) -> str:
         """One `flag=value` for each flag, fit for a log: no passwords."""
-        shown = self.model_dump() | {"redis_url": masked(self.redis_url)}
-        return " ".join(f"{_flag(name)}={value}" for name, value in shown.items())
+        fields = self.model_dump() | {"redis_url": shown(self.redis_url)}
+        return " ".join(f"{_flag(name)}={value}" for name, value in fields.items())
 
     @classmethod
     def from_command_line(cls, arguments: list[str] | None = None) -> "WorkerConfig":
@@ -171,15 +189,6 @@ class WorkerConfig(BaseSettings):
             return cls(_cli_parse_args=sys.argv[1:] if arguments is None else arguments)
         except ValidationError as error:
             _refuse(error)
-
-
-def masked(url: str) -> str:
-    """`url` with its password hidden."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    user_info, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user_info.partition(':')[0]}:***@{host}"))
 
 
 def _flag(name: str) -> str:
@@ -196,6 +205,6 @@ def _refuse(error: ValidationError) -> NoReturn:
         if problem["type"] == "missing":
             print(f"fairlead-worker: {flag} is missing; give it, or set FAIRLEAD_{flag[2:].replace('-', '_').upper()}", file=sys.stderr)
         else:
-            given = masked(problem["input"]) if flag == "--redis-url" else problem["input"]
+            given = shown(problem["input"]) if flag == "--redis-url" else problem["input"]
             print(f"fairlead-worker: {flag} {given!r}: {message}", file=sys.stderr)
     raise SystemExit(2)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uvloop
 
+from fairlead_index.access import has_password
 from fairlead_worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     config = WorkerConfig.from_command_line(arguments)
     logger.info("configuration: %s", config.described())
+    if has_password(config.redis_url):
+        logger.warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     try:
         listener = _listen(config)
     except OSError as error:

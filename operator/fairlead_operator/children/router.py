@@ -5,13 +5,15 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object, pods, security
+from fairlead_operator.children import Object, pods, redis, security
 from fairlead_operator.revisions import pinned, said
 from fairlead_operator.settings import Settings
 
 
 def revision(service: InferenceService) -> str:
-    return names.digest([said(service.spec.routing, "policy"), said(service.spec.rollout, "drain_timeout"), service.served_model_name])
+    return names.digest(
+        [said(service.spec.routing, "policy", "index_groups"), said(service.spec.rollout, "drain_timeout"), service.served_model_name]
+    )
 
 
 def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
@@ -54,13 +56,13 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "ports": [{"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": security.container(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *redis.mounts(settings)],
         "startupProbe": pods.probe("/health", period=2, failures=60),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    spec = pods.pod_spec(service, names.ROUTER, container, [{"name": "tmp", "emptyDir": {}}])
+    spec = pods.pod_spec(service, names.ROUTER, container, [{"name": "tmp", "emptyDir": {}}, *redis.volumes(settings)])
     return pods.labelled(service, names.ROUTER, revision(service), {"spec": spec})
 
 
@@ -72,7 +74,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "host": "0.0.0.0",
         "port": names.ROUTER_PORT,
         "index-namespace": names.index_namespace(service),
-        "redis-url": settings.redis_url,
+        **redis.flags(service, settings),
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
         "policy": service.spec.routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,

@@ -7,7 +7,7 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
-from fairlead_operator.children import Object, pods, security
+from fairlead_operator.children import Object, pods, redis, security
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.revisions import pinned, said
@@ -20,7 +20,7 @@ STARTUP_PERIOD, STARTUP_FAILURES = 5, 2160  # seconds, probes: three hours to do
 
 def revision(service: InferenceService) -> str:
     """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
-    shaping = said(service.spec, "model", "engine", "resources", "pod_template")
+    shaping = said(service.spec, "model", "engine", "resources", "pod_template") | redis.shaping(service)
     return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
 
 
@@ -89,6 +89,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
             "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
         },  # torch and NCCL exchange through /dev/shm; 64 MiB is the default
         *source.volumes,
+        *redis.volumes(settings),
     ]
     template: Object = {"spec": pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)}
     if service.spec.pod_template is not None:
@@ -113,7 +114,12 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
         "ports": [{"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"}],
         "resources": _resources(service, settings),
         "securityContext": security.container(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}, *source.mounts],
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *source.mounts,
+            *redis.mounts(settings),
+        ],
         "startupProbe": pods.probe("/ready", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=6),
@@ -133,7 +139,7 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         "pod-name": "$(POD_NAME)",
         "advertise": f"$(POD_IP):{names.WORKER_PORT}",
         "index-namespace": names.index_namespace(service),
-        "redis-url": settings.redis_url,
+        **redis.flags(service, settings),
         "page-size": cache.page_tokens,
         "block-tokens": cache.block_tokens,
         "max-model-len": engine.max_model_len,

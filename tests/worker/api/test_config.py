@@ -2,7 +2,8 @@
 
 import pytest
 
-from fairlead_worker.config import WorkerConfig, masked
+from fairlead_index.access import shown
+from fairlead_worker.config import WorkerConfig
 
 
 def _config(*arguments: str) -> WorkerConfig:
@@ -55,7 +56,7 @@ def test_no_password_is_shown() -> None:
     config = _config("--redis-url", "redis://user:secret@host:1/0", "--index-namespace", "a/b")
     assert "secret" not in config.described()
     assert "redis://user:***@host:1/0" in config.described()
-    assert masked("redis://host/0") == "redis://host/0"
+    assert shown("redis://host/0") == "redis://host/0"
 
 
 def test_no_password_is_shown_when_the_url_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

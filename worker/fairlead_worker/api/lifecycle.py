@@ -140,10 +140,11 @@ class Life:
         ready = self.client.state.ready
         assert ready is not None
         try:
-            if self.config.redis_url:
-                self.publisher = Publisher(self.config, self.worker.address, ready.page_size)
+            if redis := self.config.redis:
+                self.publisher = Publisher(self.config, redis, self.worker.address, ready.page_size)
                 writer = self.publisher.writer
                 self.worker.metrics.index_joined.set_function(lambda: float(writer.joined))
+                self.worker.metrics.index_full.set_function(lambda: float(writer.stats.full))
                 self.client.on_events = self.publisher.on_events
                 self.client.on_load = self.publisher.on_load
             await asyncio.to_thread(self.worker.loaded, ready)

@@ -69,6 +69,8 @@ class Metrics:
             registry=self.registry,
         )
         self.index_joined = joined.labels(model_name)
+        full = Gauge("fairlead_index_full", "1 while Redis has no room for new blocks of this worker.", labels, registry=self.registry)
+        self.index_full = full.labels(model_name)
 
     def finished(self, reason: str) -> None:
         self._finished[reason].inc()

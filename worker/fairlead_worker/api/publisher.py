@@ -3,6 +3,8 @@
 from array import array
 from collections.abc import Sequence
 
+from fairlead_index.access import RedisAccess
+from fairlead_index.groups import namespace_of
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 from fairlead_worker.config import WorkerConfig
@@ -12,9 +14,10 @@ from fairlead_worker.messages import CacheEvent, Load
 class Publisher:
     """Feeds one IndexWriter. Made when the engine is ready, and not before: what joins is chosen."""
 
-    def __init__(self, config: WorkerConfig, address: str, page_size: int) -> None:
+    def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int) -> None:
         card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
-        self.writer = IndexWriter(config.redis_url, config.index_namespace, card, lease_seconds=config.lease_seconds)
+        namespace = namespace_of(config.index_namespace, config.pod, config.index_groups)
+        self.writer = IndexWriter(redis, namespace, card, lease_seconds=config.lease_seconds)
         self._page_size = page_size
 
     def start(self) -> None:
