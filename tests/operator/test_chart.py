@@ -1,15 +1,18 @@
 """The chart: every value is described, what it renders is taken by a real API server, and its rules are all the operator needs."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 from tests.operator import apiserver
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import CHILDREN, Cluster, eventually
+from tests.redis_server import binary, free_port
 
 CHART = Path(__file__).parents[2] / "charts" / "fairlead"
 
@@ -45,7 +48,15 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
 
 
 @pytest.mark.parametrize(
-    "wrong", ["nonsense=1", "operator.nonsense=1", "defaults.gpus=-1", "redis.externalUrl=http://x", "redis.maxMemory=lots"]
+    "wrong",
+    [
+        "nonsense=1",
+        "operator.nonsense=1",
+        "defaults.gpus=-1",
+        "redis.externalUrl=http://x",
+        "redis.maxMemory=lots",
+        "redis.externalUrl=redis://:p@x",
+    ],
 )
 def test_wrong_values_are_refused(wrong: str) -> None:
     assert helm("template", "fl", str(CHART), "--set", wrong).returncode != 0
@@ -61,6 +72,54 @@ def test_values_reach_the_operator() -> None:
     assert "--worker-image=w:1" in container["args"] and "--default-gpus=0" in container["args"]
     assert "--redis-url=redis://r:6379" in container["args"] and "--image-pull-policy=Never" in container["args"]
     assert container["image"].endswith(f"@sha256:{'a' * 64}")
+
+
+def test_a_redis_of_ones_own_with_tls_and_a_secret() -> None:
+    made = template(
+        *("--set", "redis.externalUrl=rediss://r:6379", "--set", "redis.username=fairlead", "--set", "redis.existingSecret=index-redis"),
+        *("--set", "redis.tls.caKey=ca.crt", "--set", "redis.tls.certKey=tls.crt", "--set", "redis.tls.keyKey=tls.key"),
+    )
+    (deployment,) = [one for one in made if one["kind"] == "Deployment"]
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    flags = ["--redis-username=fairlead", "--redis-secret=index-redis", "--redis-secret-password-key=password"]
+    flags += ["--redis-secret-ca-key=ca.crt", "--redis-secret-cert-key=tls.crt", "--redis-secret-key-key=tls.key"]
+    assert set(flags) <= set(arguments)
+
+
+@pytest.mark.parametrize("password", ["plain", "odd\"\\&%s `$x` 'word'", ""])
+def test_the_bundled_redis_starts_as_rendered(tmp_path: Path, password: str) -> None:
+    """Its very command, with this machine's server: it asks for the password of the Secret, and evicts nothing."""
+    program = binary("7.0")
+    if program is None:
+        pytest.skip("no redis-server 7.0 on this machine: make redis-servers")
+    made = template(*(("--set", "redis.existingSecret=s") if password else ()))
+    (spec,) = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment" and "-redis" in one["metadata"]["name"]]
+    (container,) = spec["containers"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "redis-server").symlink_to(program)
+    (tmp_path / "password").write_text(password)
+    port = str(free_port())
+    words = [*container["command"], *container["args"]]
+    words = [word.replace("/etc/fairlead/redis", str(tmp_path)).replace("/tmp/auth", f"{tmp_path}/auth") for word in words]
+    words = [port if word == "6379" else str(tmp_path) if word == "/tmp" else word for word in words]
+    assert not password or password not in " ".join(words)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **{one["name"]: one["value"] for one in container.get("env", ())}}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as server:
+        try:
+            client = redis.Redis(port=int(port), password=password or None)
+
+            def policy() -> str:
+                try:
+                    return str(client.config_get("maxmemory-policy")["maxmemory-policy"])
+                except redis.ConnectionError:
+                    return ""
+
+            assert eventually(policy) == "noeviction"
+            if password:
+                with pytest.raises(redis.AuthenticationError):
+                    redis.Redis(port=int(port)).ping()
+        finally:
+            server.kill()
 
 
 def test_a_tag_that_is_a_number_stays_what_it_is(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-import redis.asyncio
-import redis.exceptions
-
 from fairlead.errors import UserError
 from fairlead.local.process import Guard, Process, last_lines
+from fairlead_index.access import RedisAccess
+from fairlead_index.client import RedisClient
+from fairlead_index.connection import REDIS_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -89,16 +89,16 @@ class LocalRedis:
 
     async def _wait_until_up(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        client = redis.asyncio.Redis.from_url(self.url)
+        client = RedisClient(RedisAccess(self.url), timeout=1.0)
         try:
             while True:
                 try:
-                    await client.ping()
+                    await client.execute("PING")
                     return
-                except redis.exceptions.RedisError as error:
+                except REDIS_ERRORS as error:
                     if time.monotonic() > deadline:
                         words = "\n  ".join(last_lines(self.log))
                         raise UserError(f"redis-server did not come up in {START_SECONDS:.0f} s ({error}); it said:\n  {words}") from error
                 await asyncio.sleep(0.02)
         finally:
-            await client.aclose()
+            await client.close()

@@ -60,6 +60,8 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
     console.print(
         f"[bold]{found.get('service', '')}[/]  {url}  policy {found.get('policy', '')}, index {found.get('index', '')}", soft_wrap=True
     )
+    if found.get("index_reason"):
+        console.print(f"[yellow]index unavailable:[/] {found['index_reason']}", soft_wrap=True, highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("POD")
     table.add_column("STATE")
