@@ -67,6 +67,7 @@ bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on th
 
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
 	$(BIN)/python bench/index_match.py --json bench/results/index.json
+	$(BIN)/python bench/index_client.py --json bench/results/index_client.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

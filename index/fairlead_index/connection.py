@@ -60,7 +60,12 @@ class Scripts:
         except ReplyError as error:
             if "function not found" not in str(error).lower():
                 raise
-        await self.redis.execute("FUNCTION", "LOAD", "REPLACE", library_source())
+        try:
+            await self.redis.execute("FUNCTION", "LOAD", "REPLACE", library_source())
+        except ReplyError as error:
+            if error.code != "OOM":
+                raise
+            return await self._call_script(name, args)  # which a full server takes
         return cast(list[Any], await self.redis.execute(*call))
 
     async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
