@@ -144,7 +144,8 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
     assert await router.metric("fairlead_router_index_unavailable_total") > 30
     answer = await router.complete("x" * 50)
     assert answer.status_code == 200 and "x-fairlead-predicted-tokens" not in answer.headers
-    assert (await router.client.get("/fairlead/workers")).json()["index"] == "unavailable"
+    picture = (await router.client.get("/fairlead/workers")).json()
+    assert picture["index"] == "unavailable" and "redis is away" in picture["index_reason"]
     assert (await router.client.get("/ready")).status_code == 200
     redis.start()
 

@@ -76,3 +76,13 @@ def test_addresses() -> None:
     assert WorkerConfig(model="file:///m", host="127.0.0.1").address(8000) == "127.0.0.1:8000"
     assert WorkerConfig(model="file:///m", host="::1").address(8000) == "[::1]:8000"
     assert WorkerConfig(model="file:///m", advertise="10.0.0.7:9").address(8000) == "10.0.0.7:9"
+
+
+def test_files_for_redis_reach_the_index_and_bad_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--redis-url", "rediss://r", "--index-namespace", "a/b", "--redis-username", "u", "--redis-ca-file", "/ca")
+    redis = _config(*asked, "--redis-password-file", "/p").redis
+    assert redis is not None and (redis.username, redis.ca_file, redis.password_file) == ("u", "/ca", "/p")
+    for more, said in ((("--redis-cert-file", "/c"), "its key"), (("--redis-url", "redis://r"), "rediss://")):
+        with pytest.raises(SystemExit):
+            _config(*asked, *more)
+        assert said in capsys.readouterr().err
