@@ -10,12 +10,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
-SCHEMA: Final = "fl1"
+SCHEMA: Final = "fl2"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """Everything that means "Redis did not do it": away, too slow, read-only after a failover, loading, out of memory."""
 
 _READ_ONLY: Final = frozenset({"match", "workers"})
-_SCRIPTS: Final = ("join", "apply", "heartbeat", "leave", "match", "route", "release", "sweep", "workers")
+_SCRIPTS: Final = ("join", "apply", "heartbeat", "leave", "doubt", "match", "route", "release", "sweep", "workers")
 _USE_MATCH: Final = frozenset({"match", "route"})
 
 

@@ -56,12 +56,15 @@ class PrefixTable:
             self._dead |= bit
             self._groups.clear()
 
-    def renew(self, leases: bytes, now_ms: float) -> None:
-        """Who lives: `leases` are 8 bytes a slot at its number, the end of its lease in milliseconds of Redis' clock."""
-        alive = 0
+    def renew(self, leases: bytes, now_ms: float, longest_ms: float) -> None:
+        """Who lives: `leases` are 8 bytes a slot at its number, the end of its lease in milliseconds of Redis' clock.
+
+        One that ends more than the longest lease from now was written by another clock, and one below zero is in doubt: neither counts.
+        """
+        alive, last = 0, now_ms + longest_ms
         for slot, bit in self._bit.items():
             at = 8 * int.from_bytes(slot, "big")
-            if at + 8 <= len(leases) and struct.unpack_from("<d", leases, at)[0] > now_ms:
+            if at + 8 <= len(leases) and now_ms < struct.unpack_from("<d", leases, at)[0] <= last:
                 alive |= bit
         self._alive = alive
 
@@ -91,17 +94,20 @@ class PrefixTable:
         mask = 0
         for slot in slots:
             mask |= self._bit.get(slot, 0)
-        self._keep(value, mask | (self._holders.get(value, 0) & self._dead))
+        self._keep(value, mask)
 
-    def put_packed(self, hashes: Iterable[int], holders: Iterable[bytes]) -> None:
-        """`put` for many blocks, each with its holders as the index packs them. Most have one, and no mask of the dead to keep."""
-        bits, known, dead = self._bit, self._holders, self._dead
-        for value, packed in zip(hashes, holders, strict=True):
-            bit = bits.get(packed)
-            if bit is not None and (not dead or value not in known):
-                known[value] = bit
-            else:
-                self.put(value, [packed[at : at + 2] for at in range(0, len(packed), 2)])
+    def put_packed(self, hashes: Sequence[int], holders: Sequence[bytes]) -> list[int]:
+        """`put` for many blocks, each with its holders as the index packs them. Returns the blocks whose holders are in a bitmap."""
+        masks = [*map(self._bit.get, holders)]
+        self._holders.update(zip(hashes, masks, strict=True))  # type: ignore[arg-type]  # most have one holder; the others follow
+        at, wide = -1, []
+        for _ in range(masks.count(None)):
+            at = masks.index(None, at + 1)
+            packed = holders[at]
+            if packed == b"W":
+                wide.append(hashes[at])
+            self.put(hashes[at], [packed[n : n + 2] for n in range(0, len(packed) - 1, 2)])
+        return wide
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of the prompt that each living worker holds, exactly. The holders of block n are among those of block n - 1."""

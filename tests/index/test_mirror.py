@@ -46,7 +46,7 @@ async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
 
 def fault(world: World, server: RedisServer, namespace: str) -> None:
     """Something that a mirror cannot follow by reading on: the log trimmed, gone, or set back; the namespace wiped."""
-    client, prefix = server.client(), f"fl1:{{{namespace}}}:"
+    client, prefix = server.client(), f"fl2:{{{namespace}}}:"
     kind = world.random.choice(["trim", "no log", "back", "wipe"])
     if kind == "trim":
         client.xtrim(prefix + "log", maxlen=0, approximate=False)

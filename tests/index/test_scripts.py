@@ -136,7 +136,7 @@ async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: Re
     await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
     await scripts.call("sweep", 10)
     mine = [key for key in server.client().keys("*") if namespace.encode() in key]
-    assert mine and all(key.startswith(f"fl1:{{{namespace}}}:".encode()) for key in mine)
+    assert mine and all(key.startswith(f"fl2:{{{namespace}}}:".encode()) for key in mine)
 
 
 async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:

@@ -2,71 +2,95 @@
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, ...}, best first; {''} when no worker may be used.
 local PRIOR_RATE = 4000  -- tokens a second, of a worker that has not measured its own yet
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best
+local CONSIDERED = 32    -- holders, deepest first, and soonest workers that are scored: everyone, in a small fleet
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local excluded = {}
-for i = 5, #ARGV do excluded[ARGV[i]] = true end
-
 local now = now_ms()
-local live = live_slots(p, now)
-local depth, deepest = match(p, hashes, live, LEVELS)
+local lives = living(p, now)
+local depth, holders, deepest = match(p, hashes, lives, LEVELS)
+local cold = deepest == 0 and #hashes >= 8
+if #ARGV > 4 then
+  local names = {}
+  for i = 5, #ARGV do names[i - 4] = 'a' .. ARGV[i] end
+  for _, slot in ipairs(call('HMGET', p .. 'names', unpack(names))) do
+    if slot then lives[slot_number(slot)] = nil end
+  end
+end
 
--- Rendezvous: every pair of (block, address) has its own fixed rank. The block is the first that nobody holds: the first of all when cold.
+-- Rendezvous: every pair of (block, address) has its own fixed rank, for all routers alike. The block is the first that nobody holds: the
+-- first of all when cold. An address' seed is on a circle, a block turns and stretches it, the lowest wins (multiply-add hashing).
 local key = id
 if #hashes >= 8 then
   local block = deepest < #hashes / 8 and deepest or deepest - 1
   key = sub(hashes, block * 8 + 1, block * 8 + 8)
 end
-local ranks = {}
-local function rank(address)
-  local known = ranks[address]
-  if not known then
-    known = redis.sha1hex(key .. address)
-    ranks[address] = known
-  end
-  return known
+local stretch, turn = struct.unpack('<I4I4', key)
+stretch, turn = stretch % (CIRCLE - 1) + 1, turn % CIRCLE
+local seeds
+local function rank(n)
+  seeds = seeds or call('GET', p .. 'seeds')
+  return (struct.unpack('<I4', seeds, n * 4 + 1) * stretch + turn) % CIRCLE
 end
 
-local owed = {}
-local flat = call('HGETALL', p .. 'owed')
-for i = 1, #flat, 2 do owed[flat[i]] = tonumber(flat[i + 1]) end
+local slots, known = {}, {}
+local function consider(n)
+  if known[n] or lives[n] == nil then return end
+  known[n] = true
+  slots[#slots + 1] = pack_slot(n)
+end
+
+local first, second
+if cold then
+  local low, next_low = CIRCLE, CIRCLE
+  for n in pairs(lives) do
+    local at = rank(n)
+    if at < low then first, second, low, next_low = n, first, at, low
+    elseif at < next_low then second, next_low = n, at end
+  end
+  if first then consider(first) end
+  if second then consider(second) end
+end
+for i = 1, math.min(#holders, CONSIDERED) do consider(holders[i]) end
+-- `ready`: when each worker would begin something new. The dead may stand in front: read on past them.
+local page, enough = 0, #slots + CONSIDERED
+repeat
+  local soonest = call('ZRANGE', p .. 'ready', page, page + CONSIDERED - 1)
+  for _, slot in ipairs(soonest) do consider(slot_number(slot)) end
+  page = page + CONSIDERED
+until #soonest < CONSIDERED or #slots >= enough
+if #slots == 0 then return { '' } end
 
 local function sooner(a, b)
   if a.fits ~= b.fits then return a.fits end  -- one that has no room is the last resort
   if a.seconds ~= b.seconds then return a.seconds < b.seconds end
-  return rank(a.address) < rank(b.address)
+  return rank(a.number) < rank(b.number)
 end
 
-local max, min, unpack = math.max, math.min, struct.unpack
-local all, first, second = {}, nil, nil  -- the `wanted` soonest, in order; the two homes
-local cold = deepest == 0 and #hashes >= 8
-for slot, record in pairs(live) do
-  local _, bt, address, pod, _, _, at, _, _, backlog, rate, step, free, total, page = unpack(LIVE, record)
-  if not excluded[address] then
-    local cached = max(0, min((depth[slot] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
-    local cost = max(prompt - cached, bt)                                 -- even a prompt that is all cached takes its turn in a batch
-    backlog = max(0, backlog - rate * (now - at) / 1000)                  -- worked off since the report; what came since is owed
-    local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost,
-                seconds = (backlog + (owed[slot] or 0) + cost) / (rate > 0 and rate or PRIOR_RATE) + step,
-                fits = total == 0 or page == 0 or free * page >= prompt - cached }
-    if cold then
-      if not first or rank(address) < rank(first.address) then first, second = w, first
-      elseif not second or rank(address) < rank(second.address) then second = w end
-    end
-    if #all < wanted or sooner(w, all[#all]) then
-      local place = #all + 1
-      while place > 1 and sooner(w, all[place - 1]) do place = place - 1 end
-      table.insert(all, place, w)
-      all[wanted + 1] = nil
-    end
+local max, min, fields = math.max, math.min, struct.unpack
+local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'owed', unpack(slots))
+local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
+for i, slot in ipairs(slots) do
+  local number = slot_number(slot)
+  local _, bt, address, pod, _, _, at, _, _, backlog, rate, step, free, total, page = fields(LIVE, records[i])
+  local cached = max(0, min((depth[number] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
+  local cost = max(prompt - cached, bt)                              -- even a prompt that is all cached takes its turn in a batch
+  backlog = max(0, backlog - rate * max(0, now - at) / 1000)         -- worked off since the report; what came since is owed
+  local w = { slot = slot, number = number, address = address, pod = pod, cached = cached, cost = cost,
+              seconds = (backlog + tonumber(promised[i] or 0) + cost) / (rate > 0 and rate or PRIOR_RATE) + step,
+              fits = total == 0 or page == 0 or free * page >= prompt - cached }
+  if number == first or number == second then homes[#homes + 1] = w end
+  if #all < wanted or sooner(w, all[#all]) then
+    local place = #all + 1
+    while place > 1 and sooner(w, all[place - 1]) do place = place - 1 end
+    table.insert(all, place, w)
+    all[wanted + 1] = nil
   end
 end
-if #all == 0 then return { '' } end
 
 -- A cold prefix has two homes, so that its next prompts find it; a burst overflows to the others before it queues there.
 if second then
-  local home = sooner(first, second) and first or second
+  local home = sooner(homes[1], homes[2]) and homes[1] or homes[2]
   if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.fits or not all[1].fits) then
     for i = 2, #all do
       if all[i] == home then table.remove(all, i) break end
@@ -80,6 +104,7 @@ local best = all[1]
 local promise = id .. struct.pack('<d', best.cost)
 call('ZADD', p .. 'r' .. best.slot, now, promise)
 call('HINCRBYFLOAT', p .. 'owed', best.slot, best.cost)
+call('ZADD', p .. 'ready', now + 1000 * best.seconds, best.slot)
 local reply = { best.slot .. promise }
 for _, w in ipairs(all) do
   reply[#reply + 1] = w.address
