@@ -191,7 +191,7 @@ def measure(path: str, options: argparse.Namespace) -> dict[str, Numbers]:
     asyncio.run(load_ours(path, mine))
     ours["stored_per_s"] = options.placements / (time.perf_counter() - start)
     with_log = memory()
-    client.xtrim(f"fl1:{{{NAMESPACE}}}:log", maxlen=0, approximate=False)
+    client.xtrim(f"fl2:{{{NAMESPACE}}}:log", maxlen=0, approximate=False)
     ours["log_bytes"] = with_log - memory()  # of the mirrors' log, bounded whatever the placements are
     ours["bytes_per_placement"] = (memory() - before) / options.placements
     before, start = memory(), time.perf_counter()
@@ -200,7 +200,7 @@ def measure(path: str, options: argparse.Namespace) -> dict[str, Numbers]:
     peer["bytes_per_placement"] = (memory() - before) / options.peer_placements
 
     digest = client.script_load(script_source("match"))
-    request = hiredis.pack_command(("EVALSHA", digest, 1, f"fl1:{{{NAMESPACE}}}:", hash_bytes(chain)))
+    request = hiredis.pack_command(("EVALSHA", digest, 1, f"fl2:{{{NAMESPACE}}}:", hash_bytes(chain)))
     [answer] = wire.ask(request, 1)
     assert isinstance(answer, list)
     found = {answer[at].decode(): answer[at + 1] // BLOCK_TOKENS for at in range(0, len(answer), 2)}

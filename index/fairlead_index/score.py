@@ -1,6 +1,5 @@
 """The score of `route.lua` in Python, for whoever cannot ask Redis. A test holds the two equal; docs/index.md explains it."""
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,7 +73,7 @@ def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
 
 def _rank(address: str, key: bytes) -> int:
     """Rendezvous: the address has a place on a circle, the key (8 bytes) stretches and turns it, the lowest wins (multiply-add hashing)."""
-    stretch, turn = struct.unpack("<II", key)
+    stretch, turn = int.from_bytes(key[:4], "little"), int.from_bytes(key[4:], "little")
     return (seed(address) * (stretch % (CIRCLE - 1) + 1) + turn % CIRCLE) % CIRCLE
 
 

@@ -4,11 +4,12 @@ local byte, sub, char, floor = string.byte, string.sub, string.char, math.floor
 
 local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
 local CARD = '<dHc0'                    -- as much of it as a match needs, from its 9th byte
+local LOAD = '<dddddddddd'              -- its last 80 bytes: lease, load time, load
 local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
 local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
 local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
 local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
-local FILL = 64                        -- blocks a bucket holds on average: 17 bytes a placement, and a read looks at few entries
+local FILL = 32                        -- blocks a bucket holds on average: 17 bytes a placement, and a read looks at few entries
 local SPLITS = 8                       -- buckets that one batch may split: more than its blocks can fill
 
 local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, seconds of a fleet that changes 100,000 blocks a second
@@ -85,6 +86,13 @@ end
 
 -- Whether a lease of a record of `live` has not run out, by the clock of now.
 local function in_force(lease, lease_ms, now) return lease > now and lease <= now + lease_ms end
+
+-- A worker that has not measured its own yet is taken to prefill 4,000 tokens a second.
+local function rate_of(measured) return measured > 0 and measured or 4000 end
+
+-- `ready` orders the workers by when (ms) each would answer a prompt of usual length that it does not hold. `free_at`: when it could begin.
+local USUAL = 2048
+local function set_ready(p, slot, free_at, rate) call('ZADD', p .. 'ready', free_at + 1000 * USUAL / rate, slot) end
 
 -- The slot's sequence when (slot, epoch) is a living incarnation, else nil.
 local function sequence(p, slot, epoch)

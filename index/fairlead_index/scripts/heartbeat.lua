@@ -28,6 +28,6 @@ if call('ZREMRANGEBYSCORE', promises, '-inf', before) + call('ZREMRANGEBYSCORE',
 else
   owed = tonumber(call('HGET', p .. 'owed', slot) or 0)
 end
-local rate = w.rate > 0 and w.rate or 4000
-call('ZADD', p .. 'ready', math.max(now, w.at + 1000 * w.backlog / rate) + 1000 * (owed / rate + w.step), slot)
+local rate = rate_of(w.rate)
+set_ready(p, slot, math.max(now, w.at + 1000 * w.backlog / rate) + 1000 * (owed / rate + w.step), rate)
 return { 'OK', call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

@@ -58,6 +58,9 @@ local function match(p, hashes, lives, max_levels)
 
   -- The deepest level in [low, high) whose holders outnumber `size`, given that `low` does.
   local function deepest(low, high, size)
+    for level, found in pairs(seen) do  -- from what the searches before have seen
+      if level > low and level < high and #found > size then low = level end
+    end
     while high - low > 1 do
       local middle = floor((low + high) / 2)
       if #holders(middle) > size then low = middle else high = middle end

@@ -1,8 +1,8 @@
 -- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, excluded addresses...
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, ...}, best first; {''} when no worker may be used.
-local PRIOR_RATE = 4000  -- tokens a second, of a worker that has not measured its own yet
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best
-local CONSIDERED = 32    -- holders, deepest first, and soonest workers that are scored: everyone, in a small fleet
+local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet
+local NO_ROOM = 1e9      -- seconds
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -28,10 +28,12 @@ end
 local stretch, turn = struct.unpack('<I4I4', key)
 stretch, turn = stretch % (CIRCLE - 1) + 1, turn % CIRCLE
 local seeds
-local function rank(n)
+local ranks = setmetatable({}, { __index = function(known, n)
   seeds = seeds or call('GET', p .. 'seeds')
-  return (struct.unpack('<I4', seeds, n * 4 + 1) * stretch + turn) % CIRCLE
-end
+  local at = (struct.unpack('<I4', seeds, n * 4 + 1) * stretch + turn) % CIRCLE
+  known[n] = at
+  return at
+end })
 
 local slots, known = {}, {}
 local function consider(n)
@@ -44,7 +46,7 @@ local first, second
 if cold then
   local low, next_low = CIRCLE, CIRCLE
   for n in pairs(lives) do
-    local at = rank(n)
+    local at = ranks[n]
     if at < low then first, second, low, next_low = n, first, at, low
     elseif at < next_low then second, next_low = n, at end
   end
@@ -52,7 +54,7 @@ if cold then
   if second then consider(second) end
 end
 for i = 1, math.min(#holders, CONSIDERED) do consider(holders[i]) end
--- `ready`: when each worker would begin something new. The dead may stand in front: read on past them.
+-- `ready`: when each worker would answer a prompt of usual length that it does not hold. The dead may stand in front: read on past them.
 local page, enough = 0, #slots + CONSIDERED
 repeat
   local soonest = call('ZRANGE', p .. 'ready', page, page + CONSIDERED - 1)
@@ -61,29 +63,34 @@ repeat
 until #soonest < CONSIDERED or #slots >= enough
 if #slots == 0 then return { '' } end
 
-local function sooner(a, b)
-  if a.fits ~= b.fits then return a.fits end  -- one that has no room is the last resort
-  if a.seconds ~= b.seconds then return a.seconds < b.seconds end
-  return rank(a.number) < rank(b.number)
+local function sooner(a, b)  -- `late` is in seconds; one that has no room is the last resort
+  if a.late ~= b.late then return a.late < b.late end
+  return ranks[a.number] < ranks[b.number]
 end
 
 local max, min, fields = math.max, math.min, struct.unpack
 local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'owed', unpack(slots))
 local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
 for i, slot in ipairs(slots) do
-  local number = slot_number(slot)
-  local _, bt, address, pod, _, _, at, _, _, backlog, rate, step, free, total, page = fields(LIVE, records[i])
+  local number, record = slot_number(slot), records[i]
+  local bt = fields('<d', record, 9)  -- behind the lease
+  local _, at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 79)
   local cached = max(0, min((depth[number] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
   local cost = max(prompt - cached, bt)                              -- even a prompt that is all cached takes its turn in a batch
   backlog = max(0, backlog - rate * max(0, now - at) / 1000)         -- worked off since the report; what came since is owed
-  local w = { slot = slot, number = number, address = address, pod = pod, cached = cached, cost = cost,
-              seconds = (backlog + tonumber(promised[i] or 0) + cost) / (rate > 0 and rate or PRIOR_RATE) + step,
-              fits = total == 0 or page == 0 or free * page >= prompt - cached }
-  if number == first or number == second then homes[#homes + 1] = w end
-  if #all < wanted or sooner(w, all[#all]) then
-    local place = #all + 1
-    while place > 1 and sooner(w, all[place - 1]) do place = place - 1 end
-    table.insert(all, place, w)
+  local seconds = (backlog + (promised[i] or 0) + cost) / rate_of(rate) + step
+  local fits = total == 0 or page == 0 or free * page >= prompt - cached
+  local late, place = fits and seconds or seconds + NO_ROOM, #all
+  local home = number == first or number == second
+  local last = all[place]
+  if home or place < wanted or late < last.late or late == last.late and ranks[number] < ranks[last.number] then
+    local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, seconds = seconds, late = late, rate = rate_of(rate) }
+    if home then homes[#homes + 1] = w end
+    while place > 0 and sooner(w, all[place]) do
+      all[place + 1] = all[place]
+      place = place - 1
+    end
+    all[place + 1] = w
     all[wanted + 1] = nil
   end
 end
@@ -91,7 +98,7 @@ end
 -- A cold prefix has two homes, so that its next prompts find it; a burst overflows to the others before it queues there.
 if second then
   local home = sooner(homes[1], homes[2]) and homes[1] or homes[2]
-  if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.fits or not all[1].fits) then
+  if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.late < NO_ROOM or all[1].late >= NO_ROOM) then
     for i = 2, #all do
       if all[i] == home then table.remove(all, i) break end
     end
@@ -104,11 +111,12 @@ local best = all[1]
 local promise = id .. struct.pack('<d', best.cost)
 call('ZADD', p .. 'r' .. best.slot, now, promise)
 call('HINCRBYFLOAT', p .. 'owed', best.slot, best.cost)
-call('ZADD', p .. 'ready', now + 1000 * best.seconds, best.slot)
+set_ready(p, best.slot, now + 1000 * best.seconds, best.rate)
 local reply = { best.slot .. promise }
 for _, w in ipairs(all) do
-  reply[#reply + 1] = w.address
-  reply[#reply + 1] = w.pod
+  local _, _, address, pod = fields(LIVE, w.record)
+  reply[#reply + 1] = address
+  reply[#reply + 1] = pod
   reply[#reply + 1] = w.cached
   reply[#reply + 1] = floor(w.seconds * 1e6)
 end
