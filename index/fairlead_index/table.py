@@ -27,6 +27,7 @@ class PrefixTable:
         self._sweeping: tuple[int, Iterator[int]] | None = None
         self._masks: dict[int, int] = {}  # equal masks are one object
         self._groups: dict[int, list[tuple[int, list[str]]]] = {}  # mask -> block tokens and addresses
+        self._same: dict[tuple[int, int], dict[str, int]] = {}  # depth, mask -> tokens by address
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -44,7 +45,7 @@ class PrefixTable:
         self._card[bit] = (address, block_tokens)
         self._joined |= bit
         self._alive |= bit
-        self._groups.clear()
+        self._forget_names()
 
     def end(self, slot: bytes) -> None:
         """The end of a life; nothing happens to one that is unknown."""
@@ -54,7 +55,7 @@ class PrefixTable:
             self._joined &= ~bit
             self._alive &= ~bit
             self._dead |= bit
-            self._groups.clear()
+            self._forget_names()
 
     def renew(self, leases: bytes, now_ms: float, longest_ms: float) -> None:
         """Who lives: `leases` are 8 bytes a slot at its number, the end of its lease in milliseconds of Redis' clock.
@@ -111,11 +112,15 @@ class PrefixTable:
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of the prompt that each living worker holds, exactly. The holders of block n are among those of block n - 1."""
-        found: dict[str, int] = {}
         if not hashes:
-            return found
+            return {}
         get, alive = self._holders.get, self._alive
         first = get(hashes[0], 0) & alive
+        if not first:
+            return {}
+        if len(hashes) == 1 or not get(hashes[1], 0) & alive:
+            return self._all_at(1, first).copy()  # most prompts share a first block with everybody, and no more
+        levels: list[tuple[int, int]] = []  # depth and who holds at least that much, the deepest first
         known, end = 0, len(hashes)  # holders deeper than `end`
         while known != first:
             low, at = 0, first  # the deepest block with more holders than `known`: the first one has them
@@ -126,9 +131,13 @@ class PrefixTable:
                     low, at = middle, mask
                 else:
                     end = middle
-            for block_tokens, addresses in self._named(at & ~known):
-                found.update(dict.fromkeys(addresses, (low + 1) * block_tokens))
+            levels.append((low + 1, at))
             known, end = at, low
+        found = self._all_at(*levels.pop()).copy()
+        for depth, mask in reversed(levels):
+            for block_tokens, addresses in self._named(mask):
+                for address in addresses:
+                    found[address] = depth * block_tokens
         return found
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> bool:
@@ -155,10 +164,24 @@ class PrefixTable:
         else:
             self._holders.pop(value, None)
 
+    def _forget_names(self) -> None:
+        self._groups.clear()
+        self._same.clear()
+
     def _share(self, mask: int) -> int:
         if len(self._masks) > SHARED_MASKS:
             self._masks.clear()
         return self._masks.setdefault(mask, mask)
+
+    def _all_at(self, depth: int, mask: int) -> dict[str, int]:
+        """What those of the mask hold, each `depth` blocks. To be copied, not changed: the first block of a system prompt has many holders."""
+        found = self._same.get((depth, mask))
+        if found is None:
+            if len(self._same) > SHARED_MASKS // 64:
+                self._same.clear()
+            found = {address: depth * block_tokens for block_tokens, addresses in self._named(mask) for address in addresses}
+            self._same[depth, mask] = found
+        return found
 
     def _named(self, mask: int) -> list[tuple[int, list[str]]]:
         group = self._groups.get(mask)

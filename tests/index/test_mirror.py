@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.index.conftest import eventually
-from tests.index.test_exactness import BLOCK, PODS, World
+from tests.index.world import BLOCK, World
 from tests.redis_server import RedisServer, free_port
 
 from fairlead_index.errors import IndexUnavailable
@@ -18,6 +18,7 @@ from fairlead_index.reader import IndexReader
 from fairlead_index.table import PrefixTable
 from fairlead_index.writer import IndexWriter
 
+PODS = 6
 WIPE = "for _, key in ipairs(redis.call('KEYS', '*')) do if key:find(ARGV[1], 1, true) then redis.call('DEL', key) end end"
 CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
 
