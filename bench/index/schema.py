@@ -70,7 +70,7 @@ def load_peer(wire: Wire, sets: list["array[int]"]) -> None:
 def memory(path: str, placements: int, peer_placements: int, pods: int, blocks: int) -> tuple[dict[str, Numbers], "array[int]"]:
     """Loads both schemas; `used_memory` of each placement, and blocks stored a second through one connection. Returns the prompt, too."""
     client, wire = redis.Redis(unix_socket_path=path), Wire(path)
-    chain = array("Q", random.Random(-1).randbytes(8 * blocks))
+    chain = array("Q", random.Random("prompt").randbytes(8 * blocks))
     reach = depths(blocks, pods)
 
     def used() -> int:
