@@ -22,7 +22,9 @@ def median(runs: list[Numbers]) -> Numbers:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.index", description=__doc__)
     parser.add_argument("--placements", type=int, default=10_000_000, help="(pod, block) pairs of the memory figure")
-    parser.add_argument("--peer-placements", type=int, default=1_000_000, help="pairs in llm-d's schema, which takes half a kilobyte for each")
+    parser.add_argument(
+        "--peer-placements", type=int, default=1_000_000, help="pairs in llm-d's schema, which takes half a kilobyte for each"
+    )
     parser.add_argument("--mirror-placements", type=int, default=1_000_000, help="pairs that a starting mirror reads")
     parser.add_argument("--pods", type=int, default=64, help="pods that hold some of the prompt")
     parser.add_argument("--blocks", type=int, default=2048, help="blocks of the prompt")
@@ -69,7 +71,9 @@ def main() -> None:
             with server() as path:
                 under[name].append(load.measure(path, rate, options.seconds))
     found["load"] = under
-    print(f"{'':14}{'asks/s':>8}{'p50 us':>9}{'p90 us':>9}{'p99 us':>9}{'written/s':>11}{'batches/s':>11}{'server cores':>14}{'machine':>9}")
+    print(
+        f"{'':14}{'asks/s':>8}{'p50 us':>9}{'p90 us':>9}{'p99 us':>9}{'written/s':>11}{'batches/s':>11}{'server cores':>14}{'machine':>9}"
+    )
     for name, runs in under.items():
         row = median(runs)
         columns = [row[k] for k in ("asks_per_s", "p50_us", "p90_us", "p99_us", "acknowledged_per_s", "batches_per_s", "server_cores")]
@@ -111,7 +115,9 @@ def main() -> None:
         at_least("mirror_lookup_ratio_p99", tree["p99_us"] / table["p99_us"], 10.0)
 
     for name, measured, bound, holds in ratios:
-        print(f"{name:26}{measured:10.1f}  {'<=' if holds is float.__le__ else '>='} {bound:<8g}{'ok' if holds(measured, bound) else 'short'}")
+        print(
+            f"{name:26}{measured:10.1f}  {'<=' if holds is float.__le__ else '>='} {bound:<8g}{'ok' if holds(measured, bound) else 'short'}"
+        )
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"options": {key: str(value) for key, value in vars(options).items()}} | found, indent=2))

@@ -1,7 +1,7 @@
 """`remote` under load: 8 routers ask at once while real writers tell a given number of blocks a second.
 
-Each router is a process of its own with one connection. It asks `route` for a prompt as the index knows them (lognormal, median 64 blocks, up to
-2,048; half of it held), at random moments, and gives the reservation back. The writers are `IndexWriter`s, 16 pods in two processes.
+Each router is a process of its own with one connection. It asks `route` for a prompt as the index knows them (lognormal, median 64 blocks,
+up to 2,048; half of it held), at random moments, and gives the reservation back. The writers are `IndexWriter`s, 16 pods in two processes.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
 
     async def life() -> None:
         writers = [await one(pod) for pod in pods]
-        while not all(writer.joined and not writer.stats.pending for writer in writers):
+        while not all(writer.joined and not writer.stats.pending for writer in writers):  # noqa: ASYNC110  # a writer tells nobody
             await asyncio.sleep(0.01)
         started.set()
         draw, kept = random.Random(pods[0]), [array("Q") for _ in writers]

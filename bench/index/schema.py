@@ -1,8 +1,8 @@
 """Beside llm-d's documented Redis schema, in one server: bytes a placement, and a lookup of 2,048 blocks over 64 pods.
 
-llm-d's schema (llm-d-kv-cache, pkg/kvcache/kvblock/redis.go): a hash for each block, `<hash as decimal>` -> JSON of the pod entry, and a sorted
-set `engine:<hash>` from the engine's key to it; a lookup is one pipeline of HKEYS. Its Go and JSON costs are left out, to its favour: both
-lookups are bytes made beforehand, sent over a unix socket, parsed by hiredis.
+llm-d's schema (llm-d-kv-cache, pkg/kvcache/kvblock/redis.go): a hash for each block, `<hash as decimal>` -> JSON of the pod entry, and a
+sorted set `engine:<hash>` from the engine's key to it; a lookup is one pipeline of HKEYS. Its Go and JSON costs are left out, to its
+favour: both lookups are bytes made beforehand, sent over a unix socket, parsed by hiredis.
 """
 
 import json
@@ -39,8 +39,10 @@ def held(pod: int, chain: "array[int]", depth: int, blocks: int) -> "array[int]"
 def load_ours(wire: Wire, sets: list["array[int]"]) -> None:
     """Through `join` and `apply`, as a worker does it."""
 
+    digests = {name: wire.ask(hiredis.pack_command(("SCRIPT", "LOAD", script_source(name))), 1)[0] for name in ("join", "apply")}
+
     def call(name: str, *args: bytes | str | int) -> bytes:
-        return bytes(hiredis.pack_command(("EVAL", script_source(name), 1, PREFIX, *args)))
+        return bytes(hiredis.pack_command(("EVALSHA", digests[name], 1, PREFIX, *args)))
 
     for pod, hashes in enumerate(sets):
         epoch = os.urandom(8)

@@ -1,7 +1,7 @@
-"""The mirror's table beside `ai-dynamo-runtime`'s RadixTree on the Mooncake conversation trace: the same lookups, in processes of their own.
+"""The mirror's table beside `ai-dynamo-runtime`'s RadixTree on the Mooncake conversation trace: the same lookups, by turns.
 
-Each request of the trace is looked up and then stored on one of 64 workers, chosen in turn. The peer runs in its own environment (`peer.py`,
-made from `pins.txt`, cached); its hashes are what the trace's block ids become under its own functions.
+Each request of the trace is looked up and then stored on one of 64 workers, chosen in turn; both must find the same. The peer runs in an
+environment of its own (`radix_peer.py`; made from `pins.txt`, cached).
 """
 
 import hashlib

@@ -1,24 +1,30 @@
 """Which living workers hold which prefix, in this process's memory: a match in microseconds. No I/O, no clock.
 
 A block maps to a bitmask of the lives that hold it. A life's bit is this table's own, and is cleaned out of every mask before another life
-gets it, so the end of a life is one cleared bit, as in Redis. About 90 bytes a distinct block: a dict entry and its key.
+gets it, so the end of a life is one cleared bit, as in Redis. About 90 bytes a distinct block: a dict entry and its key. The blocks are
+spread over many dicts: one dict of millions takes a good part of a second to grow, and the event loop would wait for it.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final
 
 __all__ = ["PrefixTable"]
 
 SWEEP_BLOCKS: Final = 2000
 SHARED_MASKS: Final = 65536
+SHARDS: Final = 256
+LAST_SHARD: Final = SHARDS - 1
 
 
 class PrefixTable:
     """Prefix-closed sets of blocks, one for each life of a worker. `slot` is the life's name in Redis: 2 bytes."""
 
     def __init__(self) -> None:
-        self._holders: dict[int, int] = {}  # block -> bits of its lives, dead ones among them until they are swept
+        # By the block's lowest bits: block -> bits of its lives, dead ones among them until they are swept.
+        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        self._get = [shard.get for shard in self._shards]
         self._bit: dict[bytes, int] = {}  # slot -> bit, of lives that have not ended
         self._card: dict[int, tuple[str, int]] = {}  # bit -> address, block tokens
         self._joined = 0  # lives that have not ended
@@ -30,7 +36,7 @@ class PrefixTable:
         self._same: dict[tuple[int, int], dict[str, int]] = {}  # depth, mask -> tokens by address
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return sum(map(len, self._shards))
 
     @property
     def lives(self) -> int:
@@ -74,8 +80,9 @@ class PrefixTable:
         bit = self._bit.get(slot)
         if bit is None:
             return
-        holders, share = self._holders, self._share
+        shards, share = self._shards, self._share
         for value in hashes:
+            holders = shards[value & LAST_SHARD]
             mask = holders.get(value)
             if mask is None:
                 holders[value] = bit
@@ -86,8 +93,8 @@ class PrefixTable:
         """Blocks that a life no longer holds, children before parents."""
         bit = self._bit.get(slot, 0)
         for value in hashes:
-            mask = self._holders.get(value)
-            if mask is not None and mask & bit:
+            mask = self._get[value & LAST_SHARD](value, 0)
+            if mask & bit:
                 self._keep(value, mask & ~bit)
 
     def put(self, value: int, slots: Iterable[bytes]) -> None:
@@ -99,8 +106,10 @@ class PrefixTable:
 
     def put_packed(self, hashes: Sequence[int], holders: Sequence[bytes]) -> list[int]:
         """`put` for many blocks, each with its holders as the index packs them. Returns the blocks whose holders are in a bitmap."""
-        masks = [*map(self._bit.get, holders)]
-        self._holders.update(zip(hashes, masks, strict=True))  # type: ignore[arg-type]  # most have one holder; the others follow
+        masks, shards = [*map(self._bit.get, holders)], self._shards
+        for value, mask in zip(hashes, masks, strict=True):  # most have one holder; the others follow
+            if mask is not None:
+                shards[value & LAST_SHARD][value] = mask
         at, wide = -1, []
         for _ in range(masks.count(None)):
             at = masks.index(None, at + 1)
@@ -114,11 +123,12 @@ class PrefixTable:
         """Tokens of the prompt that each living worker holds, exactly. The holders of block n are among those of block n - 1."""
         if not hashes:
             return {}
-        get, alive = self._holders.get, self._alive
-        first = get(hashes[0], 0) & alive
+        get, alive = self._get, self._alive
+        value = hashes[0]
+        first = get[value & LAST_SHARD](value, 0) & alive
         if not first:
             return {}
-        if len(hashes) == 1 or not get(hashes[1], 0) & alive:
+        if len(hashes) == 1 or not get[hashes[1] & LAST_SHARD](hashes[1], 0) & alive:
             return self._all_at(1, first).copy()  # most prompts share a first block with everybody, and no more
         levels: list[tuple[int, int]] = []  # depth and who holds at least that much, the deepest first
         known, end = 0, len(hashes)  # holders deeper than `end`
@@ -126,7 +136,8 @@ class PrefixTable:
             low, at = 0, first  # the deepest block with more holders than `known`: the first one has them
             while end - low > 1:
                 middle = (low + end) // 2
-                mask = get(hashes[middle], 0) & alive
+                value = hashes[middle]
+                mask = get[value & LAST_SHARD](value, 0) & alive
                 if mask != known:
                     low, at = middle, mask
                 else:
@@ -145,24 +156,23 @@ class PrefixTable:
         if self._sweeping is None:
             if not self._dead:
                 return False
-            self._sweeping = (self._dead, iter(list(self._holders)))
+            self._sweeping = (self._dead, chain.from_iterable(map(list, self._shards)))  # of a shard as it is when its turn comes
         dead, left = self._sweeping
-        for _ in range(blocks):
-            value = next(left, None)
-            if value is None:
-                self._dead &= ~dead
-                self._sweeping = None
-                return bool(self._dead)
-            mask = self._holders.get(value, 0)
+        for value in islice(left, blocks):
+            mask = self._get[value & LAST_SHARD](value, 0)
             if mask & dead:
                 self._keep(value, mask & ~dead)
-        return True
+            blocks -= 1
+        if blocks > 0:
+            self._dead &= ~dead
+            self._sweeping = None
+        return self._sweeping is not None or bool(self._dead)
 
     def _keep(self, value: int, mask: int) -> None:
         if mask & self._joined:
-            self._holders[value] = self._share(mask)
+            self._shards[value & LAST_SHARD][value] = self._share(mask)
         else:
-            self._holders.pop(value, None)
+            self._shards[value & LAST_SHARD].pop(value, None)
 
     def _forget_names(self) -> None:
         self._groups.clear()
@@ -174,7 +184,7 @@ class PrefixTable:
         return self._masks.setdefault(mask, mask)
 
     def _all_at(self, depth: int, mask: int) -> dict[str, int]:
-        """What those of the mask hold, each `depth` blocks. To be copied, not changed: the first block of a system prompt has many holders."""
+        """What those of the mask hold, each `depth` blocks. Not to be changed: the first block of a system prompt has many holders."""
         found = self._same.get((depth, mask))
         if found is None:
             if len(self._same) > SHARED_MASKS // 64:

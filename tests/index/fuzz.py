@@ -1,10 +1,10 @@
-"""A seeded fuzzer of the whole index: real writers, a reader and mirrors on a real Redis pair, every fault there is, against the plain truth.
+"""A seeded fuzzer of the whole index: real writers, a reader and mirrors on a real Redis pair, through every fault, against the truth.
 
     python -m tests.index.fuzz --seed 1 --operations 100000
 
-64 pods store, evict, die, restart, leave and are cut off; Redis is killed and comes back empty or from an old RDB, fails over to a replica that
-lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told that slots are in doubt. After each round everything must
-converge: what `match` and every mirror say is the truth for every prompt, and nobody is named that does not live.
+64 pods store, evict, die, restart, leave and are cut off; Redis is killed and comes back empty or from an old RDB, fails over to a replica
+that lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told of slots in doubt. After each round everything
+must converge: `match` and every mirror tell the truth for every prompt, and nobody is named that does not live.
 """
 
 import argparse
@@ -188,8 +188,10 @@ class Fuzz:
         """How the index differs from the truth now, None when it does not."""
         world = self.world
         reachable = {pod for pod in world.writers if world.links[world.rack(pod)].up}
-        if not all(world.writers[pod].joined and world.writers[pod].stats.pending == 0 for pod in reachable):
-            return "writers have not told everything"
+        behind = [pod for pod in reachable if not world.writers[pod].joined or world.writers[pod].stats.pending]
+        if behind:
+            last = world.writers[behind[0]]
+            return f"{len(behind)} writers have not told everything: {behind[0]}, joined {last.joined}, {last.stats}"
         mirrors = [("mirror", self.mirror)] + ([("new mirror", self._late)] if self._late is not None else [])
         try:
             named = {worker.pod for worker in await self.reader.workers()}

@@ -38,7 +38,7 @@ class Pair:
     async def synced(self, seconds: float = 20.0) -> None:
         """Waits until the replica follows."""
         async with asyncio.timeout(seconds):
-            while self.replica.client().info("replication").get("master_link_status") != "up":
+            while self.replica.client().info("replication").get("master_link_status") != "up":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     def fall_behind(self) -> None:
