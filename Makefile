@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index bench-operator crds api-docs requirements clean
+.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-operator crds api-docs requirements clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -65,9 +65,12 @@ bench-engine: install ## the engine's mechanisms and costs, each beside its base
 bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/peers.json
 	$(BIN)/python -m bench.peers --json bench/results/peers.json
 
-bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
-	$(BIN)/python bench/index_match.py --json bench/results/index.json
+bench-index: install ## the index beside llm-d's Redis schema and ai-dynamo-runtime's RadixTree, and under load (TRACE=conversation_trace.jsonl, BENCH=--quick); writes bench/results/index.json
+	$(BIN)/python -m bench.index $(BENCH) --json bench/results/index.json
 	$(BIN)/python bench/index_client.py --json bench/results/index_client.json
+
+fuzz-index: install ## the index against the truth through 100,000 operations and every fault (SEED=1); ten minutes
+	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

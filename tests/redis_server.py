@@ -47,7 +47,7 @@ class RedisServer:
         if executable is None:
             raise FileNotFoundError(f"no redis-server {version} on this machine")
         self._executable = executable
-        self._directory = Path(tempfile.mkdtemp(prefix="redis-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self._options = options
         self._config = [str(config)] if config else []
         self.port = 0 if unix_socket else port or free_port()
@@ -55,11 +55,11 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self._directory}/redis.sock"
+        return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self.directory}/redis.sock"
 
     def start(self) -> "RedisServer":
         """Returns when the server answers."""
-        where = ["--port", str(self.port)] if self.port else ["--port", "0", "--unixsocket", str(self._directory / "redis.sock")]
+        where = ["--port", str(self.port)] if self.port else ["--port", "0", "--unixsocket", str(self.directory / "redis.sock")]
         command = [
             self._executable,
             *self._config,
@@ -71,7 +71,7 @@ class RedisServer:
             "--appendonly",
             "no",
             "--dir",
-            str(self._directory),
+            str(self.directory),
         ]
         self._process = subprocess.Popen([*command, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with contextlib.closing(self.client()) as client:
@@ -109,7 +109,7 @@ class RedisServer:
     def stop(self) -> None:
         """Ends the server and removes its files."""
         self.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
     def pid(self) -> int:

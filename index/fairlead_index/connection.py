@@ -9,14 +9,14 @@ from fairlead_index.access import RedisAccess
 from fairlead_index.client import RedisClient
 from fairlead_index.resp import RedisError, ReplyError
 
-SCHEMA: Final = "fl1"
+SCHEMA: Final = "fl2"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """Everything that means "Redis did not do it": away, too slow, read-only after a failover, loading, out of memory."""
 
 _READ_ONLY: Final = frozenset({"match", "workers"})
-_SCRIPTS: Final = ("join", "apply", "evict", "heartbeat", "leave", "match", "route", "release", "sweep", "renew", "workers")
+_SCRIPTS: Final = ("join", "apply", "evict", "heartbeat", "leave", "doubt", "match", "route", "release", "sweep", "renew", "workers")
 _USE_MATCH: Final = frozenset({"match", "route"})
-_WHEN_FULL: Final = frozenset({"join", "evict", "heartbeat", "leave", "route", "release", "sweep", "renew"})
+_WHEN_FULL: Final = frozenset({"join", "evict", "heartbeat", "leave", "doubt", "route", "release", "sweep", "renew"})
 """What a Redis past its maxmemory does all the same: it needs next to nothing, or gives back. `apply` alone is refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
 """`evict` is `apply` for batches that only remove."""

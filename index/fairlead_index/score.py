@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha1
 from typing import Final
 
 PRIOR_RATE: Final = 4000.0
 SLACK: Final = 1.25
+CIRCLE: Final = 67108859
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class Start:
     cost: float
     seconds: float
     fits: bool
-    rank: str
+    rank: int
 
 
 def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int) -> list[Start]:
@@ -62,12 +64,24 @@ def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: i
 def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
     cached = max(0, min(worker.depth * worker.block_tokens, prompt_tokens - 1))  # the last token is always computed: it gives the logits
     cost = max(prompt_tokens - cached, worker.block_tokens)
-    backlog = max(0.0, worker.backlog - worker.rate * worker.load_age)
+    backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
     seconds = (backlog + worker.owed + cost) / (worker.rate or PRIOR_RATE) + worker.step
     unlimited = worker.pages_total == 0 or worker.page_size == 0
     fits = unlimited or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return Start(worker.address, cached, cost, seconds, fits, sha1(key + worker.address.encode(), usedforsecurity=False).hexdigest())
+    return Start(worker.address, cached, cost, seconds, fits, _rank(worker.address, key))
 
 
-def _order(start: Start) -> tuple[bool, float, str]:
+def _rank(address: str, key: bytes) -> int:
+    """Rendezvous: the address has a place on a circle, the key (8 bytes) stretches and turns it, the lowest wins (multiply-add hashing)."""
+    stretch, turn = int.from_bytes(key[:4], "little"), int.from_bytes(key[4:], "little")
+    return (seed(address) * (stretch % (CIRCLE - 1) + 1) + turn % CIRCLE) % CIRCLE
+
+
+@lru_cache(maxsize=4096)
+def seed(address: str) -> int:
+    """The place of an address on the circle, as the index keeps it."""
+    return int(sha1(address.encode(), usedforsecurity=False).hexdigest()[:8], 16) % CIRCLE
+
+
+def _order(start: Start) -> tuple[bool, float, int]:
     return (not start.fits, start.seconds, start.rank)

@@ -1,24 +1,30 @@
 """Which living workers hold which prefix, in this process's memory: a match in microseconds. No I/O, no clock.
 
 A block maps to a bitmask of the lives that hold it. A life's bit is this table's own, and is cleaned out of every mask before another life
-gets it, so the end of a life is one cleared bit, as in Redis. About 90 bytes a distinct block: a dict entry and its key.
+gets it, so the end of a life is one cleared bit, as in Redis. About 90 bytes a distinct block: a dict entry and its key. The blocks are
+spread over many dicts: one dict of millions takes a good part of a second to grow, and the event loop would wait for it.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final
 
 __all__ = ["PrefixTable"]
 
 SWEEP_BLOCKS: Final = 2000
 SHARED_MASKS: Final = 65536
+SHARDS: Final = 256
+LAST_SHARD: Final = SHARDS - 1
 
 
 class PrefixTable:
     """Prefix-closed sets of blocks, one for each life of a worker. `slot` is the life's name in Redis: 2 bytes."""
 
     def __init__(self) -> None:
-        self._holders: dict[int, int] = {}  # block -> bits of its lives, dead ones among them until they are swept
+        # By the block's lowest bits: block -> bits of its lives, dead ones among them until they are swept.
+        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        self._get = [shard.get for shard in self._shards]
         self._bit: dict[bytes, int] = {}  # slot -> bit, of lives that have not ended
         self._card: dict[int, tuple[str, int]] = {}  # bit -> address, block tokens
         self._joined = 0  # lives that have not ended
@@ -27,9 +33,10 @@ class PrefixTable:
         self._sweeping: tuple[int, Iterator[int]] | None = None
         self._masks: dict[int, int] = {}  # equal masks are one object
         self._groups: dict[int, list[tuple[int, list[str]]]] = {}  # mask -> block tokens and addresses
+        self._same: dict[tuple[int, int], dict[str, int]] = {}  # depth, mask -> tokens by address
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return sum(map(len, self._shards))
 
     @property
     def lives(self) -> int:
@@ -44,7 +51,7 @@ class PrefixTable:
         self._card[bit] = (address, block_tokens)
         self._joined |= bit
         self._alive |= bit
-        self._groups.clear()
+        self._forget_names()
 
     def end(self, slot: bytes) -> None:
         """The end of a life; nothing happens to one that is unknown."""
@@ -54,14 +61,17 @@ class PrefixTable:
             self._joined &= ~bit
             self._alive &= ~bit
             self._dead |= bit
-            self._groups.clear()
+            self._forget_names()
 
-    def renew(self, leases: bytes, now_ms: float) -> None:
-        """Who lives: `leases` are 8 bytes a slot at its number, the end of its lease in milliseconds of Redis' clock."""
-        alive = 0
+    def renew(self, leases: bytes, now_ms: float, longest_ms: float) -> None:
+        """Who lives: `leases` are 8 bytes a slot at its number, the end of its lease in milliseconds of Redis' clock.
+
+        One that ends more than the longest lease from now was written by another clock, and one below zero is in doubt: neither counts.
+        """
+        alive, last = 0, now_ms + longest_ms
         for slot, bit in self._bit.items():
             at = 8 * int.from_bytes(slot, "big")
-            if at + 8 <= len(leases) and struct.unpack_from("<d", leases, at)[0] > now_ms:
+            if at + 8 <= len(leases) and now_ms < struct.unpack_from("<d", leases, at)[0] <= last:
                 alive |= bit
         self._alive = alive
 
@@ -70,8 +80,9 @@ class PrefixTable:
         bit = self._bit.get(slot)
         if bit is None:
             return
-        holders, share = self._holders, self._share
+        shards, share = self._shards, self._share
         for value in hashes:
+            holders = shards[value & LAST_SHARD]
             mask = holders.get(value)
             if mask is None:
                 holders[value] = bit
@@ -82,8 +93,8 @@ class PrefixTable:
         """Blocks that a life no longer holds, children before parents."""
         bit = self._bit.get(slot, 0)
         for value in hashes:
-            mask = self._holders.get(value)
-            if mask is not None and mask & bit:
+            mask = self._get[value & LAST_SHARD](value, 0)
+            if mask & bit:
                 self._keep(value, mask & ~bit)
 
     def put(self, value: int, slots: Iterable[bytes]) -> None:
@@ -91,38 +102,53 @@ class PrefixTable:
         mask = 0
         for slot in slots:
             mask |= self._bit.get(slot, 0)
-        self._keep(value, mask | (self._holders.get(value, 0) & self._dead))
+        self._keep(value, mask)
 
-    def put_packed(self, hashes: Iterable[int], holders: Iterable[bytes]) -> None:
-        """`put` for many blocks, each with its holders as the index packs them. Most have one, and no mask of the dead to keep."""
-        bits, known, dead = self._bit, self._holders, self._dead
-        for value, packed in zip(hashes, holders, strict=True):
-            bit = bits.get(packed)
-            if bit is not None and (not dead or value not in known):
-                known[value] = bit
-            else:
-                self.put(value, [packed[at : at + 2] for at in range(0, len(packed), 2)])
+    def put_packed(self, hashes: Sequence[int], holders: Sequence[bytes]) -> list[int]:
+        """`put` for many blocks, each with its holders as the index packs them. Returns the blocks whose holders are in a bitmap."""
+        masks, shards = [*map(self._bit.get, holders)], self._shards
+        for value, mask in zip(hashes, masks, strict=True):  # most have one holder; the others follow
+            if mask is not None:
+                shards[value & LAST_SHARD][value] = mask
+        at, wide = -1, []
+        for _ in range(masks.count(None)):
+            at = masks.index(None, at + 1)
+            packed = holders[at]
+            if packed == b"W":
+                wide.append(hashes[at])
+            self.put(hashes[at], [packed[n : n + 2] for n in range(0, len(packed) - 1, 2)])
+        return wide
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of the prompt that each living worker holds, exactly. The holders of block n are among those of block n - 1."""
-        found: dict[str, int] = {}
         if not hashes:
-            return found
-        get, alive = self._holders.get, self._alive
-        first = get(hashes[0], 0) & alive
+            return {}
+        get, alive = self._get, self._alive
+        value = hashes[0]
+        first = get[value & LAST_SHARD](value, 0) & alive
+        if not first:
+            return {}
+        if len(hashes) == 1 or not get[hashes[1] & LAST_SHARD](hashes[1], 0) & alive:
+            return self._all_at(1, first).copy()  # most prompts share a first block with everybody, and no more
+        levels: list[tuple[int, int]] = []  # depth and who holds at least that much, the deepest first
         known, end = 0, len(hashes)  # holders deeper than `end`
         while known != first:
             low, at = 0, first  # the deepest block with more holders than `known`: the first one has them
             while end - low > 1:
                 middle = (low + end) // 2
-                mask = get(hashes[middle], 0) & alive
+                value = hashes[middle]
+                mask = get[value & LAST_SHARD](value, 0) & alive
                 if mask != known:
                     low, at = middle, mask
                 else:
                     end = middle
-            for block_tokens, addresses in self._named(at & ~known):
-                found.update(dict.fromkeys(addresses, (low + 1) * block_tokens))
+            levels.append((low + 1, at))
             known, end = at, low
+        found = self._all_at(*levels.pop()).copy()
+        for depth, mask in reversed(levels):
+            for block_tokens, addresses in self._named(mask):
+                for address in addresses:
+                    found[address] = depth * block_tokens
         return found
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> bool:
@@ -130,29 +156,42 @@ class PrefixTable:
         if self._sweeping is None:
             if not self._dead:
                 return False
-            self._sweeping = (self._dead, iter(list(self._holders)))
+            self._sweeping = (self._dead, chain.from_iterable(map(list, self._shards)))  # of a shard as it is when its turn comes
         dead, left = self._sweeping
-        for _ in range(blocks):
-            value = next(left, None)
-            if value is None:
-                self._dead &= ~dead
-                self._sweeping = None
-                return bool(self._dead)
-            mask = self._holders.get(value, 0)
+        for value in islice(left, blocks):
+            mask = self._get[value & LAST_SHARD](value, 0)
             if mask & dead:
                 self._keep(value, mask & ~dead)
-        return True
+            blocks -= 1
+        if blocks > 0:
+            self._dead &= ~dead
+            self._sweeping = None
+        return self._sweeping is not None or bool(self._dead)
 
     def _keep(self, value: int, mask: int) -> None:
         if mask & self._joined:
-            self._holders[value] = self._share(mask)
+            self._shards[value & LAST_SHARD][value] = self._share(mask)
         else:
-            self._holders.pop(value, None)
+            self._shards[value & LAST_SHARD].pop(value, None)
+
+    def _forget_names(self) -> None:
+        self._groups.clear()
+        self._same.clear()
 
     def _share(self, mask: int) -> int:
         if len(self._masks) > SHARED_MASKS:
             self._masks.clear()
         return self._masks.setdefault(mask, mask)
+
+    def _all_at(self, depth: int, mask: int) -> dict[str, int]:
+        """What those of the mask hold, each `depth` blocks. Not to be changed: the first block of a system prompt has many holders."""
+        found = self._same.get((depth, mask))
+        if found is None:
+            if len(self._same) > SHARED_MASKS // 64:
+                self._same.clear()
+            found = {address: depth * block_tokens for block_tokens, addresses in self._named(mask) for address in addresses}
+            self._same[depth, mask] = found
+        return found
 
     def _named(self, mask: int) -> list[tuple[int, list[str]]]:
         group = self._groups.get(mask)

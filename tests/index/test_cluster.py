@@ -9,6 +9,7 @@ from tests.index.conftest import eventually
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
+from fairlead_index.connection import SCHEMA
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import block_hashes
 from fairlead_index.load import WorkerCard
@@ -68,7 +69,7 @@ async def test_the_right_node_is_found_from_any(cluster: RedisCluster, namespace
 
 
 async def test_resharding_loses_nothing(cluster: RedisCluster, namespace: str) -> None:
-    prefix = f"fl1:{{{namespace}}}:"
+    prefix = f"{SCHEMA}:{{{namespace}}}:"
     async with Service(cluster.url, namespace) as service:
         service.writers[0].stored(CHAIN)
         service.writers[1].stored(CHAIN[:9])
@@ -87,7 +88,7 @@ async def test_resharding_loses_nothing(cluster: RedisCluster, namespace: str) -
 
 async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
     version = next(version for version in reversed(VERSIONS) if binary(version))
-    prefix = f"fl1:{{{namespace}}}:"
+    prefix = f"{SCHEMA}:{{{namespace}}}:"
     with RedisCluster(version) as cluster:
         old = cluster.owner(prefix)
         cluster.add_replica(old)

@@ -8,6 +8,7 @@ from tests.index.conftest import eventually
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
+from fairlead_index.connection import SCHEMA
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import GroupedReader, group_namespaces, index_reader, namespace_of
 from fairlead_index.hashing import block_hashes
@@ -151,7 +152,7 @@ async def test_groups_of_one_service_lie_on_the_shards_of_a_cluster(namespace: s
 
         await eventually(exact)
         nodes = {node.port for node in cluster.nodes if int(node.command("DBSIZE"))}
-        assert nodes == {cluster.owner(f"fl1:{{{name}}}:").port for name in names}
+        assert nodes == {cluster.owner(f"{SCHEMA}:{{{name}}}:").port for name in names}
         await end(writers, reader)
 
 

@@ -124,7 +124,7 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
     a = writers("a", lease=1.0)
     a.stored(CHAIN[:32])
     await shows(reader, {"a": 32})
-    client, fence = server.client(), f"fl1:{{{namespace}}}:fence"
+    client, fence = server.client(), f"fl2:{{{namespace}}}:fence"
     earlier = client.hgetall(fence)
     a.stored(CHAIN[32:])
     await shows(reader, {"a": 64})

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.index.conftest import eventually
-from tests.index.test_exactness import BLOCK, PODS, World
+from tests.index.world import BLOCK, World
 from tests.redis_server import RedisServer, free_port
 
 from fairlead_index.errors import IndexUnavailable
@@ -18,6 +18,7 @@ from fairlead_index.reader import IndexReader
 from fairlead_index.table import PrefixTable
 from fairlead_index.writer import IndexWriter
 
+PODS = 6
 WIPE = "for _, key in ipairs(redis.call('KEYS', '*')) do if key:find(ARGV[1], 1, true) then redis.call('DEL', key) end end"
 CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
 
@@ -46,7 +47,7 @@ async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
 
 def fault(world: World, server: RedisServer, namespace: str) -> None:
     """Something that a mirror cannot follow by reading on: the log trimmed, gone, or set back; the namespace wiped."""
-    client, prefix = server.client(), f"fl1:{{{namespace}}}:"
+    client, prefix = server.client(), f"fl2:{{{namespace}}}:"
     kind = world.random.choice(["trim", "no log", "back", "wipe"])
     if kind == "trim":
         client.xtrim(prefix + "log", maxlen=0, approximate=False)

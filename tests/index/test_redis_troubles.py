@@ -14,7 +14,7 @@ from tests.redis_server import RedisServer
 
 from fairlead_index import connection
 from fairlead_index.client import RedisClient
-from fairlead_index.connection import Scripts
+from fairlead_index.connection import SCHEMA, Scripts
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import block_hashes, hash_bytes
 from fairlead_index.load import WorkerCard, WorkerLoad
@@ -226,13 +226,13 @@ async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> No
 
     def keys() -> dict[bytes, int]:
         """Seconds that each is kept."""
-        found = list(client.scan_iter(f"fl1:{{{namespace}}}:*", count=1000))
+        found = list(client.scan_iter(f"{SCHEMA}:{{{namespace}}}:*", count=1000))
         return dict(zip(found, [client.ttl(key) for key in found], strict=True))
 
     for _ in range(3):
         await reader.route(CHAIN, 300)
-        client.persist(f"fl1:{{{namespace}}}:b\x00\x03")  # as if it had been renewed long ago
-        client.hdel(f"fl1:{{{namespace}}}:meta", "renewed")
+        client.persist(f"{SCHEMA}:{{{namespace}}}:b\x00\x00\x03")  # as if it had been renewed long ago
+        client.hdel(f"{SCHEMA}:{{{namespace}}}:meta", "renewed")
     await eventually(lambda: is_(lambda: _async(-1 in keys().values()), False))
     await asyncio.gather(*(writer.leave() for writer in writers[:-1]))
     last = writers[-1]

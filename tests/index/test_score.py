@@ -31,6 +31,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
         depth = draw.choice([0, 0, 3, 9, 10, 24]) if seed else 0
         if depth:
             await scripts.call("apply", slots[address], epoch, 1, "S", hash_bytes(chain[:depth]))
+    client.hset(f"{scripts.prefix}meta", "lease", NOW)  # no lease is too long: `match` tells the time by the real clock
     for turn in range(150):
         hashes = hash_bytes([draw.getrandbits(64) for _ in range(4)] if turn % 3 == 0 else chain[: draw.choice([0, 5, 24])])
         prompt = max(1, len(hashes) // 8 * BLOCK + draw.randrange(BLOCK))
@@ -51,7 +52,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
                 page_size=16,
             )
             workers.append(worker)
-            _set(client, f"fl1:{{{namespace}}}:", slot, worker)
+            _set(client, f"fl2:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
         reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8)
         found = [(reply[at].decode(), reply[at + 2], bool(reply[at + 4]), reply[at + 3]) for at in range(1, len(reply), 5)]
@@ -73,4 +74,5 @@ def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) 
     load = (0, 0, worker.backlog, worker.rate, worker.step, worker.pages_free, worker.pages_total, worker.page_size)
     record += struct.pack("<dd8d", 1000, NOW - worker.load_age * 1000, *load)
     client.hset(prefix + "live", slot, record)
+    client.setrange(prefix + "leases", 8 * int.from_bytes(slot, "big"), struct.pack("<d", NOW + 1000))
     client.hset(prefix + "owed", slot, worker.owed)

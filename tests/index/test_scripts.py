@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.index.conftest import eventually
+from tests.index.pair import shift_clock
 from tests.redis_server import RedisServer
 
 from fairlead_index.connection import Scripts
@@ -136,7 +137,7 @@ async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: Re
     await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
     await scripts.call("sweep", 10)
     mine = [key for key in server.client().keys("*") if namespace.encode() in key]
-    assert mine and all(key.startswith(f"fl1:{{{namespace}}}:".encode()) for key in mine)
+    assert mine and all(key.startswith(f"fl2:{{{namespace}}}:".encode()) for key in mine)
 
 
 async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:
@@ -150,3 +151,73 @@ async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(script
     await eventually(hidden)
     assert await silent.beat() == [b"OK", 0]
     assert await matched(scripts) == {"silent:1": 16, "other:1": 3}
+
+
+async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts) -> None:
+    pods = [await Pod(scripts, name).join() for name in "ab"]
+    chain = list(block_hashes(9, range(12_000), 4))  # 3,000 blocks into 64 buckets of 32
+    at = 0
+    for start in range(0, len(chain), 100):
+        for pod in pods:
+            await pod.apply("S", chain[start : start + 100])
+        at = start + 100
+        assert await matched(scripts, chain) == {"a:1": at, "b:1": at}
+    buckets = int(await scripts.redis.execute("HGET", scripts.key("meta"), "buckets"))
+    assert 3000 / 32 <= buckets < 3000 / 32 + 8
+    sizes = [await scripts.redis.execute("HLEN", scripts.key(b"b" + n.to_bytes(3, "big"))) for n in range(buckets)]
+    assert sum(sizes) == 3000 == int(await scripts.redis.execute("HGET", scripts.key("meta"), "blocks")) and max(sizes) < 128
+    for pod in pods:
+        await pod.apply("R", chain[::-1])
+    assert await scripts.redis.execute("HGET", scripts.key("meta"), "blocks") == b"0"
+
+
+async def test_a_slot_in_doubt_holds_nothing_may_be_chosen_and_is_stale(scripts: Scripts) -> None:
+    pod = await Pod(scripts, "a").join()
+    await pod.apply("S", CHAIN)
+    assert await scripts.call("doubt", pod.slot) == [1]
+    assert await scripts.call("doubt", pod.slot) == [0]
+    assert await matched(scripts) == {}
+    route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
+    assert (route[1], route[3]) == (b"a:1", 0)
+    assert await pod.apply("S", CHAIN[:1]) == [b"STALE"] and await pod.beat() == [b"STALE"]
+    again = await Pod(scripts, "a").join()
+    await again.apply("S", CHAIN[:3])
+    assert again.slot != pod.slot and await matched(scripts) == {"a:1": 3}
+    await scripts.call("doubt", again.slot)
+    await scripts.call("leave", "a", again.epoch)
+    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8) == [b""]
+
+
+@pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
+async def test_leases_of_another_clock_name_nobody_until_they_are_renewed(scripts: Scripts, server: RedisServer, skew_ms: int) -> None:
+    """A failover to a server whose clock is an hour off: the dead must not live on, and the living come back with their blocks."""
+    dead, alive = await Pod(scripts, "dead").join(lease_ms=5_000), await Pod(scripts, "alive").join(lease_ms=5_000)
+    for pod in (dead, alive):
+        await pod.apply("S", CHAIN)
+    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
+    shift_clock(server, scripts.prefix, skew_ms)
+    assert await matched(scripts) == {} and await scripts.call("workers") == []
+    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8) == [b""]
+    assert await alive.beat(rate=1000) == [b"OK", 0]
+    assert await matched(scripts) == {"alive:1": 16}
+    [owed] = [row[5] for row in [await scripts.call("workers")]]
+    assert float(owed) == 0  # a promise of an hour hence is none
+
+
+async def test_a_large_fleet_is_scored_by_its_soonest_and_its_holders(scripts: Scripts) -> None:
+    pods = [await Pod(scripts, f"p{n:02}").join() for n in range(60)]
+    for n, pod in enumerate(pods):
+        await pod.beat(rate=1000, backlog=1000 * (60 - n) if n != 7 else 60_000)
+    await pods[7].apply("S", CHAIN)
+    for n in range(50):  # the dead in front of the order hide nobody
+        await Pod(scripts, f"ghost{n}").join(lease_ms=1)
+
+    async def dead() -> bool:
+        return len(await scripts.call("workers")) == 60 * 16
+
+    await eventually(dead)
+    route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 60)
+    names = [name.decode() for name in route[2::5]]
+    assert names[:3] == ["p59", "p58", "p57"] and "p07" in names and not any(name.startswith("ghost") for name in names)
+    gone = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 3, "p59:1", "p58:1")
+    assert [name.decode() for name in gone[2::5]][:1] == ["p57"]

@@ -5,14 +5,16 @@ local at = sequence(p, slot, ARGV[2])
 if not at then return { 'STALE' } end
 if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
-local number, buckets = slot_number(slot), buckets_of(p)
+local number, grid, added = slot_number(slot), buckets_of(p), 0
 
 local function store(key, hash)
-  local packed = call('HGET', key, hash)
-  if not packed then
-    call('HSET', key, hash, slot)
+  if call('HSETNX', key, hash, slot) == 1 then  -- most blocks are held by one worker
+    added = added + 1
     if call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
-  elseif packed == WIDE then
+    return
+  end
+  local packed = call('HGET', key, hash)
+  if packed == WIDE then
     call('SETBIT', p .. 'w' .. hash, number, 1)
   else
     for i = 1, #packed, 2 do
@@ -35,12 +37,14 @@ local function remove(key, hash)
   if not packed then return end
   if packed == slot then
     call('HDEL', key, hash)
+    added = added - 1
   elseif packed == WIDE then
     local wide = p .. 'w' .. hash
     call('SETBIT', wide, number, 0)
     if call('BITCOUNT', wide) == 0 then
       call('DEL', wide)
       call('HDEL', key, hash)
+      added = added - 1
     end
   else
     for i = 1, #packed, 2 do
@@ -52,14 +56,40 @@ local function remove(key, hash)
   end
 end
 
+-- Splits the next bucket: what of it belongs to the new one, moves there.
+local function split()
+  local from, to = bucket_named(p, grid.count - grid.half), bucket_named(p, grid.count)
+  local grown, entries, moved, gone = grid_of(grid.count + 1), call('HGETALL', from), {}, {}
+  for i = 1, #entries, 2 do
+    if bucket_number(grown, entries[i], 1) == grid.count then
+      gone[#gone + 1] = entries[i]
+      moved[#moved + 1] = entries[i]
+      moved[#moved + 1] = entries[i + 1]
+    end
+  end
+  for first = 1, #gone, 1000 do  -- Lua's `unpack` takes no more than a few thousand at once
+    local last = math.min(first + 999, #gone)
+    call('HSET', to, unpack(moved, 2 * first - 1, 2 * last))
+    call('HDEL', from, unpack(gone, first, last))
+  end
+  call('EXPIRE', to, KEPT)
+  grid = grown
+end
+
 local told = { 'A' .. slot }
 for i = 4, #ARGV, 2 do
   local change, hashes = ARGV[i] == 'S' and store or remove, ARGV[i + 1]
   for o = 1, #hashes, 8 do
-    change(bucket_key(p, buckets, hashes, o), sub(hashes, o, o + 7))
+    change(bucket_key(p, grid, hashes, o), sub(hashes, o, o + 7))
   end
   told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes
 end
 tell(p, table.concat(told))
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, ARGV[2], seq))
+
+if added ~= 0 then
+  local blocks, before = call('HINCRBY', p .. 'meta', 'blocks', added), grid.count
+  while blocks > grid.count * FILL and grid.count < before + SPLITS do split() end
+  if grid.count > before then call('HSET', p .. 'meta', 'buckets', grid.count) end
+end
 return { 'OK' }

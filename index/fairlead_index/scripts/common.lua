@@ -1,14 +1,18 @@
--- Shared by every script. p is the key prefix (KEYS[1], `fl1:{namespace}:`); slots are 2-byte strings, hashes 8-byte strings. See docs/index.md.
+-- Shared by every script. p is the key prefix (KEYS[1], `fl2:{namespace}:`); slots are 2-byte strings, hashes 8-byte strings. See docs/index.md.
 local call = redis.call
 local byte, sub, char, floor = string.byte, string.sub, string.char, math.floor
 
 local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
 local CARD = '<dHc0'                    -- as much of it as a match needs, from its 9th byte
+local LOAD = '<dddddddddd'              -- its last 80 bytes: lease, load time, load
 local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
 local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
 local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
+local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
+local FILL = 32                        -- blocks a bucket holds on average: 17 bytes a placement, and a read looks at few entries
+local SPLITS = 8                       -- buckets that one batch may split: more than its blocks can fill
 
-local LOGGED = 4096                    -- records kept for the mirrors: at most 2 KB each; 10 s at 100,000 changes a second
+local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, seconds of a fleet that changes 100,000 blocks a second
 
 local KEPT = 86400                     -- s after which a key is gone unless a worker renews it: see renew.lua
 
@@ -20,13 +24,24 @@ end
 local function pack_slot(n) return char(floor(n / 256), n % 256) end
 local function slot_number(slot) local a, b = byte(slot, 1, 2) return a * 256 + b end
 
-local function bucket_key(p, buckets, hash, at)
-  local a, b = byte(hash, at, at + 1)
-  local n = (a * 256 + b) % buckets
-  return p .. 'b' .. pack_slot(n)
+-- Buckets grow by linear hashing (Litwin, VLDB 1980): bucket n of 2^k <= count < 2^(k+1) has been split when n + 2^k exists. So an entry costs the
+-- same at ten thousand blocks and at a hundred million, and no moment pays for growing.
+local function grid_of(count)
+  local half = 1
+  while half * 2 <= count do half = half * 2 end
+  return { count = count, half = half, whole = half * 2 }
 end
 
-local function buckets_of(p) return tonumber(call('HGET', p .. 'meta', 'buckets') or 0) end
+local function buckets_of(p) return grid_of(tonumber(call('HGET', p .. 'meta', 'buckets') or 0)) end
+
+local function bucket_number(grid, hash, at)
+  local a, b, c = byte(hash, at, at + 2)
+  local n = (a * 65536 + b * 256 + c) % grid.whole
+  return n < grid.count and n or n % grid.half
+end
+
+local function bucket_named(p, n) return p .. 'b' .. char(floor(n / 65536), floor(n / 256) % 256, n % 256) end
+local function bucket_key(p, grid, hash, at) return bucket_named(p, bucket_number(grid, hash, at)) end
 
 local function read_live(record)
   local lease, bt, address, pod, revision, lease_ms, at, running, waiting, backlog, rate, step, free, total, page = struct.unpack(LIVE, record)
@@ -47,30 +62,39 @@ local function tell(p, record)
   call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, string.format('%.0f-%s%06d', number, t[1], t[2]), 'r', record)
 end
 
--- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells a match who lives, however many workers there are.
+-- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells who lives, however many workers there are.
+-- Below zero: the worker lives, and what the index says about its blocks is in doubt.
 local function set_lease(p, slot, ends) call('SETRANGE', p .. 'leases', slot_number(slot) * 8, struct.pack('<d', ends)) end
 
--- {slot -> whether it lives}, each looked up when it is first asked for.
+-- {slot number -> true: lives; false: lives, its blocks in doubt; nil: dead}. A lease that ends later than any lease can was written by another
+-- clock (a failover to a server that is behind): its worker renews it within a fifth of it, or is dead.
 local function living(p, now)
-  local leases, unpack = call('GET', p .. 'leases') or '', struct.unpack
-  local length = #leases
-  return setmetatable({}, { __index = function(known, slot)
-    local a, b = byte(slot, 1, 2)
-    local at = (a * 256 + b) * 8 + 1
-    local lives = at + 7 <= length and unpack('<d', leases, at) > now
-    known[slot] = lives
-    return lives
-  end })
+  local leases, lives = call('GET', p .. 'leases') or '', {}
+  local most = now + tonumber(call('HGET', p .. 'meta', 'lease') or 0)
+  local count = #leases / 8
+  for from = 0, count - 1, 100 do
+    local piece = { struct.unpack('<' .. string.rep('d', math.min(100, count - from)), leases, from * 8 + 1) }
+    for i = 1, #piece - 1 do  -- the last is where `unpack` stopped
+      local ends = piece[i]
+      if ends > now then
+        if ends <= most then lives[from + i - 1] = true end
+      elseif ends < -now and ends >= -most then
+        lives[from + i - 1] = false
+      end
+    end
+  end
+  return lives
 end
 
--- Slots whose lease has not run out, as {slot -> record}. Dead slots are not in `live` at all.
-local function live_slots(p, now)
-  local all, live, unpack = call('HGETALL', p .. 'live'), {}, struct.unpack
-  for i = 1, #all, 2 do
-    if unpack('<d', all[i + 1]) > now then live[all[i]] = all[i + 1] end
-  end
-  return live
-end
+-- Whether a lease of a record of `live` has not run out, by the clock of now.
+local function in_force(lease, lease_ms, now) return lease > now and lease <= now + lease_ms end
+
+-- A worker that has not measured its own yet is taken to prefill 4,000 tokens a second.
+local function rate_of(measured) return measured > 0 and measured or 4000 end
+
+-- `ready` orders the workers by when (ms) each would answer a prompt of usual length that it does not hold. `free_at`: when it could begin.
+local USUAL = 2048
+local function set_ready(p, slot, free_at, rate) call('ZADD', p .. 'ready', free_at + 1000 * USUAL / rate, slot) end
 
 -- The slot's sequence when (slot, epoch) is a living incarnation, else nil.
 local function sequence(p, slot, epoch)
@@ -96,6 +120,7 @@ local function kill(p, slot)
   tell(p, 'K' .. slot)
   call('HDEL', p .. 'owed', slot)
   call('DEL', p .. 'r' .. slot)
+  call('ZREM', p .. 'ready', slot)
   call('ZADD', p .. 'dead', slot_number(slot), slot)
   call('EXPIRE', p .. 'dead', KEPT)
 end

@@ -15,13 +15,14 @@ end
 call('HSET', p .. 'live', slot, pack_live(w))
 set_lease(p, slot, w.lease)
 
--- Promises that the worker has had time to receive are in its backlog, or done: they count no longer. The others run out after a minute.
+-- Promises that the worker has had time to receive are in its backlog, or done: they count no longer. The others run out after a minute, and so do
+-- those of a clock that was ahead.
 local ARRIVAL, LONGEST = 250, 60000
 local promises = p .. 'r' .. slot
 local before = now - LONGEST
 if w.at > 0 and w.at - ARRIVAL > before then before = w.at - ARRIVAL end
-if call('ZREMRANGEBYSCORE', promises, '-inf', before) > 0 then
-  local owed = 0
+local owed = 0
+if call('ZREMRANGEBYSCORE', promises, '-inf', before) + call('ZREMRANGEBYSCORE', promises, now + LONGEST, '+inf') > 0 then
   for _, promise in ipairs(call('ZRANGE', promises, 0, -1)) do owed = owed + struct.unpack('<d', promise, 9) end
   if owed > 0 then
     call('HSET', p .. 'owed', slot, owed)
@@ -29,5 +30,9 @@ if call('ZREMRANGEBYSCORE', promises, '-inf', before) > 0 then
   else
     call('HDEL', p .. 'owed', slot)
   end
+else
+  owed = tonumber(call('HGET', p .. 'owed', slot) or 0)
 end
+local rate = rate_of(w.rate)
+set_ready(p, slot, math.max(now, w.at + 1000 * w.backlog / rate) + 1000 * (owed / rate + w.step), rate)
 return { 'OK', call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

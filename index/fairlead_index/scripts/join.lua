@@ -2,6 +2,7 @@
 -- ARGV: pod, address, revision, block tokens, epoch (8 random bytes), lease ms, buckets of a new namespace. Returns {'OK', slot} or {'FULL'}.
 local p = KEYS[1]
 local pod, address, revision, epoch, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[5], tonumber(ARGV[6])
+if lease > tonumber(call('HGET', p .. 'meta', 'lease') or 0) then call('HSET', p .. 'meta', 'lease', lease) end
 call('HSETNX', p .. 'meta', 'buckets', ARGV[7])
 call('HSETNX', p .. 'meta', 'birth', epoch)
 call('EXPIRE', p .. 'meta', KEPT)
@@ -19,10 +20,13 @@ if not slot then
 end
 call('HSET', p .. 'names', 'p' .. pod, slot, 'a' .. address, slot)
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, epoch, 0))
-local ends = now_ms() + lease
+local now = now_ms()
+local ends = now + lease
 set_lease(p, slot, ends)
+call('SETRANGE', p .. 'seeds', slot_number(slot) * 4, struct.pack('<I4', tonumber(sub(redis.sha1hex(address), 1, 8), 16) % CIRCLE))
+set_ready(p, slot, now, rate_of(0))
 call('HSET', p .. 'live', slot, pack_live({ lease = ends, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
   total = 0, page = 0, bt = tonumber(ARGV[4]), lease_ms = lease, address = address, pod = pod, revision = revision }))
 tell(p, 'J' .. slot .. struct.pack(CARD, tonumber(ARGV[4]), #address, address))
-for _, name in ipairs({ 'live', 'leases', 'log', 'fence', 'names' }) do call('EXPIRE', p .. name, KEPT) end
+for _, name in ipairs({ 'live', 'leases', 'log', 'fence', 'names', 'ready', 'seeds' }) do call('EXPIRE', p .. name, KEPT) end
 return { 'OK', slot }

@@ -3,16 +3,16 @@
 local p = KEYS[1]
 local PASS, MOST = 4 * 3600 * 1000, 512  -- ms in which all buckets get their turn; buckets renewed at once: half a millisecond or less
 
-local fixed = { 'meta', 'live', 'leases', 'log', 'fence', 'names', 'owed', 'dead', 'sweeping', 'free' }
+local fixed = { 'meta', 'live', 'leases', 'log', 'fence', 'names', 'owed', 'dead', 'sweeping', 'free', 'ready', 'seeds' }
 for _, name in ipairs(fixed) do call('EXPIRE', p .. name, KEPT) end
 
-local buckets, now = buckets_of(p), now_ms()
+local buckets, now = buckets_of(p).count, now_ms()
 if buckets == 0 then return { 'OK' } end
 local last, cursor = unpack(call('HMGET', p .. 'meta', 'renewed', 'renewing'))
 local share = math.min(MOST, buckets, math.ceil(buckets * (now - tonumber(last or 0)) / PASS))
 cursor = tonumber(cursor or 0)
 for _ = 1, share do
-  local key = p .. 'b' .. pack_slot(cursor)
+  local key = bucket_named(p, cursor)
   if call('EXPIRE', key, KEPT) == 1 then
     local entries = call('HGETALL', key)
     for i = 1, #entries, 2 do

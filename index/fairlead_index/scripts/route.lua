@@ -1,73 +1,104 @@
 -- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, excluded addresses...
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, ...}, best first; {''} when no worker may be used.
-local PRIOR_RATE = 4000  -- tokens a second, of a worker that has not measured its own yet
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best
+local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet
+local NO_ROOM = 1e9      -- seconds
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local excluded = {}
-for i = 5, #ARGV do excluded[ARGV[i]] = true end
-
 local now = now_ms()
-local live = live_slots(p, now)
-local depth, deepest = match(p, hashes, live, LEVELS)
+local lives = living(p, now)
+local depth, holders, deepest = match(p, hashes, lives, LEVELS)
+local cold = deepest == 0 and #hashes >= 8
+if #ARGV > 4 then
+  local names = {}
+  for i = 5, #ARGV do names[i - 4] = 'a' .. ARGV[i] end
+  for _, slot in ipairs(call('HMGET', p .. 'names', unpack(names))) do
+    if slot then lives[slot_number(slot)] = nil end
+  end
+end
 
--- Rendezvous: every pair of (block, address) has its own fixed rank. The block is the first that nobody holds: the first of all when cold.
+-- Rendezvous: every pair of (block, address) has its own fixed rank, for all routers alike. The block is the first that nobody holds: the
+-- first of all when cold. An address' seed is on a circle, a block turns and stretches it, the lowest wins (multiply-add hashing).
 local key = id
 if #hashes >= 8 then
   local block = deepest < #hashes / 8 and deepest or deepest - 1
   key = sub(hashes, block * 8 + 1, block * 8 + 8)
 end
-local ranks = {}
-local function rank(address)
-  local known = ranks[address]
-  if not known then
-    known = redis.sha1hex(key .. address)
-    ranks[address] = known
+local stretch, turn = struct.unpack('<I4I4', key)
+stretch, turn = stretch % (CIRCLE - 1) + 1, turn % CIRCLE
+local seeds
+local ranks = setmetatable({}, { __index = function(known, n)
+  seeds = seeds or call('GET', p .. 'seeds')
+  local at = (struct.unpack('<I4', seeds, n * 4 + 1) * stretch + turn) % CIRCLE
+  known[n] = at
+  return at
+end })
+
+local slots, known = {}, {}
+local function consider(n)
+  if known[n] or lives[n] == nil then return end
+  known[n] = true
+  slots[#slots + 1] = pack_slot(n)
+end
+
+local first, second
+if cold then
+  local low, next_low = CIRCLE, CIRCLE
+  for n in pairs(lives) do
+    local at = ranks[n]
+    if at < low then first, second, low, next_low = n, first, at, low
+    elseif at < next_low then second, next_low = n, at end
   end
-  return known
+  if first then consider(first) end
+  if second then consider(second) end
+end
+for i = 1, math.min(#holders, CONSIDERED) do consider(holders[i]) end
+-- `ready`: when each worker would answer a prompt of usual length that it does not hold. The dead may stand in front: read on past them.
+local page, enough = 0, #slots + CONSIDERED
+repeat
+  local soonest = call('ZRANGE', p .. 'ready', page, page + CONSIDERED - 1)
+  for _, slot in ipairs(soonest) do consider(slot_number(slot)) end
+  page = page + CONSIDERED
+until #soonest < CONSIDERED or #slots >= enough
+if #slots == 0 then return { '' } end
+
+local function sooner(a, b)  -- `late` is in seconds; one that has no room is the last resort
+  if a.late ~= b.late then return a.late < b.late end
+  return ranks[a.number] < ranks[b.number]
 end
 
-local owed = {}
-local flat = call('HGETALL', p .. 'owed')
-for i = 1, #flat, 2 do owed[flat[i]] = tonumber(flat[i + 1]) end
-
-local function sooner(a, b)
-  if a.fits ~= b.fits then return a.fits end  -- one that has no room is the last resort
-  if a.seconds ~= b.seconds then return a.seconds < b.seconds end
-  return rank(a.address) < rank(b.address)
-end
-
-local max, min, unpack = math.max, math.min, struct.unpack
-local all, first, second = {}, nil, nil  -- the `wanted` soonest, in order; the two homes
-local cold = deepest == 0 and #hashes >= 8
-for slot, record in pairs(live) do
-  local _, bt, address, pod, _, _, at, _, _, backlog, rate, step, free, total, page = unpack(LIVE, record)
-  if not excluded[address] then
-    local cached = max(0, min((depth[slot] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
-    local cost = max(prompt - cached, bt)                                 -- even a prompt that is all cached takes its turn in a batch
-    backlog = max(0, backlog - rate * (now - at) / 1000)                  -- worked off since the report; what came since is owed
-    local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost,
-                seconds = (backlog + (owed[slot] or 0) + cost) / (rate > 0 and rate or PRIOR_RATE) + step,
-                fits = total == 0 or page == 0 or free * page >= prompt - cached }
-    if cold then
-      if not first or rank(address) < rank(first.address) then first, second = w, first
-      elseif not second or rank(address) < rank(second.address) then second = w end
+local max, min, fields = math.max, math.min, struct.unpack
+local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'owed', unpack(slots))
+local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
+for i, slot in ipairs(slots) do
+  local number, record = slot_number(slot), records[i]
+  local bt = fields('<d', record, 9)  -- behind the lease
+  local _, at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 79)
+  local cached = max(0, min((depth[number] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
+  local cost = max(prompt - cached, bt)                              -- even a prompt that is all cached takes its turn in a batch
+  backlog = max(0, backlog - rate * max(0, now - at) / 1000)         -- worked off since the report; what came since is owed
+  local seconds = (backlog + (promised[i] or 0) + cost) / rate_of(rate) + step
+  local fits = total == 0 or page == 0 or free * page >= prompt - cached
+  local late, place = fits and seconds or seconds + NO_ROOM, #all
+  local home = number == first or number == second
+  local last = all[place]
+  if home or place < wanted or late < last.late or late == last.late and ranks[number] < ranks[last.number] then
+    local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, seconds = seconds, late = late, rate = rate_of(rate) }
+    if home then homes[#homes + 1] = w end
+    while place > 0 and sooner(w, all[place]) do
+      all[place + 1] = all[place]
+      place = place - 1
     end
-    if #all < wanted or sooner(w, all[#all]) then
-      local place = #all + 1
-      while place > 1 and sooner(w, all[place - 1]) do place = place - 1 end
-      table.insert(all, place, w)
-      all[wanted + 1] = nil
-    end
+    all[place + 1] = w
+    all[wanted + 1] = nil
   end
 end
-if #all == 0 then return { '' } end
 
 -- A cold prefix has two homes, so that its next prompts find it; a burst overflows to the others before it queues there.
 if second then
-  local home = sooner(first, second) and first or second
-  if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.fits or not all[1].fits) then
+  local home = sooner(homes[1], homes[2]) and homes[1] or homes[2]
+  if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.late < NO_ROOM or all[1].late >= NO_ROOM) then
     for i = 2, #all do
       if all[i] == home then table.remove(all, i) break end
     end
@@ -82,12 +113,14 @@ call('ZADD', p .. 'r' .. best.slot, now, promise)
 call('EXPIRE', p .. 'r' .. best.slot, KEPT)
 call('HINCRBYFLOAT', p .. 'owed', best.slot, best.cost)
 call('EXPIRE', p .. 'owed', KEPT)
+set_ready(p, best.slot, now + 1000 * best.seconds, best.rate)
 local reply = { best.slot .. promise }
 for _, w in ipairs(all) do
-  reply[#reply + 1] = w.address
-  reply[#reply + 1] = w.pod
+  local _, _, address, pod = fields(LIVE, w.record)
+  reply[#reply + 1] = address
+  reply[#reply + 1] = pod
   reply[#reply + 1] = w.cached
   reply[#reply + 1] = floor(w.seconds * 1e6)
-  reply[#reply + 1] = w.fits and 1 or 0
+  reply[#reply + 1] = w.late < NO_ROOM and 1 or 0
 end
 return reply

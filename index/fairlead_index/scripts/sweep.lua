@@ -4,7 +4,7 @@ local p, budget = KEYS[1], tonumber(ARGV[1])
 local SILENT = 60000  -- ms past its lease: that incarnation does not come back
 
 local now = now_ms()
-if now - tonumber(call('HGET', p .. 'meta', 'reaped') or 0) > 1000 then
+if math.abs(now - tonumber(call('HGET', p .. 'meta', 'reaped') or 0)) > 1000 then  -- a clock may go back
   call('HSET', p .. 'meta', 'reaped', now)
   local all = call('HGETALL', p .. 'live')
   for i = 1, #all, 2 do
@@ -12,48 +12,56 @@ if now - tonumber(call('HGET', p .. 'meta', 'reaped') or 0) > 1000 then
   end
 end
 
-local buckets = buckets_of(p)
+local buckets = buckets_of(p).count
 local cursor = tonumber(call('HGET', p .. 'meta', 'cursor') or 0)
 if call('ZCARD', p .. 'sweeping') == 0 then
   if buckets == 0 or call('ZCARD', p .. 'dead') == 0 then return { 0 } end
   call('RENAME', p .. 'dead', p .. 'sweeping')
   cursor = 0
 end
-local dead, numbers = {}, {}
+local dead, numbers, gone = {}, {}, 0
 for _, slot in ipairs(call('ZRANGE', p .. 'sweeping', 0, -1)) do
   dead[slot] = true
   numbers[#numbers + 1] = slot_number(slot)
 end
 
-local function sweep_wide(key, hash)
+-- Whether a block has no holder but dead ones.
+local function orphaned_wide(hash)
   local wide = p .. 'w' .. hash
-  for _, n in ipairs(numbers) do call('SETBIT', wide, n, 0) end
-  if call('BITCOUNT', wide) == 0 then
-    call('DEL', wide)
-    call('HDEL', key, hash)
+  for _, n in ipairs(numbers) do
+    if call('GETBIT', wide, n) == 1 then call('SETBIT', wide, n, 0) end  -- setting what is beyond the end would lengthen it
   end
+  if call('BITCOUNT', wide) > 0 then return false end
+  call('DEL', wide)
+  return true
 end
 
-local function sweep_narrow(key, hash, packed)
+local function orphaned(key, hash, packed)
+  if packed == WIDE then return orphaned_wide(hash) end
+  if #packed == 2 then return dead[packed] end
   local kept = {}
   for i = 1, #packed, 2 do
     local slot = sub(packed, i, i + 1)
     if not dead[slot] then kept[#kept + 1] = slot end
   end
-  if #kept == 0 then call('HDEL', key, hash)
-  elseif #kept * 2 < #packed then call('HSET', key, hash, table.concat(kept)) end
+  if #kept > 0 and #kept * 2 < #packed then call('HSET', key, hash, table.concat(kept)) end
+  return #kept == 0
 end
 
 while budget > 0 and cursor < buckets do
-  local key = p .. 'b' .. pack_slot(cursor)
-  local entries = call('HGETALL', key)
+  local key = bucket_named(p, cursor)
+  local entries, orphans = call('HGETALL', key), {}
   for i = 1, #entries, 2 do
-    if entries[i + 1] == WIDE then sweep_wide(key, entries[i]) else sweep_narrow(key, entries[i], entries[i + 1]) end
+    if orphaned(key, entries[i], entries[i + 1]) then orphans[#orphans + 1] = entries[i] end
+  end
+  for first = 1, #orphans, 1000 do
+    gone = gone + call('HDEL', key, unpack(orphans, first, math.min(first + 999, #orphans)))
   end
   cursor = cursor + 1
   budget = budget - 1 - #entries / 2
 end
 call('HSET', p .. 'meta', 'cursor', cursor)
+if gone > 0 then call('HINCRBY', p .. 'meta', 'blocks', -gone) end
 if cursor >= buckets then
   for slot in pairs(dead) do call('ZADD', p .. 'free', slot_number(slot), slot) end
   call('EXPIRE', p .. 'free', KEPT)

@@ -1,0 +1,196 @@
+"""`remote` under load: 8 routers ask at once while real writers tell a given number of blocks a second.
+
+Each router is a process of its own with one connection. It asks `route` for a prompt as the index knows them (lognormal, median 64 blocks,
+up to 2,048; half of it held), at random moments, and gives the reservation back. The writers are `IndexWriter`s, 16 pods in two processes.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from typing import Any
+
+import hiredis
+import redis
+import uvloop
+from bench.index.schema import BLOCK_TOKENS
+from bench.index.server import Numbers, Wire, cpu_seconds, percentile
+
+from fairlead_index.connection import SCHEMA, script_source
+from fairlead_index.hashing import hash_bytes
+from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.writer import IndexWriter
+
+ROUTERS = 8
+ASKS_PER_SECOND = 40  # each router: 320 requests a second in all
+PODS, PROCESSES = 16, 2
+NAMESPACE = "bench/load"
+PREFIX = f"{SCHEMA}:{{{NAMESPACE}}}:"
+PROMPTS = 200
+LONGEST = 2048
+TICK = 0.002
+
+context = multiprocessing.get_context("spawn")
+Report = "multiprocessing.Queue[dict[str, float]]"
+
+
+def prompt(number: int) -> "array[int]":
+    """The blocks of one of the prompts that routers ask for."""
+    draw = random.Random(number)
+    return array("Q", draw.randbytes(8 * max(1, min(LONGEST, int(draw.lognormvariate(4.16, 1.2))))))
+
+
+def held(pod: int) -> list["array[int]"]:
+    """What a pod holds of the prompts from the start: some part of one in four."""
+    draw = random.Random(10_000 + pod)
+    chosen = [prompt(number) for number in draw.sample(range(PROMPTS), PROMPTS // 4)]
+    return [chain[: max(1, int(len(chain) * draw.random()))] for chain in chosen]
+
+
+def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, report: Any) -> None:
+    """One process of pods. `rate`: blocks stored a second by each, evicted again once a pod holds 20,000 more."""
+
+    async def one(pod: int) -> IndexWriter:
+        card = WorkerCard(f"pod-{pod}", f"10.2.0.{pod}:8000", BLOCK_TOKENS)
+        writer = IndexWriter(f"unix://{path}", NAMESPACE, card)
+        for chain in held(pod):
+            writer.stored(chain)
+        writer.report(WorkerLoad(prefill_rate=8000.0, backlog_tokens=random.randrange(20_000)))
+        writer.start()
+        return writer
+
+    async def life() -> None:
+        writers = [await one(pod) for pod in pods]
+        while not all(writer.joined and not writer.stats.pending for writer in writers):  # noqa: ASYNC110  # a writer tells nobody
+            await asyncio.sleep(0.01)
+        started.set()
+        draw, kept = random.Random(pods[0]), [array("Q") for _ in writers]
+        began = time.perf_counter()
+        stored = engine = 0.0
+        while not stop.is_set():
+            await asyncio.sleep(TICK)
+            due = int((time.perf_counter() - began) * rate) - int(stored)
+            if due < 1:
+                continue
+            for writer, mine in zip(writers, kept, strict=True):
+                chain = array("Q", draw.randbytes(8 * due))
+                before = time.thread_time()
+                writer.stored(chain)
+                engine += time.thread_time() - before
+                mine.extend(chain)
+                if len(mine) > 20_000:
+                    writer.removed(mine[:10_000][::-1])
+                    del mine[:10_000]
+            stored += due
+        seconds, told = time.perf_counter() - began, sum(writer.stats.blocks for writer in writers)
+        report.put(
+            {
+                "blocks_per_s": stored * len(writers) / seconds,
+                "acknowledged_per_s": told / seconds,
+                "batches_per_s": sum(writer.stats.batches for writer in writers) / seconds,
+                "engine_ns_per_block": 1e9 * engine / max(1.0, stored * len(writers)),
+                "pending": sum(writer.stats.pending for writer in writers),
+                "joins": sum(writer.stats.joins for writer in writers),
+            }
+        )
+        await asyncio.gather(*(writer.leave() for writer in writers))
+
+    uvloop.run(life())
+
+
+def ask(path: str, router: int, seconds: float, report: Any) -> None:
+    """One router, seconds long: microseconds of each `route`."""
+    wire, draw = Wire(path), random.Random(router)
+    prompts = [hash_bytes(prompt(number)) for number in range(PROMPTS)]
+    digests = [wire.ask(hiredis.pack_command(("SCRIPT", "LOAD", script_source(name))), 1)[0] for name in ("route", "release")]
+    times = []
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop:
+        time.sleep(draw.expovariate(ASKS_PER_SECOND))
+        hashes = draw.choice(prompts)
+        request = hiredis.pack_command(
+            ("EVALSHA", digests[0], 1, PREFIX, hashes, len(hashes) // 8 * BLOCK_TOKENS + 1, draw.randbytes(8), 8)
+        )
+        began = time.perf_counter()
+        [reply] = wire.ask(request, 1)
+        times.append(1e6 * (time.perf_counter() - began))
+        assert isinstance(reply, list)
+        wire.ask(hiredis.pack_command(("EVALSHA", digests[1], 1, PREFIX, reply[0])), 1)
+    report.put({"times": times})
+
+
+@contextmanager
+def writing(path: str, blocks_per_second: float) -> Iterator[Callable[[], Numbers]]:
+    """Writers at work; what is yielded stops them and tells what they did."""
+    stop, report, processes = context.Event(), context.Queue(), []
+    for n in range(PROCESSES):
+        started = context.Event()
+        pods = list(range(n, PODS, PROCESSES))
+        processes.append(context.Process(target=write, args=(path, pods, blocks_per_second / PODS, started, stop, report), daemon=True))
+        processes[-1].start()
+        if not started.wait(60):
+            raise RuntimeError("the writers did not start within a minute")
+
+    def end() -> Numbers:
+        stop.set()
+        parts = [report.get(timeout=60) for _ in processes]
+        found = {key: sum(part[key] for part in parts) for key in parts[0]}
+        return found | {"engine_ns_per_block": found["engine_ns_per_block"] / len(parts)}
+
+    try:
+        yield end
+    finally:
+        stop.set()
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+def measure(path: str, blocks_per_second: float, seconds: float, progress: bool = True) -> Numbers:
+    """Routers and writers at once."""
+    if progress:
+        print(f"   {ROUTERS} routers, {blocks_per_second:,.0f} blocks/s for {seconds:.0f} s ...", flush=True)
+    client = redis.Redis(unix_socket_path=path)
+    report = context.Queue()
+    with writing(path, blocks_per_second) as end:
+        routers = [context.Process(target=ask, args=(path, n, seconds, report), daemon=True) for n in range(ROUTERS)]
+        spent, busy, began = cpu_seconds(client), machine_seconds(), time.perf_counter()
+        for router in routers:
+            router.start()
+        times = [value for _ in routers for value in report.get(timeout=seconds + 60)["times"]]
+        wall = time.perf_counter() - began
+        server = (cpu_seconds(client) - spent) / wall
+        cores = (machine_seconds() - busy) / wall
+        wrote = end()
+    client.flushall()
+    return {
+        "p50_us": percentile(times, 0.5),
+        "p90_us": percentile(times, 0.9),
+        "p99_us": percentile(times, 0.99),
+        "asks_per_s": len(times) / seconds,
+        "server_cores": server,
+        "machine_cores": cores,
+        "cores": os.cpu_count() or 1,
+        **wrote,
+    }
+
+
+def machine_seconds() -> float:
+    """CPU seconds that this machine has spent, whoever spent them."""
+    with open("/proc/stat") as stat:  # noqa: PTH123  # not a file of ours
+        user, nice, system, _, _, irq, soft, *_ = map(int, stat.readline().split()[1:])
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    from bench.index.server import server
+
+    for rate in (1000.0, 100_000.0):
+        with server() as where:
+            print(json.dumps(measure(where, rate, 6.0), indent=1))

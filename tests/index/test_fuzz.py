@@ -1,0 +1,15 @@
+"""A slice of the fuzzer in every run: `python -m tests.index.fuzz --operations 100000` is the whole."""
+
+import pytest
+from tests.index.fuzz import Fuzz
+from tests.redis_server import binary
+
+
+@pytest.mark.parametrize("version", ("6.2", "7.0"))  # EVALSHA and Functions
+async def test_exact_through_every_fault(version: str, caplog: pytest.LogCaptureFixture) -> None:
+    if binary(version) is None:
+        pytest.skip(f"no redis-server {version} on this machine")
+    caplog.set_level("ERROR")
+    fuzz = Fuzz(seed=4, version=version, pods=24)
+    await fuzz.run(2000)
+    assert fuzz.operations == 2000 and len(fuzz.faults) >= 3
