@@ -46,7 +46,7 @@ class _Lost(Exception):
 
 @dataclass(slots=True)
 class _Picture:
-    """The table, and how far it has followed which log. `last` is the id of the newest record in it, None when the log lost that one."""
+    """The table, and how far it has followed which log. `last` is the id of the newest record in it, None before the first."""
 
     table: PrefixTable
     birth: bytes | None
@@ -148,18 +148,19 @@ class MirrorReader:
         """Whether the log still continues our picture, and who is under a lease."""
         key = self._scripts.key
         async with self._scripts.redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(key("meta"), "birth", "logged", "lease").get(key("leases")).time()
+            pipe.hmget(key("meta"), "birth", "logged", "lease", "told").get(key("leases")).time()
             pipe.xrange(key("log"), picture.last or "-", picture.last or "-")
-            (birth, logged, longest), leases, now, ours = await pipe.execute()
+            (birth, logged, longest, told), leases, now, ours = await pipe.execute()
         if birth != picture.birth:
             raise _Lost("the namespace is new, or Redis was emptied")
-        if (picture.last is not None and not ours) or int(logged or 0) < picture.position:
+        read_is_there = picture.last is None or bool(ours)
+        if told != picture.last and (not read_is_there or int(logged or 0) < picture.position):  # else: nothing new, log or no log
             raise _Lost(f"record {picture.position}, which we read, is not there")
         picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))
 
     async def _read(self, picture: _Picture, block_ms: int | None) -> int:
         """Applies the next records, in order and without a gap. Returns how many there were."""
-        after = picture.last or f"{picture.position}-{2**64 - 1}"
+        after = picture.last or "0-0"
         reply = await self._scripts.redis.xread({self._scripts.key("log"): after}, count=RECORDS, block=block_ms)
         entries: list[tuple[bytes, dict[bytes, bytes]]] = reply[0][1] if reply else []
         for name, fields in entries:
@@ -179,10 +180,10 @@ class MirrorReader:
         """
         key = self._scripts.key
         async with self._scripts.redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(key("meta"), "birth", "logged", "lease", "buckets").hgetall(key("live")).get(key("leases")).time()
-            pipe.xrevrange(key("log"), count=1)
-            (birth, logged, longest, buckets), live, leases, now, newest = await pipe.execute()
-        picture = _Picture(PrefixTable(), birth, int(logged or 0), newest[0][0] if newest else None)
+            pipe.hmget(key("meta"), "birth", "logged", "lease", "buckets", "told").hgetall(key("live"))
+            pipe.get(key("leases")).time()
+            (birth, logged, longest, buckets, told), live, leases, now = await pipe.execute()
+        picture = _Picture(PrefixTable(), birth, int(logged or 0), told)
         for slot, record in live.items():
             picture.table.join(slot, *_card(record, 8))
         picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))
