@@ -101,7 +101,7 @@ def convergence(path: str, pods: int = 4) -> Numbers:
 
         found = {"snapshot_all_s": await exact(range(pods))}
         victim = next(worker for worker in await reader.workers() if worker.pod == "pod-0")
-        await reader._call("doubt", victim.slot.to_bytes(2, "big"))
+        await reader.doubt(victim.slot)
         found["doubt_one_s"] = await exact(range(1))
         client = redis.Redis(unix_socket_path=path)
         client.flushall()

@@ -47,7 +47,7 @@ class _Lost(Exception):
 
 @dataclass(slots=True)
 class _Picture:
-    """The table, and how far it has followed which log. `last` is the id of the newest record in it, None when the log lost that one."""
+    """The table, and how far it has followed which log. `last` is the id of the newest record in it, None before the first."""
 
     table: PrefixTable
     birth: bytes | None
@@ -148,9 +148,9 @@ class MirrorReader:
     async def _pulse(self, picture: _Picture) -> None:
         """Whether the log still continues our picture, and who is under a lease."""
         key = self._scripts.key
-        (birth, logged, longest), leases, now, ours = await self._scripts.redis.transaction(
+        (birth, logged, longest, told), leases, now, ours = await self._scripts.redis.transaction(
             [
-                ("HMGET", key("meta"), "birth", "logged", "lease"),
+                ("HMGET", key("meta"), "birth", "logged", "lease", "told"),
                 ("GET", key("leases")),
                 ("TIME",),
                 ("XRANGE", key("log"), picture.last or "-", picture.last or "-"),
@@ -158,13 +158,14 @@ class MirrorReader:
         )
         if birth != picture.birth:
             raise _Lost("the namespace is new, or Redis was emptied")
-        if (picture.last is not None and not ours) or int(logged or 0) < picture.position:
+        read_is_there = picture.last is None or bool(ours)
+        if told != picture.last and (not read_is_there or int(logged or 0) < picture.position):  # else: nothing new, log or no log
             raise _Lost(f"record {picture.position}, which we read, is not there")
         picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))
 
     async def _read(self, picture: _Picture, block_ms: int | None) -> int:
         """Applies the next records, in order and without a gap. Returns how many there were."""
-        after = picture.last or f"{picture.position}-{2**64 - 1}"
+        after = picture.last or "0-0"
         block = () if block_ms is None else ("BLOCK", block_ms)
         reply = await self._scripts.redis.execute("XREAD", "COUNT", RECORDS, *block, "STREAMS", self._scripts.key("log"), after)
         entries: list[tuple[bytes, list[bytes]]] = reply[0][1] if reply else []
@@ -184,16 +185,15 @@ class MirrorReader:
         A slot that did not live at the start is left out of the buckets: whatever it gets comes through the log.
         """
         key = self._scripts.key
-        (birth, logged, longest, buckets), live, leases, now, newest = await self._scripts.redis.transaction(
+        (birth, logged, longest, buckets, told), live, leases, now = await self._scripts.redis.transaction(
             [
-                ("HMGET", key("meta"), "birth", "logged", "lease", "buckets"),
+                ("HMGET", key("meta"), "birth", "logged", "lease", "buckets", "told"),
                 ("HGETALL", key("live")),
                 ("GET", key("leases")),
                 ("TIME",),
-                ("XREVRANGE", key("log"), "+", "-", "COUNT", 1),
             ]
         )
-        picture = _Picture(PrefixTable(), birth, int(logged or 0), newest[0][0] if newest else None)
+        picture = _Picture(PrefixTable(), birth, int(logged or 0), told)
         for slot, record in _pairs(live).items():
             picture.table.join(slot, *_card(record, 8))
         picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))

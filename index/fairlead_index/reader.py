@@ -86,6 +86,10 @@ class IndexReader:
         if reservation:
             await self._call("release", reservation)
 
+    async def doubt(self, slot: int) -> bool:
+        """What the index says about a slot's blocks is wrong: they count no longer, and its worker tells them anew. Whether it was live."""
+        return bool((await self._call("doubt", slot.to_bytes(2, "big")))[0])
+
     async def workers(self) -> list[WorkerState]:
         """Every living worker with its newest load."""
         return [_worker(row) for row in batched(await self._call("workers"), 16)]

@@ -28,7 +28,7 @@ PODS = 64
 RACKS = 4
 LEASE = 1.5
 ROUND = 400
-CONVERGES = 30.0  # seconds: the lease, the longest pause of a writer, and a busy machine
+CONVERGES = 60.0  # seconds, to call it a fault: 2 are usual, a machine that does other work takes its time
 NAMESPACE = "tests/fuzz"
 PREFIX = f"fl2:{{{NAMESPACE}}}:"
 SKEWS_MS = (-3_600_000.0, -4_000.0, 0.0, 4_000.0, 3_600_000.0)
@@ -137,7 +137,7 @@ class Fuzz:
         elif fault == "doubt":
             try:
                 for worker in self.draw.sample(await self.reader.workers(), 3):
-                    await self.reader._call("doubt", worker.slot.to_bytes(2, "big"))
+                    await self.reader.doubt(worker.slot)
             except (IndexUnavailable, ValueError):
                 pass
 

@@ -134,6 +134,18 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
     assert a.stats.gaps == 1
 
 
+async def test_a_slot_in_doubt_is_told_anew(writers: MakeWriter, reader: IndexReader) -> None:
+    a = writers("a", lease=1.0)
+    a.stored(CHAIN)
+    await shows(reader, {"a": 64})
+    [before] = await reader.workers()
+    assert await reader.doubt(before.slot)
+    await shows(reader, {"a": 64})
+    [after] = await reader.workers()
+    assert after.slot != before.slot and a.stats.joins == 2
+    assert not await reader.doubt(60_000)
+
+
 async def _is(value: bool) -> bool:
     return value
 

@@ -45,20 +45,35 @@ async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
     await eventually(equal)
 
 
-def fault(world: World, server: RedisServer, namespace: str) -> None:
-    """Something that a mirror cannot follow by reading on: the log trimmed, gone, or set back; the namespace wiped."""
-    client, prefix = server.client(), f"fl2:{{{namespace}}}:"
-    kind = world.random.choice(["trim", "no log", "back", "wipe"])
-    if kind == "trim":
-        client.xtrim(prefix + "log", maxlen=0, approximate=False)
-    elif kind == "no log":
-        client.delete(prefix + "log")
-    elif kind == "back":  # as after a failover to a replica that lacks the newest records
-        logged = int(client.hget(prefix + "meta", "logged") or 0)
-        client.delete(prefix + "log")
-        client.hset(prefix + "meta", "logged", max(0, logged - 3))
-    else:
-        client.eval(WIPE, 0, prefix)
+class Faults:
+    """What a mirror cannot follow by reading on: the log trimmed or gone; the namespace wiped, or set back as by a failover that lost writes."""
+
+    def __init__(self, draw: random.Random, server: RedisServer, namespace: str) -> None:
+        self._draw, self._client, self._prefix = draw, server.client(), f"fl2:{{{namespace}}}:"
+        self._earlier: dict[bytes, bytes] = {}
+
+    def remember(self) -> None:
+        """The state that `back` comes back to."""
+        keys = [key for key in self._client.keys("*") if key.startswith(self._prefix.encode())]
+        with self._client.pipeline(transaction=True) as pipe:
+            for key in keys:
+                pipe.dump(key)
+            dumps = pipe.execute()
+        self._earlier = {key: dump for key, dump in zip(keys, dumps, strict=True) if dump is not None}
+
+    def happen(self) -> None:
+        kind = self._draw.choice(["trim", "no log", "back", "wipe"])
+        if kind == "trim":
+            self._client.xtrim(self._prefix + "log", maxlen=0, approximate=False)
+        elif kind == "no log":
+            self._client.delete(self._prefix + "log")
+        else:
+            with self._client.pipeline(transaction=True) as pipe:
+                pipe.eval(WIPE, 0, self._prefix)
+                if kind == "back":
+                    for key, dump in self._earlier.items():
+                        pipe.restore(key, 0, dump)
+                pipe.execute()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -66,8 +81,11 @@ async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespa
     world = World(seed, server.url, namespace)
     reader = IndexReader(server.url, namespace, deadline=5.0)
     late: list[MirrorReader] = []
+    faults = Faults(world.random, server, namespace)
     try:
         for _ in range(10):
+            if world.random.random() < 0.5:
+                faults.remember()
             for _ in range(world.random.randint(5, 30)):
                 pod = f"p{world.random.randrange(PODS)}"
                 if pod not in world.writers:
@@ -84,7 +102,7 @@ async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespa
                 if world.random.random() < 0.2:
                     await asyncio.sleep(0.001)
             if world.random.random() < 0.4:
-                fault(world, server, namespace)
+                faults.happen()
             if world.random.random() < 0.2:  # a mirror that starts in the middle of things
                 late.append(MirrorReader(server.url, namespace))
                 late[-1].start()
@@ -147,6 +165,33 @@ async def test_it_answers_while_redis_is_away_and_is_exact_after_an_empty_restar
         assert mirror.stats.following and mirror.stats.snapshots >= 2
     finally:
         await asyncio.gather(*(writer.leave() for writer in writers.values()))
+        await mirror.close()
+
+
+async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: RedisServer, namespace: str) -> None:
+    """A picture made while the log was empty knows which record was the newest all the same."""
+    writer = writer_for(server, namespace, "a")
+    mirror = MirrorReader(server.url, namespace)
+    client, prefix = server.client(), f"fl2:{{{namespace}}}:"
+    try:
+        for end in (10, 20, 30):
+            writer.stored(CHAIN[end - 10 : end])
+
+            async def told() -> bool:
+                return writer.joined and not writer.stats.pending
+
+            await eventually(told)
+        client.delete(prefix + "log")
+        mirror.start()
+        await shows(mirror, {"a": 30})
+        logged = int(client.hget(prefix + "meta", "logged") or 0)
+        client.hset(prefix + "meta", "logged", logged - 2)
+        for end in (40, 50, 60, 64):  # two records under numbers that were used before, and two more
+            writer.stored(CHAIN[end - 10 : end])
+            await eventually(told)
+        await shows(mirror, {"a": 64})
+    finally:
+        await writer.leave()
         await mirror.close()
 
 

@@ -55,11 +55,14 @@ local function pack_live(w)
 end
 
 -- Tells the mirrors. A record's id is its number, without gaps, so that a mirror sees that it missed something, and the time in microseconds,
--- so that after a failover which lost records a mirror does not take a new one for the one that it read under the same number.
+-- so that after a failover which lost records a mirror does not take a new one for the one that it read under the same number. `told` is the
+-- newest id, there even when the log was trimmed.
 local function tell(p, record)
   local number = call('HINCRBY', p .. 'meta', 'logged', 1)
   local t = call('TIME')
-  call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, string.format('%.0f-%s%06d', number, t[1], t[2]), 'r', record)
+  local id = string.format('%.0f-%s%06d', number, t[1], t[2])
+  call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, id, 'r', record)
+  call('HSET', p .. 'meta', 'told', id)
 end
 
 -- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells who lives, however many workers there are.
