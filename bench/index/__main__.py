@@ -68,7 +68,7 @@ def main() -> None:
     under = {"calm": [], "written": []}  # type: dict[str, list[Numbers]]
     for _ in range(options.repeats):
         for name, rate in (("calm", options.rate / 1000), ("written", options.rate)):
-            with server() as path:
+            with server(load.SERVER) as path:
                 under[name].append(load.measure(path, rate, options.seconds))
     found["load"] = under
     print(

@@ -1,7 +1,9 @@
 """`remote` under load: 8 routers ask at once while real writers tell a given number of blocks a second.
 
 Each router is a process of its own with one connection. It asks `route` for a prompt as the index knows them (lognormal, median 64 blocks,
-up to 2,048; half of it held), at random moments, and gives the reservation back. The writers are `IndexWriter`s, 16 pods in two processes.
+up to 2,048; half of it held), at random moments, and gives the reservation back. The writers are `IndexWriter`s, 8 pods in two processes.
+In a fleet they all have cores of their own. Here the server runs first, then the routers, then the writers, then the rest of the machine,
+where that is permitted (SCHED_RR): else a busy machine's own latency is what is measured.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ import hiredis
 import redis
 import uvloop
 from bench.index.schema import BLOCK_TOKENS
-from bench.index.server import Numbers, Wire, cpu_seconds, percentile
+from bench.index.server import Numbers, Wire, cpu_seconds, percentile, take_precedence
 
 from fairlead_index.connection import SCHEMA, script_source
 from fairlead_index.hashing import hash_bytes
@@ -29,12 +31,13 @@ from fairlead_index.writer import IndexWriter
 
 ROUTERS = 8
 ASKS_PER_SECOND = 40  # each router: 320 requests a second in all
-PODS, PROCESSES = 16, 2
+PODS, PROCESSES = 8, 2
 NAMESPACE = "bench/load"
 PREFIX = f"{SCHEMA}:{{{NAMESPACE}}}:"
 PROMPTS = 200
 LONGEST = 2048
-TICK = 0.002
+SERVER, ROUTER, WRITER = 30, 20, 10
+TICK = 0.005
 
 context = multiprocessing.get_context("spawn")
 Report = "multiprocessing.Queue[dict[str, float]]"
@@ -54,7 +57,9 @@ def held(pod: int) -> list["array[int]"]:
 
 
 def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, report: Any) -> None:
-    """One process of pods. `rate`: blocks stored a second by each, evicted again once a pod holds 20,000 more."""
+    """One process of pods. `rate`: blocks stored a second by each."""
+
+    take_precedence(0, WRITER)
 
     async def one(pod: int) -> IndexWriter:
         card = WorkerCard(f"pod-{pod}", f"10.2.0.{pod}:8000", BLOCK_TOKENS)
@@ -65,36 +70,37 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
         writer.start()
         return writer
 
+    async def fill(pod: int, writer: IndexWriter, began: float) -> tuple[int, float]:
+        """Blocks at moments of the pod's own: pods know nothing of each other. Returns how many, and CPU seconds of the engine's calls."""
+        draw, stored, engine = random.Random(pod), 0, 0.0
+        while not stop.is_set():
+            await asyncio.sleep(draw.expovariate(1 / TICK))
+            due = int((time.perf_counter() - began) * rate) - stored
+            if due < 1:
+                continue
+            chain = array("Q", draw.randbytes(8 * due))
+            before = time.thread_time()
+            writer.stored(chain)
+            engine += time.thread_time() - before
+            stored += due
+        return stored, engine
+
     async def life() -> None:
         writers = [await one(pod) for pod in pods]
         while not all(writer.joined and not writer.stats.pending for writer in writers):  # noqa: ASYNC110  # a writer tells nobody
             await asyncio.sleep(0.01)
         started.set()
-        draw, kept = random.Random(pods[0]), [array("Q") for _ in writers]
-        began = time.perf_counter()
-        stored = engine = 0.0
-        while not stop.is_set():
-            await asyncio.sleep(TICK)
-            due = int((time.perf_counter() - began) * rate) - int(stored)
-            if due < 1:
-                continue
-            for writer, mine in zip(writers, kept, strict=True):
-                chain = array("Q", draw.randbytes(8 * due))
-                before = time.thread_time()
-                writer.stored(chain)
-                engine += time.thread_time() - before
-                mine.extend(chain)
-                if len(mine) > 20_000:
-                    writer.removed(mine[:10_000][::-1])
-                    del mine[:10_000]
-            stored += due
+        began, spent = time.perf_counter(), time.process_time()
+        costs = await asyncio.gather(*(fill(pod, writer, began) for pod, writer in zip(pods, writers, strict=True)))
+        stored, engine = (sum(each) for each in zip(*costs, strict=True))
         seconds, told = time.perf_counter() - began, sum(writer.stats.blocks for writer in writers)
         report.put(
             {
-                "blocks_per_s": stored * len(writers) / seconds,
+                "blocks_per_s": stored / seconds,
                 "acknowledged_per_s": told / seconds,
                 "batches_per_s": sum(writer.stats.batches for writer in writers) / seconds,
-                "engine_ns_per_block": 1e9 * engine / max(1.0, stored * len(writers)),
+                "engine_ns_per_block": 1e9 * engine / max(1, stored),
+                "writer_cores": (time.process_time() - spent) / seconds,
                 "pending": sum(writer.stats.pending for writer in writers),
                 "joins": sum(writer.stats.joins for writer in writers),
             }
@@ -106,6 +112,7 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
 
 def ask(path: str, router: int, seconds: float, report: Any) -> None:
     """One router, seconds long: microseconds of each `route`."""
+    take_precedence(0, ROUTER)
     wire, draw = Wire(path), random.Random(router)
     prompts = [hash_bytes(prompt(number)) for number in range(PROMPTS)]
     digests = [wire.ask(hiredis.pack_command(("SCRIPT", "LOAD", script_source(name))), 1)[0] for name in ("route", "release")]
@@ -192,5 +199,5 @@ if __name__ == "__main__":
     from bench.index.server import server
 
     for rate in (1000.0, 100_000.0):
-        with server() as where:
+        with server(SERVER) as where:
             print(json.dumps(measure(where, rate, 6.0), indent=1))

@@ -46,7 +46,7 @@ async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
 
 
 class Faults:
-    """What a mirror cannot follow by reading on: the log trimmed or gone; the namespace wiped, or set back as by a failover that lost writes."""
+    """What a mirror cannot follow by reading on: the log trimmed or gone; the namespace wiped, or set back as by a failover."""
 
     def __init__(self, draw: random.Random, server: RedisServer, namespace: str) -> None:
         self._draw, self._client, self._prefix = draw, server.client(), f"fl2:{{{namespace}}}:"
