@@ -6,8 +6,8 @@ from time import monotonic
 from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostBeforeHead
 
 CONNECT_SECONDS = 2.0
-IDLE_LIMIT = 128
-"""Idle connections kept for one worker; more are closed."""
+IDLE_LIMIT = 1024
+"""Idle connections kept for one worker; more are closed. A hundred streams that end at once must not mean a hundred connects."""
 IDLE_SECONDS = 30.0
 STALE_SECONDS = 1.0
 """A kept connection that ends this soon after a request was written had been closed by its idle timer, not by that request."""
