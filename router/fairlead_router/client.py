@@ -219,6 +219,8 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         if self._serving is None:
             self._transport.close()
+        elif self._serving.reply is not None:
+            self._serving.reply.close_after()
 
     def look(self, now: float) -> None:
         """Close what is idle, sends half a request, or takes nothing of its answer."""

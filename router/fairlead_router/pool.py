@@ -39,7 +39,7 @@ class Pool:
             except GoneSilent:
                 raise
             except LostBeforeHead as error:
-                if monotonic() - kept.sent_at > STALE_SECONDS:
+                if kept.heard or monotonic() - kept.sent_at > STALE_SECONDS:
                     raise
                 lost = error
         try:

@@ -78,7 +78,7 @@ class Reply:
     def flush(self) -> None:
         """Send the head although nothing of the body is there."""
         if self._head:
-            self._transport.write(self._head)
+            self._send(self._head)
             self._head = b""
 
     def write(self, data: bytes) -> None:
@@ -94,7 +94,7 @@ class Reply:
         elif self._head:
             data = self._head + data
         self._head = b""
-        self._transport.write(data)
+        self._send(data)
 
     def end(self, data: bytes = b"") -> None:
         """The last piece, and the end of the answer."""
@@ -106,14 +106,22 @@ class Reply:
         self.last = data or self.last
         self.sent += len(data)
         framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        self._transport.write(b"%b%b0\r\n\r\n" % (self._head, framed))
+        self._send(b"%b%b0\r\n\r\n" % (self._head, framed))
         self._head = b""
 
     async def taken(self) -> None:
         """Wait until the client has taken most of what was written."""
         await self._open.wait()
 
+    def _send(self, data: bytes) -> None:
+        if not self._transport.is_closing():  # uvloop's raises once it is closed
+            self._transport.write(data)
+
     # What the connection tells
+
+    def close_after(self) -> None:
+        """No other answer will follow."""
+        self._keep_alive = False
 
     def pause(self) -> None:
         self._open.clear()
