@@ -7,6 +7,8 @@ from pathlib import Path
 from bench.peers.running import Running
 from bench.router.tools import Scenario, Tools, load
 
+from fairlead_router.pool import IDLE_SECONDS
+
 PACE_US, CHUNKS = 100_000, 50
 SAMPLE_SECONDS = 1.0
 SETTLE = 0.25
@@ -32,7 +34,9 @@ def watch(tools: Tools, router: Running, streams: int, seconds: float, cores: li
     finally:
         over.set()
         sampler.join()
-    time.sleep(2 * SAMPLE_SECONDS)  # the client is gone; what it had open closes
+    give_up = time.monotonic() + IDLE_SECONDS + 10  # the client is gone: what it had open closes, what is idle at the worker after its time
+    while open_files(router) > files + 2 and time.monotonic() < give_up:
+        time.sleep(SAMPLE_SECONDS)
     settled = samples[int(len(samples) * SETTLE) :]
     figures = {
         "streams": float(streams),

@@ -194,6 +194,10 @@ class ClientConnection(asyncio.Protocol):
     async def _answer(self, request: Request, reply: Reply) -> None:
         try:
             await self._app(request, reply)
+        except Exception:
+            logger.exception("%s %s: a fault of the router", request.method, request.path[:200])
+            if not reply.started:
+                reply.whole(500, error_body("The router failed.", "server_error", code="internal"))
         finally:
             self._served(request, reply)
 

@@ -199,3 +199,15 @@ async def test_requests_without_an_answer_get_503_when_the_drain_is_over(fleet: 
         router.server.leave()
         status, headers, _ = await answer(reader)
         assert status == 503 and headers["retry-after"] and headers["connection"] == "close"
+
+
+async def test_a_fault_on_a_page_is_a_500_and_no_silence(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = await fleet.router(await fleet.worker())
+
+    def fails() -> bytes:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(router.server.router.metrics, "text", fails)
+    async with wire(router) as (reader, writer):
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert [(await answer(reader))[0] for _ in range(2)] == [500, 200]

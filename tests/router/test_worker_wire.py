@@ -11,6 +11,7 @@ import pytest
 from tests.router.harness import Fleet, eventually, post
 from tests.router.stand_in_worker import Exchange, answers
 
+from fairlead_router import pool
 from fairlead_router.client import ClientConnection, Request
 from fairlead_router.reply import Reply
 from fairlead_router.upstream import MAX_HEAD_BYTES, Connection
@@ -101,6 +102,26 @@ async def test_a_second_answer_to_one_request_is_nobodys(fleet: Fleet) -> None:
     for _ in range(3):
         answer = await router.complete("x")
         assert answer.headers["x-turn"] == "1" and answer.content == b"{}"
+
+
+async def test_connections_to_a_worker_that_are_not_needed_any_more_are_closed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, gate = 0, asyncio.Event()
+
+    async def all_at_once(exchange: Exchange) -> None:
+        nonlocal arrived
+        arrived += 1
+        await gate.wait()
+        await answers(exchange)
+
+    worker = await fleet.worker(behaviour=all_at_once)
+    router = await fleet.router(worker)
+    asked = [asyncio.create_task(router.complete("x")) for _ in range(20)]
+    await eventually(lambda: arrived == 20, "twenty requests at once")
+    gate.set()
+    assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    assert len(worker._connections) >= 20, "kept for the next requests"
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.0)
+    await eventually(lambda: len(worker._connections) <= 2, "a look found them old")
 
 
 async def test_three_hundred_streams_leave_nothing_behind(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
