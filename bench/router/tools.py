@@ -3,7 +3,9 @@
 import hashlib
 import json
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from tests.router.prompt_format import make_format
 
 HERE = Path(__file__).parent
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
+LISTEN_SECONDS = 10.0
 PROMPT = "A prompt of a few words, as people write them; nothing in it is ever computed."
 
 
@@ -77,10 +80,20 @@ def mock_worker(tools: Tools, port: int, cores: Sequence[int], scratch: Path) ->
     format.write_bytes(msgspec.json.encode(make_format("bench")))
     process = subprocess.Popen(on_cores(cores, tools.mock, str(port), format))
     try:
+        give_up = time.monotonic() + LISTEN_SECONDS
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise RuntimeError(f"the mock worker does not listen on port {port} (status {process.poll()})")
+            time.sleep(0.01)
         yield
     finally:
         process.kill()
         process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def load(tools: Tools, port: int, scenario: Scenario, cores: Sequence[int], scratch: Path, seconds: float, warm: float) -> dict[str, Any]:
