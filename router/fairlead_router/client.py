@@ -143,6 +143,8 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
+        if self._finished:
+            return  # what follows a refusal, in the same read, is not looked at
         if self._head_bytes > MAX_HEADER_BYTES < sum(len(name) + len(value) for name, value in request.headers) + len(request.target):
             self._refuse_head()
             return

@@ -124,11 +124,14 @@ async def test_what_is_not_http_is_refused_and_closed(fleet: Fleet, garbage: byt
 
 
 async def test_a_head_too_long_is_refused_however_it_comes(fleet: Fleet) -> None:
-    router = await fleet.router(await fleet.worker())
-    for tail in (b"", b"\r\n\r\n"):
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    for tail in (b"", b"\r\n\r\n" + post(WHOLE)):
         async with wire(router) as (reader, writer):
             writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 70_000 + tail)
             assert (await answer(reader))[0] == 431
+            assert not await reader.read()
+    assert not worker.received, "what follows a refusal is not looked at"
 
 
 async def test_a_client_that_closes_its_half_counts_as_gone(fleet: Fleet) -> None:
