@@ -143,13 +143,13 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
-        if self._finished:
-            return  # what follows a refusal, in the same read, is not looked at
         if self._head_bytes > MAX_HEADER_BYTES < sum(len(name) + len(value) for name, value in request.headers) + len(request.target):
             self._refuse_head()
             return
         self._parsing = request
         self._head_bytes = 0
+        if self._finished:
+            return  # it follows a refusal, in the same read
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
         request.old = self._parser.get_http_version() == "1.0"
