@@ -1,14 +1,13 @@
 """A client's request: its headers, its body within bounds, and what the access log will say of it."""
 
 import asyncio
-import os
+import random
 import re
-from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
-from fairlead_router.errors import ApiError, Headers, Receive
+from fairlead_router.client import Request
+from fairlead_router.errors import ApiError, Headers
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NOT_PASSED = frozenset(
@@ -46,11 +45,11 @@ class Call:
     """`ok`, `client_gone` or `broken`."""
 
     @classmethod
-    def of(cls, scope: MutableMapping[str, Any]) -> "Call":
+    def of(cls, request: Request) -> "Call":
         passed: Headers = []
         request_id, session, length = "", "", None
         of_the_hop: set[bytes] = set()
-        for name, value in scope["headers"]:
+        for name, value in request.headers:
             if name == b"x-request-id":
                 request_id = value.decode("latin-1")
             elif name == b"content-length":
@@ -64,31 +63,18 @@ class Call:
         if of_the_hop:  # the client names headers that are for us alone (RFC 9110, 7.6.1)
             passed = [(name, value) for name, value in passed if name not in of_the_hop]
         if not _ID.fullmatch(request_id):
-            request_id = os.urandom(16).hex()
-        query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        return cls(scope["method"], scope["path"], target, request_id, passed, length, session)
+            request_id = f"{random.getrandbits(128):032x}"
+        return cls(request.method, request.path, request.target, request_id, passed, length, session)
 
-    async def read_body(self, receive: Receive, limit: int) -> None:
-        """The whole body. Raises ClientGone; ApiError 413 before reading if the announced length is over `limit`, or once what came is."""
+    async def read_body(self, request: Request, limit: int) -> None:
+        """The whole body. Raises ApiError 413: before reading if the announced length is over `limit`, or once what came is."""
         if self.length is not None and self.length > limit:
             raise self._too_large(limit)
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            self.body = message.get("body", b"")
-            if len(self.body) > limit:
-                raise self._too_large(limit)
-            return
-        body = bytearray()
-        while message["type"] == "http.request":
-            body += message.get("body", b"")
-            if len(body) > limit:
-                raise self._too_large(limit)
-            if not message.get("more_body"):
-                self.body = bytes(body)
-                return
-            message = await receive()
-        raise ClientGone
+        while not request.whole and request.size <= limit:
+            await request.more()
+        if request.size > limit:
+            raise self._too_large(limit)
+        self.body = request.take()
 
     def _too_large(self, limit: int) -> ApiError:
         size = f"is {self.length} bytes" if self.length is not None else "has no announced length and"
@@ -98,19 +84,12 @@ class Call:
         )
 
 
-class ClientGone(Exception):
-    """The client closed its connection."""
-
-
-async def linger(receive: Receive) -> None:
+async def linger(request: Request) -> None:
     """Read away a bounded part of a body that was refused."""
-    left = LINGER_BYTES
     try:
         async with asyncio.timeout(LINGER_SECONDS):
-            while left > 0:
-                message = await receive()
-                left -= len(message.get("body", b"")) + 1
-                if message["type"] != "http.request" or not message.get("more_body"):
-                    return
+            while not request.whole and request.size < LINGER_BYTES:
+                request.take()
+                await request.more()
     except TimeoutError:
         return

@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import resource
 import sys
 
 from pydantic import ValidationError
@@ -33,9 +34,15 @@ def main() -> None:
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     if has_password(config.redis_url):
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two sockets a stream; the usual soft limit is 1,024
     gc.collect()
     gc.freeze()  # what is loaded now stays: later collections pass it over
-    server.run()
+    try:
+        server.run()
+    except OSError as error:
+        print(f"fairlead-router: --host {config.host} --port {config.port}: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

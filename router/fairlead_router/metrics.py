@@ -40,6 +40,14 @@ class Metrics:
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)
         registry.register(_WorkerGauges(table))
+        self._requests: dict[tuple[str, str], Counter] = {}
+
+    def request(self, path: str, code: str) -> None:
+        """Count an answered request. The child of a pair of labels is looked up once: each look-up takes a lock."""
+        child = self._requests.get((path, code))
+        if child is None:
+            child = self._requests[path, code] = self.requests.labels(path, code)
+        child.inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

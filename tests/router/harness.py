@@ -1,6 +1,7 @@
 """A router on a real socket, stand-in workers, and a real redis-server where a test asks for one."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,13 +22,20 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str,
         await asyncio.sleep(0.01)
 
 
+def post(body: dict, version: str = "1.1", *headers: str) -> bytes:
+    """A completion request's bytes, for tests that speak on a bare connection."""
+    data = json.dumps(body).encode()
+    lines = [f"POST /v1/completions HTTP/{version}", "host: x", f"content-length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + data
+
+
 class RunningRouter:
     """A router in this process and a client of it."""
 
     def __init__(self, server: RouterServer, client: httpx.AsyncClient) -> None:
         self.server, self.client = server, client
         self.table = server.router.table
-        self.port: int = server.servers[0].sockets[0].getsockname()[1]
+        self.port = server.port
 
     async def complete(self, prompt: Any = "hello there", **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": "stand-in", "prompt": prompt, **fields})
@@ -47,12 +55,12 @@ async def running_router(**settings: Any) -> AsyncIterator[RunningRouter]:
     task = asyncio.create_task(server.serve())
     try:
         await eventually(lambda: server.started or task.done(), "the router listens")
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = server.port
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, limits=limits) as client:
             yield RunningRouter(server, client)
     finally:
-        server.should_exit = True
+        server.leave()
         await task
 
 
