@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import MutableMapping
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -51,18 +52,26 @@ class App:
     async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         path = scope["path"]
         page = self._pages.get(path)
-        if path.startswith(MODEL) and scope["method"] in ("GET", "HEAD"):
-            await self._model(path.removeprefix(MODEL), send)
-            return
-        if page is not None and scope["method"] in ("GET", "HEAD"):
+        if path.startswith(MODEL):
+            page = partial(self._model, path.removeprefix(MODEL))
+        guarded = path.startswith("/v1/") or path in PASSED
+        if page is not None and scope["method"] in ("GET", "HEAD") and not (guarded and self._router.front.keys.required):
             await page(send)
             return
         call = Call.of(scope)
         try:
+            if guarded:
+                self._router.front.identify(call)
             if path not in PROMPTED and path not in PASSED and page is None:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
-            if call.method != ("GET" if page is not None else "POST"):
-                raise ApiError(405, f"{call.method} is not allowed on {path}.", code="method_not_allowed")
+            if page is not None and call.method in ("GET", "HEAD"):
+                call.status = 200
+                await page(send)
+                return
+            if page is not None or call.method != "POST":
+                raise ApiError(405, f"{call.method} is not allowed on {path[:200]}.", code="method_not_allowed")
+            if path in PROMPTED:
+                self._router.front.check_quota(call)
             await call.read_body(receive, self._router.config.max_body_bytes)
             await self._proxied(call, receive, send)
         except ApiError as error:
@@ -77,6 +86,7 @@ class App:
                 call.status = 500
                 await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), receive, send)
         finally:
+            call.let_go()
             self._log(call)
 
     async def _proxied(self, call: Call, receive: Receive, send: Send) -> None:
@@ -93,7 +103,10 @@ class App:
         watch = asyncio.ensure_future(receive())  # after the body, the only message left is that the client has gone
         watch.add_done_callback(client_gone)
         try:
-            await self._router.proxy.forward(call, await self._prompt(call), send)
+            if call.path in PROMPTED:
+                await self._router.front.forward(call, await self._prompt(call), send)
+            else:
+                await self._router.front.pass_on(call, send)
         except asyncio.CancelledError:
             if not gone:
                 raise
@@ -105,18 +118,18 @@ class App:
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
-        prompt = await self._router.prompts.read(call.path, call.body) if call.path in PROMPTED else Prompt()
+        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens = prompt.length
         return prompt
 
     async def _refuse(self, call: Call, error: ApiError, receive: Receive, send: Send) -> None:
         headers: Headers = [*error.headers, (b"x-request-id", call.id.encode())]
-        if error.status != 413:
-            await answer(send, error.status, error.body, headers)
+        if (b"connection", b"close") not in error.headers:
+            await answer(call.held or send, error.status, error.body, headers)
             return
         fixed = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(error.body))]
-        await send({"type": "http.response.start", "status": 413, "headers": fixed + headers})
+        await send({"type": "http.response.start", "status": error.status, "headers": fixed + headers})
         await send({"type": "http.response.body", "body": error.body, "more_body": True})
         await linger(receive)
         await send({"type": "http.response.body", "body": b""})
@@ -128,11 +141,13 @@ class App:
         self._router.metrics.requests.labels(path, status).inc()
         if access.isEnabledFor(logging.INFO):
             access.info(
-                "%s %s %s %s worker=%s attempts=%d prompt_tokens=%s predicted=%s cached=%s ttfb_ms=%s total_ms=%.1f bytes=%d end=%s",
+                "%s %s %s %s caller=%s worker=%s attempts=%d prompt_tokens=%s predicted=%s cached=%s ttfb_ms=%s "
+                "total_ms=%.1f bytes=%d end=%s",
                 call.id,
                 call.method,
                 path,
                 status,
+                call.sender,
                 call.worker or "-",
                 call.attempts,
                 _or_dash(call.prompt_tokens),

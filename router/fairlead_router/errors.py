@@ -39,6 +39,10 @@ def unavailable(message: str, retry_after: int) -> ApiError:
     )
 
 
+def overloaded(message: str, retry_after: int) -> ApiError:
+    return ApiError(429, message, kind="rate_limit_error", code="overloaded", headers=[(b"retry-after", str(retry_after).encode())])
+
+
 async def answer(send: Send, status: int, body: bytes, headers: Headers, content_type: bytes = b"application/json") -> None:
     """One whole, small answer."""
     fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]

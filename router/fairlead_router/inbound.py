@@ -9,11 +9,16 @@ from time import monotonic
 from typing import Any
 
 from fairlead_router.errors import ApiError, Headers, Receive
+from fairlead_router.held import HeldAnswer
+from fairlead_router.memory import Bodies
+from fairlead_router.quota import Account
+from fairlead_router.tenants import ANYONE, Caller
+from fairlead_router.usage import Meter
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NOT_PASSED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
-    b"content-length accept-encoding authorization cookie x-request-id".split()
+    b"content-length accept-encoding authorization x-api-key cookie x-request-id".split()
 )
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
 """How much of a refused body is read away: a client still sending would see a reset, not the answer (nginx: lingering_close)."""
@@ -25,13 +30,13 @@ class Call:
 
     method: str
     path: str
-    target: bytes
-    """Path and query as the client wrote them."""
     id: str
     passed: Headers
     """Headers for the worker: none of the hop, of the client's credentials, or of ours."""
     length: int | None
     session: str
+    credential: bytes = field(default=b"", repr=False)
+    """The client's API key, until it was looked at."""
     began: float = field(default_factory=monotonic)
     body: bytes = b""
     status: int = 0
@@ -44,11 +49,23 @@ class Call:
     bytes_out: int = 0
     ending: str = "ok"
     """`ok`, `client_gone` or `broken`."""
+    refused: bool = False
+    caller: Caller = ANYONE
+    account: Account | None = None
+    instructions: list[bytes] = field(default_factory=list)
+    """Headers of ours for the worker."""
+    meter: Meter | None = None
+    """Reads what the answer used; None where nobody counts."""
+    held: HeldAnswer | None = None
+    """Of a stream: what it is told while it waits."""
+    bodies: Bodies | None = None
+    kept: int = 0
+    """Bytes of the body, counted in `bodies`."""
 
     @classmethod
     def of(cls, scope: MutableMapping[str, Any]) -> "Call":
         passed: Headers = []
-        request_id, session, length = "", "", None
+        request_id, session, length, bearer, key = "", "", None, b"", b""
         of_the_hop: set[bytes] = set()
         for name, value in scope["headers"]:
             if name == b"x-request-id":
@@ -57,6 +74,11 @@ class Call:
                 length = int(value) if value.isdigit() else None
             elif name == b"x-session-id":
                 session = value.decode("latin-1")
+            elif name == b"authorization":
+                scheme, _, token = value.partition(b" ")
+                bearer = token.strip() if scheme.lower() == b"bearer" else b""
+            elif name == b"x-api-key":
+                key = value.strip()
             elif name == b"connection":
                 of_the_hop.update(word.strip().lower() for word in value.split(b","))
             if name not in _NOT_PASSED and not name.startswith(b"x-fairlead-"):
@@ -65,9 +87,31 @@ class Call:
             passed = [(name, value) for name, value in passed if name not in of_the_hop]
         if not _ID.fullmatch(request_id):
             request_id = os.urandom(16).hex()
-        query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        return cls(scope["method"], scope["path"], target, request_id, passed, length, session)
+        # The query is left out: no path here takes one, and some clients put their key there.
+        return cls(scope["method"], scope["path"], request_id, passed, length, session, bearer or key)
+
+    @property
+    def sender(self) -> str:
+        """Tenant and key by name, for the log."""
+        return f"{self.caller.tenant.name}/{self.caller.key}" if self.caller.tenant.name else "-"
+
+    def session_of(self, user: str) -> str:
+        """What a session policy goes by; one tenant's cannot be another's."""
+        session = self.session or user
+        return f"{self.caller.tenant.name}/{session}" if session and self.caller.tenant.name else session
+
+    def keep(self, size: int) -> None:
+        """Count bytes of the body. Raises ApiError where the router keeps too many."""
+        if self.bodies is not None:
+            self.bodies.take(self.caller.tenant.name, size)
+            self.kept += size
+
+    def let_go(self) -> None:
+        """The body is not needed any more."""
+        self.body = b""
+        if self.bodies is not None and self.kept:
+            self.bodies.give_back(self.caller.tenant.name, self.kept)
+            self.kept = 0
 
     async def read_body(self, receive: Receive, limit: int) -> None:
         """The whole body. Raises ClientGone; ApiError 413 before reading if the announced length is over `limit`, or once what came is."""
@@ -78,10 +122,13 @@ class Call:
             self.body = message.get("body", b"")
             if len(self.body) > limit:
                 raise self._too_large(limit)
+            self.keep(len(self.body))
             return
         body = bytearray()
         while message["type"] == "http.request":
-            body += message.get("body", b"")
+            piece = message.get("body", b"")
+            self.keep(len(piece))
+            body += piece
             if len(body) > limit:
                 raise self._too_large(limit)
             if not message.get("more_body"):

@@ -28,7 +28,7 @@ def main() -> None:
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)
         sys.exit(2)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     gc.collect()
     gc.freeze()  # what is loaded now stays: later collections pass it over

@@ -5,6 +5,9 @@ import contextlib
 import logging
 import signal
 from collections.abc import Iterator
+from functools import partial
+from http import HTTPStatus
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,44 +15,96 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import error_body
+from fairlead_router.guard import Guard
 from fairlead_router.router import Router
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common clients' pools, so that it is not we who close under a request on its way."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol sets no bound on a request's line and headers; a client could fill the memory with them."""
+    """uvicorn's protocol sets no bound on a request's line and headers, nor on the time that a request takes to come."""
 
+    deadline = 0.0
     _head_bytes = 0
     _in_head = True
+    _refused = False
+
+    def __init__(self, guard: Guard, *args: Any, **kwargs: Any) -> None:
+        self._guard = guard
+        super().__init__(*args, **kwargs)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        if not self._guard.opened(self):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._guard.closed(self)
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = 0
+        self._guard.expects_head(self)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        super().on_headers_complete()
+        if len(self.headers) > self._guard.max_headers:
+            self._refuse(431, f"The request has more than {self._guard.max_headers} headers.", "headers_too_large")
+        elif self._guard.full_for(self.url.partition(b"?")[0].decode("latin-1")):
+            message = f"This router has as many connections as it may ({self._guard.max_connections}). Try again in 1 s."
+            self._refuse(503, message, "too_many_connections", b"retry-after: 1\r\n")
+        else:
+            self._guard.expects_body(self)
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head = True
         self._head_bytes = 0
-        super().on_message_complete()
+        self._guard.whole(self)
+        if not self._refused:
+            super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        self._guard.answered(self)
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         if self._in_head:
-            self._head_bytes += min(len(data), MAX_HEADER_BYTES + 1)
+            self._head_bytes += min(len(data), self._guard.max_header_bytes + 1)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            body = error_body(f"The request's headers exceed {MAX_HEADER_BYTES} bytes.", "invalid_request_error", code="headers_too_large")
-            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        if self._in_head and self._head_bytes > self._guard.max_header_bytes and not self.transport.is_closing():
+            self._refuse(431, f"The request's headers exceed {self._guard.max_header_bytes} bytes.", "headers_too_large")
+
+    def late(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head and not self._head_bytes:
+            self.transport.abort()  # it has said nothing
+        elif self._in_head or self.cycle is None or not self.cycle.response_started:
+            self._refuse(408, f"The request's {'headers' if self._in_head else 'body'} took too long to come.", "request_timeout")
+        else:
             self.transport.close()
+
+    def close_idle(self) -> None:
+        self.transport.close()
+
+    def _refuse(self, status: int, message: str, code: str, header: bytes = b"") -> None:
+        self._refused = True
+        body = error_body(message, "invalid_request_error", code=code)
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % (status, HTTPStatus(status).phrase.encode())
+        self.transport.write(head + header + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
 
 
 class RouterServer(uvicorn.Server):
@@ -60,13 +115,14 @@ class RouterServer(uvicorn.Server):
 
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
+        self.guard = Guard(config)
         self._grace = config.drain_grace
         super().__init__(
             uvicorn.Config(
                 App(self.router),
                 host=config.host,
                 port=config.port,
-                http=BoundedProtocol,
+                http=partial(BoundedProtocol, self.guard),  # type: ignore[arg-type]  # called, and nothing else
                 ws="none",
                 lifespan="on",
                 loop="uvloop",
@@ -91,6 +147,10 @@ class RouterServer(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    async def on_tick(self, counter: int) -> bool:
+        self.guard.look()
+        return await super().on_tick(counter)
 
     def _on_signal(self, number: int) -> None:
         if not self.started or self.router.proxy.draining:
