@@ -8,7 +8,7 @@ that begins calls the next request at once. The same queue holds requests while 
 import asyncio
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -37,7 +37,7 @@ class Ticket:
     priority: int
     tokens: int
     size: int
-    keep_alive: Callable[[], Awaitable[None]] | None = None
+    keep_alive: Callable[[], None] | None = None
     """Tells the client of a stream that it is held; None for other answers."""
     number: int = 0
     since: float = field(default_factory=monotonic)
@@ -136,7 +136,7 @@ class Admission:
                 await asyncio.wait((turn,), timeout=pause)
                 if ticket.keep_alive is not None and not turn.done() and monotonic() - told >= self._config.hold_keepalive:
                     told = monotonic()
-                    await ticket.keep_alive()
+                    ticket.keep_alive()
             turn.result()
         finally:
             self._queue.discard(ticket)

@@ -2,8 +2,8 @@
 
 from fairlead_router.admission import Admission, Ticket
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, Send
-from fairlead_router.held import HeldAnswer
+from fairlead_router.errors import ApiError
+from fairlead_router.held import HeldStream
 from fairlead_router.inbound import Call
 from fairlead_router.keys import Keys
 from fairlead_router.memory import Bodies
@@ -11,6 +11,7 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.prompts import Prompt
 from fairlead_router.proxy import Proxy
 from fairlead_router.quota import Accounts
+from fairlead_router.reply import Reply
 from fairlead_router.usage import Meter
 
 _BYTES_A_TOKEN = 4
@@ -46,7 +47,7 @@ class Front:
         assert call.account is not None
         call.account.admit(1)
 
-    async def forward(self, call: Call, prompt: Prompt, send: Send) -> None:
+    async def forward(self, call: Call, prompt: Prompt, reply: Reply) -> None:
         """Charge, wait for the turn, let the proxy answer, settle. Raises ApiError where no answer has begun."""
         account, asked = call.account, prompt.asked
         assert account is not None
@@ -62,12 +63,12 @@ class Front:
         call.meter = Meter(tokens) if call.caller.tenant.name else None
         call.instructions = _instructions(call, prompt)
         if asked.stream:
-            call.held = HeldAnswer(send, [(b"x-request-id", call.id.encode())])
+            call.held = HeldStream(reply, call.id)
         keep_alive = call.held.keep_alive if call.held is not None else None
         ticket = Ticket(account, call.caller.bounded(asked.priority), prompt.length, call.kept, keep_alive)
         try:
             await self._admission.enter(ticket)
-            await self._proxy.forward(call, prompt, send, ticket)
+            await self._proxy.forward(call, prompt, reply, ticket)
         except ApiError:
             call.refused = True
             raise
@@ -75,11 +76,11 @@ class Front:
             self._admission.leave(ticket)
             self._settle(call, expected)
 
-    async def pass_on(self, call: Call, send: Send) -> None:
+    async def pass_on(self, call: Call, reply: Reply) -> None:
         """What needs no engine, and so no turn: /tokenize and /detokenize."""
         ticket = Ticket(self._accounts.of(call.caller.tenant), 0, 0, call.kept)
         try:
-            await self._proxy.forward(call, Prompt(), send, ticket)
+            await self._proxy.forward(call, Prompt(), reply, ticket)
         finally:
             self._admission.leave(ticket)
 

@@ -11,7 +11,6 @@ from fairlead_router.config import RouterConfig
 SPARE = 64
 """Connections beyond the bound that may still ask for the pages of probes: a kubelet that gets no answer would end the router."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
-LOOK_SECONDS = 1.0
 
 
 class Guarded(Protocol):
@@ -36,7 +35,6 @@ class Guard:
         self._open: set[Guarded] = set()
         self._idle: dict[Guarded, None] = {}
         """Those without a request, the longest idle first."""
-        self._looked = 0.0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -74,16 +72,12 @@ class Guard:
         connection.deadline = 0.0
 
     def answered(self, connection: Guarded) -> None:
-        """It waits for its next request."""
-        if connection in self._open and not connection.deadline:
+        """It waits for its next request, unless that has begun."""
+        if not connection.deadline and connection in self._open:
             self._idle[connection] = None
 
-    def look(self) -> None:
-        """Call it often; once a second it ends what is late."""
-        now = monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
+    def look(self, now: float) -> None:
+        """End what is late. Once a second is enough."""
         for connection in [one for one in self._open if 0 < one.deadline < now]:
             connection.deadline = 0.0
             connection.late()

@@ -32,7 +32,11 @@ def main() -> None:
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     gc.collect()
     gc.freeze()  # what is loaded now stays: later collections pass it over
-    server.run()
+    try:
+        server.run()
+    except OSError as error:
+        print(f"fairlead-router: --host {config.host} --port {config.port}: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,14 @@ class Metrics:
         self._queued = Gauge("fairlead_router_queued_requests", "Requests that wait for their turn or a worker", registry=registry)
         self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of their bodies", registry=registry)
         registry.register(_WorkerGauges(table))
+        self._requests: dict[tuple[str, str], Counter] = {}
+
+    def request(self, path: str, code: str) -> None:
+        """Count an answered request. The child of a pair of labels is looked up once: each look-up takes a lock."""
+        child = self._requests.get((path, code))
+        if child is None:
+            child = self._requests[path, code] = self.requests.labels(path, code)
+        child.inc()
 
     def waiting(self, count: Callable[[], float], size: Callable[[], float]) -> None:
         """Where to read the queue's length at scrape time."""

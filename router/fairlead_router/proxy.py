@@ -6,11 +6,12 @@ from time import monotonic
 
 from fairlead_router.admission import Admission, Ticket
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, Headers, Send, error_body, overloaded
+from fairlead_router.errors import ApiError, Headers, error_body, overloaded
 from fairlead_router.inbound import Call
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import Choice, Policy, Wanted
 from fairlead_router.prompts import Prompt
+from fairlead_router.reply import Reply
 from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
 from fairlead_router.workers import Worker, WorkerTable
 
@@ -28,10 +29,10 @@ class Proxy:
         self._config, self._table, self._policy, self._metrics, self._admission = config, table, policy, metrics, admission
         self.draining = False
 
-    async def forward(self, call: Call, prompt: Prompt, send: Send, ticket: Ticket) -> None:
+    async def forward(self, call: Call, prompt: Prompt, reply: Reply, ticket: Ticket) -> None:
         """Answer the call, whose turn it is. When cancelled, the worker's connection is closed at once.
 
-        Raises ApiError where nothing has been sent yet.
+        Raises ApiError where no worker's answer has begun.
         """
         wanted = Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user))
         tried: set[tuple[str, int]] = set()
@@ -68,7 +69,7 @@ class Proxy:
                 worker.breaker.succeeded()
                 self._admission.begun(ticket)
                 call.let_go()
-                await self._pass_on(call, worker, connection, head, send)
+                await self._pass_on(call, worker, connection, head, reply)
                 return
             finally:
                 worker.in_flight -= 1
@@ -125,43 +126,39 @@ class Proxy:
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 
-    async def _pass_on(self, call: Call, worker: Worker, connection: Connection, head: Head, send: Send) -> None:
-        """The worker's answer, piece by piece as it comes; a slow client slows the worker's socket."""
+    async def _pass_on(self, call: Call, worker: Worker, connection: Connection, head: Head, reply: Reply) -> None:
+        """The worker's answer, from socket to socket as it comes; a slow client slows the worker's socket."""
         self._began(call, head)
-        meter = call.meter
-        if meter is not None:
-            meter.head(head.get(b"x-fairlead-usage"))
-        if call.held is not None and call.held.begun:
-            send = call.held
-        await send({"type": "http.response.start", "status": head.status, "headers": self._headers(call, head)})
-        tail = b"\n\n"
+        if call.meter is not None:
+            call.meter.head(head.get(b"x-fairlead-usage"))
+            reply.tap = call.meter.feed
         try:
-            while True:
-                piece = await connection.read()
-                call.bytes_out += len(piece)
-                if meter is not None:
-                    meter.feed(piece)
-                more = not connection.drained
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
-                if not more:
-                    return
-                tail = piece[-2:]
+            if call.held is None or not call.held.begun:
+                reply.start(head.status, self._headers(call, head))
+            elif not _streams(head):
+                call.held.fail(await connection.document())
+                return
+            await connection.pour(reply)
         except LostAfterHead as error:
             call.ending = "broken"
             worker.suspect()
             self._metrics.broken_streams.inc()
             logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
-            await self._cut(head, tail, "The worker was lost while it was answering.", send)
+            self._cut(head, reply, "The worker was lost while it was answering.")
         except asyncio.CancelledError:  # the client has gone, and this goes nowhere; or the drain is over
-            await self._cut(head, tail, "The router is shutting down.", send)
+            self._cut(head, reply, "The router is shutting down.")
             raise
+        finally:
+            call.bytes_out = reply.sent
 
-    async def _cut(self, head: Head, tail: bytes, message: str, send: Send) -> None:
-        """Tell the client of a stream that it is not whole. For other answers the server closes the connection, which says the same."""
-        if (head.get(b"content-type") or b"").startswith(b"text/event-stream"):
-            lead = b"" if tail == b"\n\n" else b"\n\n"  # an event cut in two would swallow ours
-            event = error_body(message, "server_error", code="stream_cut")
-            await send({"type": "http.response.body", "body": lead + b"data: " + event + b"\n\n"})
+    def _cut(self, head: Head, reply: Reply, message: str) -> None:
+        """Tell the client of a stream that it is not whole. For other answers the connection is closed, which says the same."""
+        if not _streams(head) or head.get(b"content-length") is not None:
+            reply.flush()
+            return
+        lead = b"" if reply.last.endswith(b"\n\n") or not reply.last else b"\n\n"  # an event cut in two would swallow ours
+        event = error_body(message, "server_error", code="stream_cut")
+        reply.end(lead + b"data: " + event + b"\n\n")
 
     def _began(self, call: Call, head: Head) -> None:
         call.status = head.status
@@ -198,6 +195,10 @@ class Proxy:
         choice.worker.breaker.failed()
         choice.worker.suspect()
         logger.info("worker %s failed a request before its first byte (%s), another is asked", choice.worker.address, error)
+
+
+def _streams(head: Head) -> bool:
+    return (head.get(b"content-type") or b"").startswith(b"text/event-stream")
 
 
 def _seconds(retry_after: bytes | None) -> int:

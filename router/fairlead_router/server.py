@@ -1,113 +1,28 @@
-"""The listening side: uvicorn, with bounds on headers, and a drain that Kubernetes can rely on."""
+"""The listening side: takes connections, looks after them, and drains in a way that Kubernetes can rely on."""
 
 import asyncio
-import contextlib
 import logging
 import signal
-from collections.abc import Iterator
-from functools import partial
-from http import HTTPStatus
-from typing import Any
+from time import monotonic
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import uvloop
 
 from fairlead_router.app import App
+from fairlead_router.client import ClientConnection
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import error_body
 from fairlead_router.guard import Guard
 from fairlead_router.router import Router
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the idle time of common clients' pools, so that it is not we who close under a request on its way."""
+BACKLOG = 4096
+LOOK_SECONDS = 1.0
+"""Between looks at clients that are idle, slow or take nothing."""
+FLUSH_SECONDS = 1.0
+"""For the last bytes of answers that were cut."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol sets no bound on a request's line and headers, nor on the time that a request takes to come."""
-
-    deadline = 0.0
-    _head_bytes = 0
-    _in_head = True
-    _refused = False
-
-    def __init__(self, guard: Guard, *args: Any, **kwargs: Any) -> None:
-        self._guard = guard
-        super().__init__(*args, **kwargs)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)
-        if not self._guard.opened(self):
-            transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.closed(self)
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        self._guard.expects_head(self)
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        if len(self.headers) > self._guard.max_headers:
-            self._refuse(431, f"The request has more than {self._guard.max_headers} headers.", "headers_too_large")
-        elif self._guard.full_for(self.url.partition(b"?")[0].decode("latin-1")):
-            message = f"This router has as many connections as it may ({self._guard.max_connections}). Try again in 1 s."
-            self._refuse(503, message, "too_many_connections", b"retry-after: 1\r\n")
-        else:
-            self._guard.expects_body(self)
-            super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        self._guard.whole(self)
-        if not self._refused:
-            super().on_message_complete()
-
-    def on_body(self, body: bytes) -> None:
-        if not self._refused:
-            super().on_body(body)
-
-    def on_response_complete(self) -> None:
-        self._guard.answered(self)
-        super().on_response_complete()
-
-    def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
-        if self._in_head:
-            self._head_bytes += min(len(data), self._guard.max_header_bytes + 1)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > self._guard.max_header_bytes and not self.transport.is_closing():
-            self._refuse(431, f"The request's headers exceed {self._guard.max_header_bytes} bytes.", "headers_too_large")
-
-    def late(self) -> None:
-        if self.transport.is_closing():
-            return
-        if self._in_head and not self._head_bytes:
-            self.transport.abort()  # it has said nothing
-        elif self._in_head or self.cycle is None or not self.cycle.response_started:
-            self._refuse(408, f"The request's {'headers' if self._in_head else 'body'} took too long to come.", "request_timeout")
-        else:
-            self.transport.close()
-
-    def close_idle(self) -> None:
-        self.transport.close()
-
-    def _refuse(self, status: int, message: str, code: str, header: bytes = b"") -> None:
-        self._refused = True
-        body = error_body(message, "invalid_request_error", code=code)
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n" % (status, HTTPStatus(status).phrase.encode())
-        self.transport.write(head + header + b"content-length: %d\r\n\r\n" % len(body) + body)
-        self.transport.close()
-
-
-class RouterServer(uvicorn.Server):
+class RouterServer:
     """On SIGTERM or SIGINT: not ready, accept for `drain_grace` more, then close the listener and finish what is under way.
 
     A second signal ends at once.
@@ -115,51 +30,96 @@ class RouterServer(uvicorn.Server):
 
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
-        self.guard = Guard(config)
-        self._grace = config.drain_grace
-        super().__init__(
-            uvicorn.Config(
-                App(self.router),
-                host=config.host,
-                port=config.port,
-                http=partial(BoundedProtocol, self.guard),  # type: ignore[arg-type]  # called, and nothing else
-                ws="none",
-                lifespan="on",
-                loop="uvloop",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                backlog=4096,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=max(1, int(config.drain_timeout)),
-            )
-        )
+        self._config = config
+        self._guard = Guard(config)
+        self._app = App(self.router)
+        self._connections: set[ClientConnection] = set()
+        self._listener: asyncio.Server | None = None
+        self._leaving: asyncio.Event | None = None
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # uvicorn's raises the signal again at the end: exit code 143, not 0
+    def run(self) -> None:
+        """Until a signal, on uvloop."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self.serve())
+
+    @property
+    def started(self) -> bool:
+        """It listens."""
+        return self._listener is not None
+
+    @property
+    def port(self) -> int:
+        """The one it listens on, once it has started."""
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def serve(self) -> None:
+        """Listen until `leave`, then drain. Raises OSError for an address that cannot be listened on."""
         loop = asyncio.get_running_loop()
+        self._leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            yield
+            await self.router.start()
+            try:
+                await self._serve(loop, self._leaving)
+            finally:
+                await self.router.close()
+                self._app.close()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    async def on_tick(self, counter: int) -> bool:
-        self.guard.look()
-        return await super().on_tick(counter)
+    def leave(self) -> None:
+        """Take no more connections, finish what is under way, end."""
+        if self._leaving is not None:
+            self._leaving.set()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, leaving: asyncio.Event) -> None:
+        make = lambda: ClientConnection(self._app, self._connections, loop, self._guard)  # noqa: E731
+        self._listener = await loop.create_server(make, self._config.host, self._config.port, backlog=BACKLOG)
+        logger.info("running on http://%s:%d", self._config.host, self.port)
+        looking = loop.create_task(self._look_after())
+        await leaving.wait()
+        looking.cancel()
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.finish()
+        if tasks := self._under_way():
+            logger.info("waiting for %d requests", len(tasks))
+            _, tasks = await asyncio.wait(tasks, timeout=max(1.0, self._config.drain_timeout))
+        self._cut(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connections:
+            await asyncio.wait([connection.closed for connection in self._connections], timeout=FLUSH_SECONDS)
+
+    async def _look_after(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = monotonic()
+            self._guard.look(now)
+            for connection in list(self._connections):
+                connection.look(now)
 
     def _on_signal(self, number: int) -> None:
         if not self.started or self.router.proxy.draining:
             logger.info("%s again: ending now", signal.Signals(number).name)
-            self.should_exit = self.force_exit = True
+            self.leave()
+            self._cut(self._under_way())
             return
-        logger.info("%s: draining, %d requests under way", signal.Signals(number).name, len(self.server_state.tasks))
+        logger.info("%s: draining, %d requests under way", signal.Signals(number).name, len(self._under_way()))
         self.router.drain()
-        asyncio.get_running_loop().call_later(self._grace, self._leave)
+        asyncio.get_running_loop().call_later(self._config.drain_grace, self._leave)
 
     def _leave(self) -> None:
-        self.should_exit = True
+        self.leave()
+
+    def _under_way(self) -> set[asyncio.Task[None]]:
+        return {connection.task for connection in self._connections if connection.task is not None}
+
+    @staticmethod
+    def _cut(tasks: set[asyncio.Task[None]]) -> None:
+        """Streams get an error event, the others a 503: nobody is left without an answer."""
+        for task in tasks:
+            task.cancel()
