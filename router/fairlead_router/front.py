@@ -10,7 +10,7 @@ from fairlead_router.memory import Bodies
 from fairlead_router.metrics import Metrics
 from fairlead_router.prompts import Prompt
 from fairlead_router.proxy import Proxy
-from fairlead_router.quota import Accounts
+from fairlead_router.quota import Account, Accounts
 from fairlead_router.reply import Reply
 from fairlead_router.usage import Meter
 
@@ -45,7 +45,7 @@ class Front:
     def check_quota(self, call: Call) -> None:
         """A tenant in debt is refused before its prompt costs anything. Raises ApiError 429."""
         assert call.account is not None
-        call.account.admit(1)
+        self._admit(call.account, 1)
 
     async def forward(self, call: Call, prompt: Prompt, reply: Reply) -> None:
         """Charge, wait for the turn, let the proxy answer, settle. Raises ApiError where no answer has begun."""
@@ -54,11 +54,7 @@ class Front:
         # Of several prompts only the first was tokenized.
         tokens = prompt.length if asked.prompts == 1 else max(prompt.length, len(call.body) // _BYTES_A_TOKEN)
         expected = account.expect(tokens, asked.output, asked.sequences)
-        try:
-            account.admit(expected)
-        except ApiError:
-            self._metrics.refused.labels("quota").inc()
-            raise
+        self._admit(account, expected)
         account.use(expected)
         call.meter = Meter(tokens) if call.caller.tenant.name else None
         call.instructions = _instructions(call, prompt)
@@ -83,6 +79,13 @@ class Front:
             await self._proxy.forward(call, Prompt(), reply, ticket)
         finally:
             self._admission.leave(ticket)
+
+    def _admit(self, account: Account, cost: float) -> None:
+        try:
+            account.admit(cost)
+        except ApiError:
+            self._metrics.refused.labels("quota").inc()
+            raise
 
     def _settle(self, call: Call, expected: float) -> None:
         account, meter = call.account, call.meter
