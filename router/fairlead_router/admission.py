@@ -37,6 +37,8 @@ class Ticket:
     priority: int
     tokens: int
     size: int
+    cost: float = 0.0
+    """Tokens that it will probably use, prompt and output."""
     keep_alive: Callable[[], None] | None = None
     """Tells the client of a stream that it is held; None for other answers."""
     number: int = 0
@@ -46,6 +48,8 @@ class Ticket:
     turn: "asyncio.Future[None] | None" = None
     granted: bool = False
     """May choose a worker, and has not been sent to it yet."""
+    served: bool = False
+    """Its tenant was charged for the turn."""
     begun: bool = True
     """Its answer has begun, or it was not granted: it is nothing that a worker has yet to begin."""
 
@@ -169,6 +173,9 @@ class Admission:
         ticket.granted, ticket.begun = True, False
         self._granted += ticket.tokens
         self._unbegun += 1
+        if not ticket.served:
+            ticket.served = True
+            ticket.account.serve(ticket.cost)
         if ticket.turn is not None and not ticket.turn.done():
             ticket.turn.set_result(None)
 

@@ -61,7 +61,7 @@ class Front:
         if asked.stream:
             call.held = HeldStream(reply, call.id)
         keep_alive = call.held.keep_alive if call.held is not None else None
-        ticket = Ticket(account, call.caller.bounded(asked.priority), prompt.length, call.kept, keep_alive)
+        ticket = Ticket(account, call.caller.bounded(asked.priority), prompt.length, call.kept, expected, keep_alive)
         try:
             await self._admission.enter(ticket)
             await self._proxy.forward(call, prompt, reply, ticket)
@@ -70,7 +70,7 @@ class Front:
             raise
         finally:
             self._admission.leave(ticket)
-            self._settle(call, expected)
+            self._settle(call, ticket)
 
     async def pass_on(self, call: Call, reply: Reply) -> None:
         """What needs no engine, and so no turn: /tokenize and /detokenize."""
@@ -87,16 +87,21 @@ class Front:
             self._metrics.refused.labels("quota").inc()
             raise
 
-    def _settle(self, call: Call, expected: float) -> None:
-        account, meter = call.account, call.meter
-        assert account is not None
+    def _settle(self, call: Call, ticket: Ticket) -> None:
+        """What was expected of the request is made what it used."""
+        account, meter = ticket.account, call.meter
+        used = ticket.cost
         if not call.attempts or call.status >= 400 or call.refused:
-            account.use(-expected)  # nothing was computed for it
+            used = 0.0  # nothing was computed for it
         elif meter is not None and call.status:
-            account.settle(expected, meter.prompt, meter.output)
+            used = meter.prompt + meter.output
+            account.learn(meter.output)
             self._metrics.tenant_tokens.labels(account.tenant.name, "prompt").inc(meter.prompt)
             self._metrics.tenant_tokens.labels(account.tenant.name, "output").inc(meter.output)
         # else the client went before the answer began: what it made a worker do is not known, and what was expected stays
+        account.use(used - ticket.cost)
+        if ticket.served:
+            account.serve(used - ticket.cost)
 
 
 def _instructions(call: Call, prompt: Prompt) -> list[bytes]:

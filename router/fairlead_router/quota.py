@@ -90,16 +90,18 @@ class Account:
 
     def use(self, tokens: float) -> None:
         """Take tokens out; fewer than none puts back what was expected and not used."""
-        self.served += tokens / self.tenant.weight
         if self.bounded:
             self.refill()
             self.level -= tokens
             self.unsent += tokens
 
-    def settle(self, expected: float, prompt: int, output: int) -> None:
-        """A request has ended: `expected` was taken for it, and this much it used."""
+    def serve(self, tokens: float) -> None:
+        """Count what is done for it, or take it back: the next turn is theirs who had less."""
+        self.served += tokens / self.tenant.weight
+
+    def learn(self, output: int) -> None:
+        """How long an answer was."""
         self._output = _KEEP * self._output + (1 - _KEEP) * output
-        self.use(prompt + output - expected)
 
     def headers(self) -> Headers:
         """OpenAI's x-ratelimit-*-tokens."""
