@@ -11,6 +11,7 @@ from fairlead_router.access_log import AccessLog
 from fairlead_router.client import Request
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.inbound import Call, linger
+from fairlead_router.probe import PATH as PROBE
 from fairlead_router.prompts import Prompt
 from fairlead_router.reply import Reply
 from fairlead_router.router import Router
@@ -44,6 +45,10 @@ class App:
                 page = partial(self._model, path.removeprefix(MODEL))
             if page is not None and not (front.keys.required and path.startswith("/v1/")):
                 page(reply)
+                return
+            if path == PROBE:
+                status, body = await self._router.probe.ask()
+                reply.whole(status, body)
                 return
         call = Call.of(request)
         try:

@@ -18,6 +18,7 @@ from fairlead_router.front import Front
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import LeastLoad, Policy, Random, RoundRobin, Session
 from fairlead_router.poller import Poller
+from fairlead_router.probe import Probe
 from fairlead_router.prompts import Prompts
 from fairlead_router.proxy import Proxy
 from fairlead_router.steering import PrefixAware
@@ -44,6 +45,7 @@ class Router:
         self.admission = Admission(config, self.table, self.metrics)
         self.proxy = Proxy(config, self.table, self.policy, self.metrics, self.admission)
         self.front = Front(config, self.admission, self.proxy, self.metrics)
+        self.probe = Probe(self.front, self.prompts)
 
     async def start(self) -> None:
         self.front.start()
@@ -53,6 +55,7 @@ class Router:
         if self._following is not None:
             self._following.cancel()
         await self._poller.close()
+        await self.probe.close()
         await self.front.close()
         await self.policy.close()
         for worker in self.table:

@@ -169,6 +169,8 @@ DEFAULTS = {
     "engine.kv_cache.block_tokens": 64,
     "routing.policy": "PrefixAware",
     "routing.replicas": 2,
+    "routing.hold_timeout": "30s",
+    "engine.max_waiting_requests": 1024,
     "rollout.drain_timeout": "120s",
     "rollout.progress_deadline": "1h",
     "disruption.max_unavailable": 1,

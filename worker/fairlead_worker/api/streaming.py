@@ -94,13 +94,13 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
     usage = prepared.usage()
     document = reply.document(reply.shape.whole_object, choices) | {"usage": usage} | reply.shape.beside()
     cached = str(usage["prompt_tokens_details"]["cached_tokens"])
-    await exchange.json(document, {CACHED_HEADER: cached, USAGE_HEADER: "%d %d" % _spent(prepared)})
+    await exchange.json(document, {CACHED_HEADER: cached, USAGE_HEADER: _spent(prepared)})
 
 
-def _spent(prepared: Prepared) -> tuple[int, int]:
+def _spent(prepared: Prepared) -> str:
     """Prompt tokens and generated ones."""
     usage = prepared.usage()
-    return usage["prompt_tokens"], usage["completion_tokens"]
+    return f"{usage['prompt_tokens']} {usage['completion_tokens']}"
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class _Stream:
         if self.reply.include_usage:
             self._event(self.reply.document(self.reply.shape.chunk_object, []) | {"usage": self.prepared.usage()})
         if self.reply.usage_comment:
-            self._out += b": usage %d %d\n\n" % _spent(self.prepared)
+            self._out += f": usage {_spent(self.prepared)}\n\n".encode()
         self._out += b"data: [DONE]\n\n"
         await self.exchange.write(bytes(self._out), more=False)
 
