@@ -76,7 +76,7 @@ class Admission:
         self._unbegun = 0
         self._watching: asyncio.Task[None] | None = None
         self._over = False
-        metrics.waiting(lambda: self._queue.total.count, lambda: self._queue.total.size)
+        metrics.waiting(lambda: self._queue.total.count, lambda: self._queue.total.size, self._held)
 
     async def enter(self, ticket: Ticket) -> None:
         """Return when it is the request's turn. Raises ApiError: 429 where it would take too long or too many wait, 503 without workers."""
@@ -93,8 +93,7 @@ class Admission:
         self._take_back(ticket)
         if not ticket.held:
             ticket.held, ticket.since = True, monotonic()
-        with self._metrics.held.track_inprogress():
-            await self._wait(ticket)
+        await self._wait(ticket)
 
     def sent(self, ticket: Ticket) -> None:
         """It is on its way: from now on the worker's own figures count it."""
@@ -120,6 +119,10 @@ class Admission:
         return ahead + min(worker.expected_wait() + ticket.tokens / worker.rate for worker in workers)
 
     # Inside
+
+    def _held(self) -> int:
+        """Of those that wait, how many do so for a worker."""
+        return sum(ticket.held for ticket in self._queue) if self._table.usable() else len(self._queue)
 
     async def _wait(self, ticket: Ticket) -> None:
         self._make_room(ticket)

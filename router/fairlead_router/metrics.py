@@ -22,7 +22,7 @@ class Metrics:
             "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
         )
         self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
-        self.held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
+        self._held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
         self.ttfb = Histogram(
             "fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", buckets=_SECONDS, registry=registry
         )
@@ -61,10 +61,11 @@ class Metrics:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
 
-    def waiting(self, count: Callable[[], float], size: Callable[[], float]) -> None:
+    def waiting(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
         """Where to read the queue's length at scrape time."""
         self._queued.set_function(count)
         self._queued_bytes.set_function(size)
+        self._held.set_function(held)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
