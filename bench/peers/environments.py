@@ -125,6 +125,9 @@ RECIPES = {
         Recipe("vllm", 2, (name_vllm, unpack_tcmalloc)),
         Recipe("transformers", 1),
         Recipe("llama", 1, (build_llama,)),
+        Recipe("sglang-router", 1),
+        Recipe("vllm-router", 1),
+        Recipe("python-router", 1),
     )
 }
 

@@ -148,6 +148,8 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
+        if self._finished:
+            return  # what follows a refusal, in the same read, is not looked at
         limit = self._guard.max_header_bytes
         if self._head_bytes > limit < sum(len(name) + len(value) for name, value in request.headers) + len(request.target):
             self._refuse_head()
@@ -210,6 +212,10 @@ class ClientConnection(asyncio.Protocol):
     async def _answer(self, request: Request, reply: Reply) -> None:
         try:
             await self._app(request, reply)
+        except Exception:
+            logger.exception("%s %s: a fault of the router", request.method, request.path[:200])
+            if not reply.started:
+                reply.whole(500, error_body("The router failed.", "server_error", code="internal"))
         finally:
             self._served(request, reply)
 
@@ -240,6 +246,8 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         if self._serving is None:
             self._transport.close()
+        elif self._serving.reply is not None:
+            self._serving.reply.close_after()
 
     def look(self, now: float) -> None:
         """Close what is idle, sends half a request, or takes nothing of its answer."""

@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import resource
 import sys
 
 from pydantic import ValidationError
@@ -30,6 +31,8 @@ def main() -> None:
         sys.exit(2)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two sockets a stream; the usual soft limit is 1,024
     gc.collect()
     gc.freeze()  # what is loaded now stays: later collections pass it over
     try:

@@ -1,13 +1,14 @@
 """Keep-alive connections to one worker."""
 
 import asyncio
+from collections import deque
 from time import monotonic
 
 from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostBeforeHead
 
 CONNECT_SECONDS = 2.0
-IDLE_LIMIT = 128
-"""Idle connections kept for one worker; more are closed."""
+IDLE_LIMIT = 1024
+"""Idle connections kept for one worker; more are closed. A hundred streams that end at once must not mean a hundred connects."""
 IDLE_SECONDS = 30.0
 STALE_SECONDS = 1.0
 """A kept connection that ends this soon after a request was written had been closed by its idle timer, not by that request."""
@@ -27,7 +28,7 @@ class Pool:
     def __init__(self, address: str) -> None:
         self.address = address
         self._host, self._port = split_address(address)
-        self._idle: list[tuple[float, Connection]] = []
+        self._idle: deque[tuple[float, Connection]] = deque()
         self._waiting: set[Connection] = set()
 
     async def begin(self, request: list[bytes], timeout: float) -> tuple[Connection, Head]:
@@ -39,7 +40,7 @@ class Pool:
             except GoneSilent:
                 raise
             except LostBeforeHead as error:
-                if monotonic() - kept.sent_at > STALE_SECONDS:
+                if kept.heard or monotonic() - kept.sent_at > STALE_SECONDS:
                     raise
                 lost = error
         try:
@@ -65,6 +66,7 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep it for the next request if its answer was read to the end, else close it."""
+        self._drop_old()
         if connection.reusable and len(self._idle) < IDLE_LIMIT:
             self._idle.append((monotonic(), connection))
         else:
@@ -89,16 +91,18 @@ class Pool:
             self._waiting.discard(connection)
 
     def _take(self) -> Connection | None:
-        oldest = monotonic() - IDLE_SECONDS
+        self._drop_old()
         while self._idle:
-            since, connection = self._idle.pop()
-            if since < oldest:
-                connection.abort()
-                self.close()  # the rest is older still
-                return None
+            _, connection = self._idle.pop()
             if connection.reusable:
                 return connection
         return None
+
+    def _drop_old(self) -> None:
+        """Those that were not needed for a while, or that the worker has closed. The looks come by every second."""
+        oldest = monotonic() - IDLE_SECONDS
+        while self._idle and (self._idle[0][0] < oldest or self._idle[0][1].closed):
+            self._idle.popleft()[1].abort()
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()

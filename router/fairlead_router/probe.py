@@ -25,10 +25,7 @@ class _Kept(Reply):
         self.status, self.body = 0, b""
         self.started = self.ended = False
         self.last, self.sent, self.source, self.tap = b"", 0, None, None
-
-    @property
-    def congested(self) -> bool:
-        return False
+        self.congested = False
 
     def start(self, status: int, headers: Headers) -> None:
         self.started, self.status = True, status

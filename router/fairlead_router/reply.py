@@ -31,8 +31,8 @@ class Reply:
         self._silent = method == "HEAD"
         self._chunked = False
         self._head = b""
-        self._open = asyncio.Event()
-        self._open.set()
+        self.congested = False
+        """The client has not taken what was written; what comes now is held in memory."""
         self.started = self.ended = False
         self.source: Source | None = None
         self.last = b""
@@ -46,11 +46,6 @@ class Reply:
     def keep_alive(self) -> bool:
         """Another answer may follow on the connection."""
         return self._keep_alive and self.ended
-
-    @property
-    def congested(self) -> bool:
-        """The client has not taken what was written; what comes now is held in memory."""
-        return not self._open.is_set()
 
     def start(self, status: int, headers: Headers) -> None:
         """The status line and headers; they leave with the first piece of the body, or at `flush`. Framing and `connection` are ours."""
@@ -81,7 +76,7 @@ class Reply:
     def flush(self) -> None:
         """Send the head although nothing of the body is there."""
         if self._head:
-            self._transport.write(self._head)
+            self._send(self._head)
             self._head = b""
 
     def write(self, data: bytes) -> None:
@@ -99,7 +94,7 @@ class Reply:
         elif self._head:
             data = self._head + data
         self._head = b""
-        self._transport.write(data)
+        self._send(data)
 
     def end(self, data: bytes = b"") -> None:
         """The last piece, and the end of the answer."""
@@ -113,22 +108,26 @@ class Reply:
         if self.tap is not None:
             self.tap(data)
         framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        self._transport.write(b"%b%b0\r\n\r\n" % (self._head, framed))
+        self._send(b"%b%b0\r\n\r\n" % (self._head, framed))
         self._head = b""
 
-    async def taken(self) -> None:
-        """Wait until the client has taken most of what was written."""
-        await self._open.wait()
+    def _send(self, data: bytes) -> None:
+        if not self._transport.is_closing():  # uvloop's raises once it is closed
+            self._transport.write(data)
 
     # What the connection tells
 
+    def close_after(self) -> None:
+        """No other answer will follow."""
+        self._keep_alive = False
+
     def pause(self) -> None:
-        self._open.clear()
+        self.congested = True
         if self.source is not None:
             self.source.pause()
 
     def resume(self) -> None:
-        self._open.set()
+        self.congested = False
         if self.source is not None:
             self.source.resume()
 

@@ -92,6 +92,11 @@ class Connection(asyncio.Protocol):
         """The last answer was read to its end and the worker keeps the connection."""
         return self.complete and not self.closed and self._failure is None and not self._pieces and self._keep_alive
 
+    @property
+    def heard(self) -> bool:
+        """A part of the answer's head has come."""
+        return self._head_bytes > 0
+
     def abort(self) -> None:
         """Close now, without sending what is left: the worker sees a reset or an end, and drops the request."""
         self._stop_timer()
@@ -203,6 +208,8 @@ class Connection(asyncio.Protocol):
         if self.complete:
             self.abort()  # bytes that nobody asked for: this connection is out of step
             return
+        if self._head is not None and not self._head.done():
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -212,10 +219,8 @@ class Connection(asyncio.Protocol):
             self._keep_alive = False  # what follows the answer is nobody's
         if self._reply is not None:
             self._hand_on()
-        elif self._head is not None and not self._head.done():
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.fail(self._lost(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
+        elif self._head_bytes > MAX_HEAD_BYTES and self._head is not None and not self._head.done():
+            self.fail(self._lost(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -26,7 +26,7 @@ def without(package: str, script: str, *arguments: str) -> subprocess.CompletedP
     ("package", "script", "arguments", "extra"),
     [
         ("kopf", "fairlead-operator", ["--help"], "operator"),
-        ("uvicorn", "fairlead-router", ["--help"], "router"),
+        ("httptools", "fairlead-router", ["--help"], "router"),
         ("uvloop", "fairlead-worker", ["--help"], "worker"),
         ("torch", "fairlead", ["make-model", "MODEL"], "local"),
     ],

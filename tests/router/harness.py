@@ -1,6 +1,7 @@
 """A router on a real socket, stand-in workers, and a real redis-server where a test asks for one."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,13 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], what: str,
     while not (await holds if isinstance(holds := condition(), Awaitable) else holds):
         assert asyncio.get_running_loop().time() < deadline, f"not within {seconds} s: {what}"
         await asyncio.sleep(0.01)
+
+
+def post(body: dict, version: str = "1.1", *headers: str) -> bytes:
+    """A completion request's bytes, for tests that speak on a bare connection."""
+    data = json.dumps(body).encode()
+    lines = [f"POST /v1/completions HTTP/{version}", "host: x", f"content-length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + data
 
 
 class RunningRouter:

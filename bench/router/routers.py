@@ -1,0 +1,63 @@
+"""How each router is started in front of one worker. Every one passes requests round robin, but for the rows that say otherwise."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.peers.environments import Environment
+from bench.peers.running import free_port
+
+
+@dataclass(frozen=True)
+class Router:
+    """A row of the table."""
+
+    name: str
+    environment: str | None
+    """The recipe it needs; None: this checkout's own."""
+    command: Callable[[Environment, int, int], list[str]]
+    """From the environment, its own port and the worker's."""
+
+
+def fairlead(*flags: str) -> Callable[[Environment, int, int], list[str]]:
+    def command(environment: Environment, port: int, worker: int) -> list[str]:
+        listen = ["--host", "127.0.0.1", "--port", str(port), "--drain-grace", "0", "--drain-timeout", "1"]
+        return [str(environment.tool("fairlead-router")), *listen, "--workers", f"static://127.0.0.1:{worker}", *flags]
+
+    return command
+
+
+def sglang(policy: str) -> Callable[[Environment, int, int], list[str]]:
+    def command(environment: Environment, port: int, worker: int) -> list[str]:
+        listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+        start = [str(environment.python), "-m", "sglang_router.launch_router"]
+        return [*start, *listen, "--worker-urls", f"http://127.0.0.1:{worker}", "--policy", policy]
+
+    return command
+
+
+def vllm(environment: Environment, port: int, worker: int) -> list[str]:
+    listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    return [str(environment.tool("vllm-router")), *listen, "--worker-urls", f"http://127.0.0.1:{worker}", "--policy", "round_robin"]
+
+
+def python(environment: Environment, port: int, worker: int) -> list[str]:
+    return [str(environment.python), str(Path(__file__).with_name("python_router.py")), str(port), f"http://127.0.0.1:{worker}"]
+
+
+ROUTERS = {
+    router.name: router
+    for router in (
+        Router("fairlead", None, fairlead("--policy", "RoundRobin")),
+        Router("fairlead-prefix", None, fairlead("--policy", "PrefixAware")),  # tokenizes and hashes every prompt
+        Router("sglang-router", "sglang-router", sglang("round_robin")),
+        Router("sglang-cache", "sglang-router", sglang("cache_aware")),  # its default
+        Router("vllm-router", "vllm-router", vllm),
+        Router("python", "python-router", python),
+    )
+}
+
+
+def own() -> Environment:
+    return Environment(Path(sys.executable).parent.parent)

@@ -1,0 +1,216 @@
+"""What clients may write on a connection, and what they read there."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import pytest
+from tests.router.harness import Fleet, RunningRouter, eventually, post
+from tests.router.stand_in_worker import Exchange
+
+from fairlead_router.client import KEEP_ALIVE_SECONDS, STALL_SECONDS
+
+WHOLE, STREAM = {"prompt": "x"}, {"prompt": "x", "stream": True}
+
+
+@asynccontextmanager
+async def wire(router: RunningRouter) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    try:
+        async with asyncio.timeout(20):
+            yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers, and a body with a length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head[1:])
+    return int(head[0].split(" ")[1]), headers, await reader.readexactly(int(headers.get("content-length", 0)))
+
+
+async def test_an_http_1_0_client_gets_an_unframed_stream_that_ends_with_its_connection(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    async with wire(router) as (reader, writer):
+        writer.write(post(STREAM, "1.0"))
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    assert body.startswith(b"data: ") and body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_http_1_0_client_may_keep_its_connection_for_answers_with_a_length(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    async with wire(router) as (reader, writer):
+        for _ in range(2):
+            writer.write(post(WHOLE, "1.0", "connection: keep-alive"))
+            status, headers, _ = await answer(reader)
+            assert status == 200 and headers["connection"] == "keep-alive"
+        writer.write(post(WHOLE, "1.0"))
+        status, headers, _ = await answer(reader)
+        assert status == 200 and headers["connection"] == "close" and not await reader.read()
+
+
+async def test_requests_sent_ahead_are_answered_in_order(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    async with wire(router) as (reader, writer):
+        writer.write(b"".join(post({"prompt": f"p{number}"}, "1.1", f"x-request-id: {number}") for number in range(20)))
+        seen = [(await answer(reader))[1]["x-request-id"] for _ in range(20)]
+        assert seen == [str(number) for number in range(20)]
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        assert [(await answer(reader))[0] for _ in range(3)] == [200] * 3
+
+
+async def test_a_client_that_asks_first_is_told_to_send_its_body(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    head, _, body = post(WHOLE, "1.1", "expect: 100-continue").partition(b"\r\n\r\n")
+    async with wire(router) as (reader, writer):
+        writer.write(head + b"\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await answer(reader))[0] == 200
+
+
+async def test_bodies_in_chunks_with_trailers_and_targets_with_an_origin_are_understood(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    async with wire(router) as (reader, writer):
+        writer.write(b"POST http://x:1/v1/completions?a=%20b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b'8\r\n{"prompt\r\n6\r\n":"x"}\r\n0\r\nx-trailer: 1\r\n\r\n')
+        assert (await answer(reader))[0] == 200
+        writer.write(b"GET /%68ealth HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+    assert worker.received[0].json == {"prompt": "x"} and worker.received[0].path == "/v1/completions"
+
+
+async def test_head_has_no_body(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    async with wire(router) as (reader, writer):
+        writer.write(b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"content-length: 15" in await reader.readuntil(b"\r\n\r\n")
+        assert (await answer(reader))[2] == b'{"status":"ok"}'
+
+
+async def test_an_upgrade_that_is_not_spoken_is_answered_as_if_not_asked_for(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    async with wire(router) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+        assert not await reader.read()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"hello\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nbad header: \x00\r\n\r\n",
+    ],
+    ids=["not-http", "two-lengths", "negative-length", "control-character"],
+)
+async def test_what_is_not_http_is_refused_and_closed(fleet: Fleet, garbage: bytes) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    async with wire(router) as (reader, writer):
+        writer.write(garbage)
+        status, headers, body = await answer(reader)
+        assert status == 400 and headers["connection"] == "close" and json.loads(body)["error"]["code"] == "bad_request"
+        assert not await reader.read()
+    assert not worker.received
+
+
+async def test_a_head_too_long_is_refused_however_it_comes(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    for tail in (b"", b"\r\n\r\n" + post(WHOLE)):
+        async with wire(router) as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 70_000 + tail)
+            assert (await answer(reader))[0] == 431
+            assert not await reader.read()
+    assert not worker.received, "what follows a refusal is not looked at"
+
+
+async def test_a_client_that_closes_its_half_counts_as_gone(fleet: Fleet) -> None:
+    """As nginx has it: a client that was killed looks the same, and its tokens cost a GPU's time."""
+
+    async def never_begins(exchange: Exchange) -> None:
+        await exchange.until_client_gone()
+        raise ConnectionResetError
+
+    worker = await fleet.worker(behaviour=never_begins)
+    router = await fleet.router(worker)
+    async with wire(router) as (reader, writer):
+        writer.write(post(STREAM))
+        await eventually(lambda: bool(worker.received), "the request arrived")
+        writer.write_eof()
+        assert not await reader.read()
+    await eventually(lambda: worker.gone == 1, "the worker saw its client go")
+
+
+async def test_clients_that_stand_still_are_dropped_and_others_are_not(fleet: Fleet) -> None:
+    gate = asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await gate.wait()
+        await exchange.whole(200, {})
+
+    worker = await fleet.worker(behaviour=waits)
+    router = await fleet.router(worker)
+    connections = router.server._connections
+    async with wire(router) as (idle, _), wire(router) as (half, sending), wire(router) as (waiting, asking):
+        sending.write(post(WHOLE)[:-3])
+        asking.write(post(WHOLE))
+        await eventually(lambda: bool(worker.received) and len(connections) >= 3, "all three are there")
+        for connection in list(connections):
+            connection.look(monotonic() + KEEP_ALIVE_SECONDS + 1)
+        assert not await idle.read() and not await half.read()
+        gate.set()
+        assert (await answer(waiting))[0] == 200
+
+
+async def test_a_client_that_takes_nothing_is_dropped(fleet: Fleet) -> None:
+    async def pours(exchange: Exchange) -> None:
+        await exchange.head()
+        while True:
+            await exchange.chunk(b"x" * 65536)
+
+    worker = await fleet.worker(behaviour=pours)
+    router = await fleet.router(worker)
+    async with wire(router) as (_, writer):
+        writer.transport.pause_reading()
+        writer.write(post(STREAM))
+        connections = router.server._connections
+        await eventually(lambda: any(connection._stalled for connection in connections), "the client is behind")
+        for connection in list(connections):
+            connection.look(monotonic() + STALL_SECONDS + 1)
+        await eventually(lambda: worker.gone == 1, "the worker was told")
+
+
+async def test_requests_without_an_answer_get_503_when_the_drain_is_over(fleet: Fleet) -> None:
+    async def never_begins(exchange: Exchange) -> None:
+        await exchange.until_client_gone()
+
+    worker = await fleet.worker(behaviour=never_begins)
+    router = await fleet.router(worker)
+    async with wire(router) as (reader, writer):
+        writer.write(post(WHOLE))
+        await eventually(lambda: bool(worker.received), "the request arrived")
+        router.server.leave()
+        status, headers, _ = await answer(reader)
+        assert status == 503 and headers["retry-after"] and headers["connection"] == "close"
+
+
+async def test_a_fault_on_a_page_is_a_500_and_no_silence(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = await fleet.router(await fleet.worker())
+
+    def fails() -> bytes:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(router.server.router.metrics, "text", fails)
+    async with wire(router) as (reader, writer):
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert [(await answer(reader))[0] for _ in range(2)] == [500, 200]
