@@ -26,6 +26,7 @@ class Front:
         self._bodies = Bodies(config.max_inflight_bytes)
         self._admission, self._proxy, self._metrics = admission, proxy, metrics
         metrics.body_bytes.set_function(lambda: self._bodies.total)
+        metrics.tenants(self._accounts.used)
 
     def start(self) -> None:
         self.keys.start()
@@ -99,13 +100,12 @@ class Front:
             used = 0.0  # nothing was computed for it
         elif meter is not None and call.status:
             used = meter.prompt + meter.output
-            account.learn(meter.output)
-            self._metrics.tenant_tokens.labels(account.tenant.name, "prompt").inc(meter.prompt)
-            self._metrics.tenant_tokens.labels(account.tenant.name, "output").inc(meter.output)
+            account.learn(meter.prompt, meter.output)
         # else the client went before the answer began: what it made a worker do is not known, and what was expected stays
-        account.use(used - ticket.cost)
-        if ticket.served:
-            account.serve(used - ticket.cost)
+        if used != ticket.cost:
+            account.use(used - ticket.cost)
+            if ticket.served:
+                account.serve(used - ticket.cost)
 
 
 def _instructions(call: Call, prompt: Prompt) -> list[bytes]:

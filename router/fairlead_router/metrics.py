@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairlead_router.workers import WorkerTable
@@ -47,7 +47,6 @@ class Metrics:
         )
         self.key_file_ok = Gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used", registry=registry)
         self.key_file_ok.set(1)
-        self.tenant_tokens = Counter("fairlead_router_tenant_tokens", "Tokens used", ["tenant", "kind"], registry=registry)
         self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
         self._queued = Gauge("fairlead_router_queued_requests", "Requests that wait for their turn or a worker", registry=registry)
         self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of their bodies", registry=registry)
@@ -61,6 +60,10 @@ class Metrics:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
 
+    def tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        """Where to read each tenant's prompt and output tokens at scrape time: a counter of its own would cost each request more."""
+        self.registry.register(_TenantTokens(used))
+
     def waiting(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
         """Where to read the queue's length at scrape time."""
         self._queued.set_function(count)
@@ -69,6 +72,18 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _TenantTokens(Collector):
+    def __init__(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        self._used = used
+
+    def collect(self) -> Iterable[Metric]:
+        tokens = CounterMetricFamily("fairlead_router_tenant_tokens", "Tokens used", labels=["tenant", "kind"])
+        for tenant, prompt, output in self._used():
+            tokens.add_metric([tenant, "prompt"], prompt)
+            tokens.add_metric([tenant, "output"], output)
+        return [tokens]
 
 
 class _WorkerGauges(Collector):

@@ -35,6 +35,8 @@ class Account:
         """Tokens by weight: the virtual counter of the fair queue."""
         self.unsent = 0.0
         """Used, and not told to Redis yet."""
+        self.prompt_tokens = self.output_tokens = 0
+        """Used since the start."""
         self.level = tenant.burst * share()
         self._share, self._clock = share, clock
         self._stamp = clock()
@@ -99,8 +101,10 @@ class Account:
         """Count what is done for it, or take it back: the next turn is theirs who had less."""
         self.served += tokens / self.tenant.weight
 
-    def learn(self, output: int) -> None:
-        """How long an answer was."""
+    def learn(self, prompt: int, output: int) -> None:
+        """What a request used in the end."""
+        self.prompt_tokens += prompt
+        self.output_tokens += output
         self._output = _KEEP * self._output + (1 - _KEEP) * output
 
     def headers(self) -> Headers:
@@ -138,6 +142,10 @@ class Accounts:
             await asyncio.gather(self._syncing, return_exceptions=True)
         if self._scripts is not None:
             await self._scripts.close()
+
+    def used(self) -> list[tuple[str, int, int]]:
+        """Tenants with their prompt and output tokens since the start."""
+        return [(name, one.prompt_tokens, one.output_tokens) for name, one in self._accounts.items() if name]
 
     def of(self, tenant: Tenant) -> Account:
         account = self._accounts.get(tenant.name)

@@ -56,6 +56,8 @@ async def test_what_the_worker_says_is_what_is_charged(fleet: Fleet, tmp_path: P
     assert int(refused.headers["retry-after"]) >= 240 and refused.headers["x-ratelimit-remaining-tokens"] == "0"
     assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
     assert (await ask(router, BORIS)).status_code == 200, "nobody else's"
+    text = (await router.client.get("/metrics")).text
+    assert 'fairlead_router_tenant_tokens_total{kind="output",tenant="anna"} 650.0' in text
     assert await router.metric("fairlead_router_refused_total") == 1
 
 
