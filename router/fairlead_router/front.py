@@ -1,5 +1,6 @@
 """The router's front: who asks, whether they may, and when; behind it the proxy."""
 
+from fairlead_index.connection import Scripts
 from fairlead_router.admission import Admission, Ticket
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
@@ -20,9 +21,10 @@ _BYTES_A_TOKEN = 4
 class Front:
     """Owns keys, accounts and the room for bodies."""
 
-    def __init__(self, config: RouterConfig, admission: Admission, proxy: Proxy, metrics: Metrics) -> None:
+    def __init__(self, config: RouterConfig, admission: Admission, proxy: Proxy, metrics: Metrics, scripts: Scripts | None = None) -> None:
+        """`scripts`: of the service's namespace, where token rates are common to all routers."""
         self.keys = Keys(config.api_keys_file, metrics)
-        self._accounts = Accounts(config.redis_url if self.keys.required else "", config.namespace, config.router_replicas)
+        self._accounts = Accounts(scripts, config.router_replicas)
         self._bodies = Bodies(config.max_inflight_bytes)
         self._admission, self._proxy, self._metrics = admission, proxy, metrics
         metrics.body_bytes.set_function(lambda: self._bodies.total)

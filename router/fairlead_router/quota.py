@@ -123,11 +123,11 @@ class Account:
 class Accounts:
     """Every tenant seen. With Redis one bucket for all routers; without, each router has its share of it."""
 
-    def __init__(self, redis_url: str, namespace: str, replicas: int) -> None:
+    def __init__(self, scripts: Scripts | None, replicas: int) -> None:
         self._accounts: dict[str, Account] = {}
         self._replicas = replicas
         self._name = os.urandom(8).hex()
-        self._scripts = Scripts(redis_url, namespace, timeout=0.5, connections=1) if redis_url else None
+        self._scripts = scripts
         self.shared = False
         """The buckets are common to all routers: Redis answered the last time."""
         self._syncing: asyncio.Task[None] | None = None

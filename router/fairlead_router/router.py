@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_index.connection import Scripts
 from fairlead_index.reader import IndexReader
 from fairlead_router.admission import Admission
 from fairlead_router.config import RouterConfig
@@ -25,6 +26,9 @@ from fairlead_router.steering import PrefixAware
 from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
+
+QUOTA_SECONDS = 0.5
+"""For Redis to answer about token rates, which nobody waits for."""
 
 
 class Router:
@@ -44,7 +48,9 @@ class Router:
         self.policy = self._make_policy()
         self.admission = Admission(config, self.table, self.metrics)
         self.proxy = Proxy(config, self.table, self.policy, self.metrics, self.admission)
-        self.front = Front(config, self.admission, self.proxy, self.metrics)
+        shared = bool(config.redis_url and config.api_keys_file)
+        scripts = Scripts(config.redis_url, config.namespace, timeout=QUOTA_SECONDS, connections=1) if shared else None
+        self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
         self.probe = Probe(self.front, self.prompts)
 
     async def start(self) -> None:
