@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.errors import UserError
+from fairlead.local.manifest import objects_of
+from fairlead.local.workloads import LocalSettings, workloads
 from fairlead.main import main
+from fairlead_operator.api import InferenceService
 from fairlead_router.tenants import digest, read_keys
 
 
@@ -51,3 +55,21 @@ def test_what_could_not_be_used_is_refused_and_the_file_stays(tmp_path: Path, ca
     file.write_text("tenants: 5")
     assert ran("new", "anna", "-f", str(file)) == 2 and ran("check", str(file)) == 2
     assert "tenants" in capsys.readouterr().err
+
+
+def test_local_mode_takes_the_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"model": {"uri": "file:///m"}, "access": {"keysSecretRef": {"name": "keys"}}}
+    body = {
+        "apiVersion": "fairlead.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat", "namespace": "default"},
+        "spec": spec,
+    }
+    made = workloads(objects_of(InferenceService.parse(body), redis_url=""), service="chat", router_port=1)
+    router = next(one for one in made if one.component == "router")
+    settings = LocalSettings(redis_url="", endpoints=tmp_path, logs=tmp_path)
+    monkeypatch.delenv("FAIRLEAD_API_KEYS_FILE", raising=False)
+    with pytest.raises(UserError, match="FAIRLEAD_API_KEYS_FILE"):
+        router.flags("chat-router-0", 1, settings)
+    monkeypatch.setenv("FAIRLEAD_API_KEYS_FILE", str(tmp_path / "keys.yaml"))
+    assert router.flags("chat-router-0", 1, settings)[-2:] == ["--api-keys-file", str(tmp_path / "keys.yaml")]
