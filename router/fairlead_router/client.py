@@ -148,8 +148,6 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
-        if self._finished:
-            return  # what follows a refusal, in the same read, is not looked at
         limit = self._guard.max_header_bytes
         if self._head_bytes > limit < sum(len(name) + len(value) for name, value in request.headers) + len(request.target):
             self._refuse_head()
@@ -160,6 +158,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._parsing = request
         self._head_bytes = 0
+        if self._finished:
+            return  # it follows a refusal, in the same read
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
         request.old = self._parser.get_http_version() == "1.0"
