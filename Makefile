@@ -74,6 +74,7 @@ fuzz-index: install ## the index against the truth through 100,000 operations an
 
 bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute; needs gcc and two cores; writes bench/results/router.json
 	PYTHONPATH=. $(BIN)/python -m bench.router --json bench/results/router.json
+	$(BIN)/python bench/front_cost.py --json bench/results/front_cost.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

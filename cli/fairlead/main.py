@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fairlead.bench import command as bench
 from fairlead.demo import command as demo
 from fairlead.errors import UserError
+from fairlead.keys import command as keys
 from fairlead.local import up
 from fairlead.random_model import command as make_model
 from fairlead.schedule import command as schedule
@@ -17,7 +18,7 @@ from fairlead.tools import doctor, status
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fairlead", description="Kubernetes-native LLM inference: local mode, benchmarks and tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (up, demo, status, bench, simulate, schedule, make_model, doctor):
+    for module in (up, demo, status, bench, simulate, schedule, make_model, keys, doctor):
         module.add_parser(commands)
     return parser
 

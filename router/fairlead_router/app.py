@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from time import monotonic
 
 import msgspec
@@ -10,6 +11,7 @@ from fairlead_router.access_log import AccessLog
 from fairlead_router.client import Request
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.inbound import Call, linger
+from fairlead_router.probe import PATH as PROBE
 from fairlead_router.prompts import Prompt
 from fairlead_router.reply import Reply
 from fairlead_router.router import Router
@@ -37,22 +39,36 @@ class App:
 
     async def __call__(self, request: Request, reply: Reply) -> None:
         path = request.path
-        page = self._pages.get(path)
+        front, page = self._router.front, self._pages.get(path)
         if request.method in ("GET", "HEAD"):
-            if page is not None:
+            if path.startswith(MODEL):
+                page = partial(self._model, path.removeprefix(MODEL))
+            if page is not None and not (front.keys.required and path.startswith("/v1/")):
                 page(reply)
                 return
-            if path.startswith(MODEL):
-                self._model(path.removeprefix(MODEL), reply)
+            if path == PROBE:
+                status, body = await self._router.probe.ask()
+                reply.whole(status, body)
                 return
         call = Call.of(request)
         try:
+            if path.startswith("/v1/") or path in PASSED:
+                front.identify(call)
             if path not in PROMPTED and path not in PASSED and page is None:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
-            if call.method != ("GET" if page is not None else "POST"):
-                raise ApiError(405, f"{call.method} is not allowed on {path}.", code="method_not_allowed")
+            if page is not None and request.method in ("GET", "HEAD"):
+                call.status = 200
+                page(reply)
+                return
+            if page is not None or call.method != "POST":
+                raise ApiError(405, f"{call.method} is not allowed on {path[:200]}.", code="method_not_allowed")
+            if path in PROMPTED:
+                front.check_quota(call)
             await call.read_body(request, self._router.config.max_body_bytes)
-            await self._router.proxy.forward(call, await self._prompt(call), reply)
+            if path in PROMPTED:
+                await front.forward(call, await self._prompt(call), reply)
+            else:
+                await front.pass_on(call, reply)
         except ApiError as error:
             await self._refuse(call, error, request, reply)
         except asyncio.CancelledError:
@@ -60,14 +76,15 @@ class App:
                 call.ending = "client_gone"
             else:  # the drain is over
                 call.ending = "broken"
-                if not reply.started:
+                if not reply.started or call.waits:
                     await self._refuse(call, unavailable("The router is shutting down.", retry_after=1), request, reply)
         except Exception:
             logger.exception("request %s: a fault of the router", call.id)
             call.ending = "broken"
-            if not reply.started:  # else the connection is closed, as a sign that the answer is not whole
+            if not reply.started or call.waits:  # else the connection is closed, as a sign that the answer is not whole
                 await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), request, reply)
         finally:
+            call.let_go()
             self._log(call)
 
     def close(self) -> None:
@@ -76,17 +93,20 @@ class App:
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
-        prompt = await self._router.prompts.read(call.path, call.body) if call.path in PROMPTED else Prompt()
+        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens = prompt.length
         return prompt
 
     async def _refuse(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:
         call.status = error.status
+        if call.waits and call.held is not None:
+            call.held.fail(error.body)
+            return
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(error.body))]
         reply.start(error.status, [*headers, *error.headers, (b"x-request-id", call.id.encode())])
         reply.write(error.body)
-        if error.status == 413:
+        if (b"connection", b"close") in error.headers:
             await linger(request)
         reply.end()
 
@@ -97,7 +117,7 @@ class App:
         self._router.metrics.request(path, status)
         if self._access.on:
             self._access.write(
-                f"{call.id} {call.method} {path} {status} worker={call.worker or '-'} attempts={call.attempts}"
+                f"{call.id} {call.method} {path} {status} caller={call.sender} worker={call.worker or '-'} attempts={call.attempts}"
                 f" prompt_tokens={_or_dash(call.prompt_tokens)} predicted={_or_dash(call.predicted)} cached={_or_dash(call.cached)}"
                 f" ttfb_ms={'-' if call.first_byte is None else f'{1000 * (call.first_byte - call.began):.1f}'}"
                 f" total_ms={1000 * (now - call.began):.1f} bytes={call.bytes_out} end={call.ending}"

@@ -15,11 +15,11 @@ from urllib.parse import unquote
 import httptools
 
 from fairlead_router.errors import Headers, error_body
+from fairlead_router.guard import Guard
 from fairlead_router.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 64 * 1024
 HIGH_WATER = 256 * 1024
 """Bytes of an answer held for a slow client before its worker's socket is no longer read."""
 KEEP_ALIVE_SECONDS = 75
@@ -71,8 +71,9 @@ App = Callable[[Request, Reply], Awaitable[None]]
 class ClientConnection(asyncio.Protocol):
     """Parses, starts the application for each request in a task of its own, cancels it when the client goes."""
 
-    def __init__(self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop) -> None:
-        self._app, self._connections, self._loop = app, connections, loop
+    def __init__(self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: Guard) -> None:
+        self._app, self._connections, self._loop, self._guard = app, connections, loop, guard
+        self.deadline = 0.0
         self._parser = httptools.HttpRequestParser(self)
         self._head: Request | None = None
         self._parsing: Request | None = None
@@ -91,6 +92,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self._connections.add(self)
+        if not self._guard.opened(self):
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._touched = monotonic()
@@ -105,11 +108,12 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(400, b"Bad Request", f"The request is not HTTP: {error}.", "bad_request")
             return
-        if self._parsing is None and self._head_bytes > MAX_HEADER_BYTES:
+        if self._parsing is None and self._head_bytes > self._guard.max_header_bytes:
             self._refuse_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        self._guard.closed(self)
         self.closed.set_result(None)
         self._ahead.clear()
         request = self._serving
@@ -131,6 +135,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._head = Request(self)
+        self._guard.expects_head(self)
 
     def on_url(self, url: bytes) -> None:
         assert self._head is not None
@@ -143,8 +148,13 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
-        if self._head_bytes > MAX_HEADER_BYTES < sum(len(name) + len(value) for name, value in request.headers) + len(request.target):
+        limit = self._guard.max_header_bytes
+        if self._head_bytes > limit < sum(len(name) + len(value) for name, value in request.headers) + len(request.target):
             self._refuse_head()
+            return
+        if len(request.headers) > self._guard.max_headers:
+            message = f"The request has {len(request.headers)} headers, more than {self._guard.max_headers} (--max-headers)."
+            self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
             return
         self._parsing = request
         self._head_bytes = 0
@@ -159,6 +169,11 @@ class ClientConnection(asyncio.Protocol):
         request.path = path.decode("latin-1")
         if b"%" in path:
             request.path = unquote(request.path)
+        if self._guard.full_for(request.path):
+            message = f"This router has as many connections as it may ({self._guard.max_connections}, --max-connections)."
+            self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
+            return
+        self._guard.expects_body(self)
         if self._serving is None:
             self._serve(request)
         else:
@@ -175,6 +190,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         request, self._parsing = self._parsing, None
+        self._guard.whole(self)
         if request is not None:
             request.whole = True
             request.wake()
@@ -211,7 +227,12 @@ class ClientConnection(asyncio.Protocol):
         elif self._ahead:
             if len(self._ahead) == 1:
                 self._transport.resume_reading()
-            self._serve(self._ahead.popleft())
+            request = self._ahead.popleft()
+            if not request.whole:
+                self._guard.expects_body(self)
+            self._serve(request)
+        else:
+            self._guard.answered(self)
 
     # What the server asks
 
@@ -236,11 +257,25 @@ class ClientConnection(asyncio.Protocol):
         if idle or stalled:
             self._transport.abort()
 
+    def late(self) -> None:
+        if self._serving is not None and self._serving.whole:
+            return  # it is the request after that, which is not read now
+        if self._serving is None and not self._head_bytes:
+            self._transport.abort()  # it has said nothing
+            return
+        what = "headers" if self._parsing is None else "body"
+        self._refuse(
+            408, b"Request Timeout", f"The request's {what} took too long to come (--{what.rstrip('s')}-timeout).", "request_timeout"
+        )
+
+    def close_idle(self) -> None:
+        self._transport.close()
+
     def _refuse_head(self) -> None:
-        message = f"The request's headers exceed {MAX_HEADER_BYTES} bytes."
+        message = f"The request's headers exceed {self._guard.max_header_bytes} bytes (--max-header-bytes)."
         self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
-    def _refuse(self, status: int, reason: bytes, message: str, code: str) -> None:
+    def _refuse(self, status: int, reason: bytes, message: str, code: str, header: bytes = b"") -> None:
         """For what is not a request: nobody but this connection knows of it."""
         if self._finished:
             return
@@ -248,8 +283,8 @@ class ClientConnection(asyncio.Protocol):
         if self._serving is not None and self._serving.reply is not None and self._serving.reply.started:
             return  # an answer is under way: closed after it
         body = error_body(message, "invalid_request_error", code=code)
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        self._transport.write(head % (status, reason, len(body)) + body)
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
+        self._transport.write(head % (status, reason, header, len(body)) + body)
         self._transport.close()
 
 

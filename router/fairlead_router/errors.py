@@ -32,3 +32,7 @@ def unavailable(message: str, retry_after: int) -> ApiError:
     return ApiError(
         503, message, kind="service_unavailable_error", code="service_unavailable", headers=[(b"retry-after", str(retry_after).encode())]
     )
+
+
+def overloaded(message: str, retry_after: int) -> ApiError:
+    return ApiError(429, message, kind="rate_limit_error", code="overloaded", headers=[(b"retry-after", str(retry_after).encode())])

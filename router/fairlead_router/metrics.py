@@ -1,9 +1,9 @@
 """What /metrics says, in a registry of its own for each router."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairlead_router.workers import WorkerTable
@@ -22,7 +22,7 @@ class Metrics:
             "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
         )
         self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
-        self.held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
+        self._held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
         self.ttfb = Histogram(
             "fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", buckets=_SECONDS, registry=registry
         )
@@ -39,6 +39,17 @@ class Metrics:
         )
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)
+        self.refused = Counter(
+            "fairlead_router_refused",
+            "Requests refused before a worker: key, quota, queue, queue_timeout, expected_ttft, hold",
+            ["reason"],
+            registry=registry,
+        )
+        self.key_file_ok = Gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used", registry=registry)
+        self.key_file_ok.set(1)
+        self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
+        self._queued = Gauge("fairlead_router_queued_requests", "Requests that wait for their turn or a worker", registry=registry)
+        self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of their bodies", registry=registry)
         registry.register(_WorkerGauges(table))
         self._requests: dict[tuple[str, str], Counter] = {}
 
@@ -49,8 +60,30 @@ class Metrics:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
 
+    def tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        """Where to read each tenant's prompt and output tokens at scrape time: a counter of its own would cost each request more."""
+        self.registry.register(_TenantTokens(used))
+
+    def waiting(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
+        """Where to read the queue's length at scrape time."""
+        self._queued.set_function(count)
+        self._queued_bytes.set_function(size)
+        self._held.set_function(held)
+
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _TenantTokens(Collector):
+    def __init__(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        self._used = used
+
+    def collect(self) -> Iterable[Metric]:
+        tokens = CounterMetricFamily("fairlead_router_tenant_tokens", "Tokens used", labels=["tenant", "kind"])
+        for tenant, prompt, output in self._used():
+            tokens.add_metric([tenant, "prompt"], prompt)
+            tokens.add_metric([tenant, "output"], output)
+        return [tokens]
 
 
 class _WorkerGauges(Collector):

@@ -4,6 +4,7 @@ Written to the transport without a task or a queue between: what a worker sends 
 """
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -38,6 +39,8 @@ class Reply:
         """The body's newest piece."""
         self.sent = 0
         """Bytes of the body so far."""
+        self.tap: Callable[[bytes], None] | None = None
+        """Reads over our shoulder, where somebody counts what an answer used."""
 
     @property
     def keep_alive(self) -> bool:
@@ -82,6 +85,8 @@ class Reply:
             return
         self.last = data
         self.sent += len(data)
+        if self.tap is not None:
+            self.tap(data)
         if self._silent:
             return
         if self._chunked:
@@ -100,6 +105,8 @@ class Reply:
             return
         self.last = data or self.last
         self.sent += len(data)
+        if self.tap is not None:
+            self.tap(data)
         framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         self._send(b"%b%b0\r\n\r\n" % (self._head, framed))
         self._head = b""

@@ -9,19 +9,26 @@ from typing import Any
 
 import msgspec
 
+from fairlead_index.connection import Scripts
 from fairlead_index.groups import index_reader
+from fairlead_router.admission import Admission
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
 from fairlead_router.formats import PromptFormats
+from fairlead_router.front import Front
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import LeastLoad, Policy, Random, RoundRobin, Session
 from fairlead_router.poller import Poller
+from fairlead_router.probe import Probe
 from fairlead_router.prompts import Prompts
 from fairlead_router.proxy import Proxy
 from fairlead_router.steering import PrefixAware
 from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
+
+QUOTA_SECONDS = 0.5
+"""For Redis to answer about token rates, which nobody waits for."""
 
 
 class Router:
@@ -39,15 +46,23 @@ class Router:
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
         self.policy = self._make_policy()
-        self.proxy = Proxy(config, self.table, self.policy, self.metrics)
+        self.admission = Admission(config, self.table, self.metrics)
+        self.proxy = Proxy(config, self.table, self.policy, self.metrics, self.admission)
+        redis = config.redis if config.api_keys_file else None
+        scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
+        self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
+        self.probe = Probe(self.front, self.prompts)
 
     async def start(self) -> None:
+        self.front.start()
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
 
     async def close(self) -> None:
         if self._following is not None:
             self._following.cancel()
         await self._poller.close()
+        await self.probe.close()
+        await self.front.close()
         await self.policy.close()
         for worker in self.table:
             worker.pool.close()
@@ -56,6 +71,7 @@ class Router:
     def drain(self) -> None:
         """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
         self.proxy.draining = True
+        self.admission.drain(max(0.0, self.config.drain_grace + self.config.drain_timeout - 1))
 
     def _make_policy(self) -> Policy:
         match self.config.policy:
@@ -80,6 +96,8 @@ class Router:
         """
         if self.proxy.draining:
             return "draining"
+        if not self.front.keys.usable:
+            return f"the key file cannot be used: {self.front.keys.problem}"
         if self.formats.current:
             return ""
         return "no prompt format yet" if self.table.usable() else "no worker is ready"

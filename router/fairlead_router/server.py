@@ -10,13 +10,14 @@ import uvloop
 from fairlead_router.app import App
 from fairlead_router.client import ClientConnection
 from fairlead_router.config import RouterConfig
+from fairlead_router.guard import Guard
 from fairlead_router.router import Router
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-LOOK_SECONDS = 5.0
-"""Between looks at clients that are idle or take nothing."""
+LOOK_SECONDS = 1.0
+"""Between looks at clients that are idle, slow or take nothing."""
 FLUSH_SECONDS = 1.0
 """For the last bytes of answers that were cut."""
 
@@ -30,6 +31,7 @@ class RouterServer:
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
         self._config = config
+        self._guard = Guard(config)
         self._app = App(self.router)
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
@@ -75,7 +77,7 @@ class RouterServer:
             self._leaving.set()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, leaving: asyncio.Event) -> None:
-        make = lambda: ClientConnection(self._app, self._connections, loop)  # noqa: E731
+        make = lambda: ClientConnection(self._app, self._connections, loop, self._guard)  # noqa: E731
         self._listener = await loop.create_server(make, self._config.host, self._config.port, backlog=BACKLOG)
         logger.info("running on http://%s:%d", self._config.host, self.port)
         looking = loop.create_task(self._look_after())
@@ -96,6 +98,7 @@ class RouterServer:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = monotonic()
+            self._guard.look(now)
             for connection in list(self._connections):
                 connection.look(now)
 

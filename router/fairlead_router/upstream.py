@@ -17,6 +17,10 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of a worker's status line and headers."""
 
 
+MAX_DOCUMENT = 64 * 1024
+"""Bytes of an error that are kept, where one has to become an event."""
+
+
 class UpstreamError(Exception):
     """An exchange with a worker failed. The message says how."""
 
@@ -140,6 +144,14 @@ class Connection(asyncio.Protocol):
         self._touched = self._loop.time()
         self.resume()
         return piece
+
+    async def document(self) -> bytes:
+        """The rest of a small body, whole; what is beyond 64 KiB is left out. Raises LostAfterHead."""
+        body = bytearray()
+        while piece := await self.read():
+            if len(body) < MAX_DOCUMENT:
+                body += piece[: MAX_DOCUMENT - len(body)]
+        return bytes(body)
 
     async def pour(self, reply: Reply) -> None:
         """Hand the rest of the body on as it comes, and end the reply with it. Raises LostAfterHead."""

@@ -170,6 +170,8 @@ DEFAULTS = {
     "routing.policy": "PrefixAware",
     "routing.index_groups": 1,
     "routing.replicas": 2,
+    "routing.hold_timeout": "30s",
+    "engine.max_waiting_requests": 1024,
     "rollout.drain_timeout": "120s",
     "rollout.progress_deadline": "1h",
     "disruption.max_unavailable": 1,

@@ -215,7 +215,7 @@ async def test_a_held_request_goes_on_although_nobody_said_that_a_worker_is_back
     (known,) = router.table
     known.ready = False
     held = asyncio.create_task(router.complete("x"))
-    await eventually(lambda: router.server.router.metrics.held._value.get() == 1, "it is held")
+    await eventually(lambda: router.server.router.admission._held() == 1, "it is held")
     known.ready = True  # as when a breaker closes: nothing pulses
     async with asyncio.timeout(5):
         assert (await held).status_code == 200

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from fairlead.errors import UserError
 from fairlead.local.containers import LOOPBACK
 
+KEY_FILE_VARIABLE = "FAIRLEAD_API_KEYS_FILE"
 COMPONENT = "app.kubernetes.io/component"
 INSTANCE = "app.kubernetes.io/instance"
 
@@ -59,9 +61,22 @@ class Workload:
         flags = ["--host", LOOPBACK, "--port", str(port), "--redis-url", settings.redis_url]
         if self.component == "router":
             # No endpoints lag behind here, so a router that goes need not take new connections for a while.
-            return [*flags, "--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
+            flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
+            return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
         flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
         return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._threads_asked else flags
+
+    @property
+    def _keyed(self) -> bool:
+        return any(volume["name"] == "api-keys" for volume in self.template["spec"].get("volumes", ()))
+
+    @property
+    def _key_file(self) -> str:
+        """What stands for the Secret here."""
+        path = os.environ.get(KEY_FILE_VARIABLE, "")
+        if not path:
+            raise UserError(f"the manifest takes API keys from a Secret: there is none here; set {KEY_FILE_VARIABLE} to a key file instead")
+        return str(Path(path).absolute())
 
     @property
     def _threads_asked(self) -> bool:

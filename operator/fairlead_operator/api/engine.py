@@ -75,6 +75,9 @@ class Engine(Part):
         512, ge=-1, le=1_048_576, description="Prompt tokens computed in one step beside the running decodes. 0 or -1: whole prompts."
     )
     max_prefill_tokens: int = Field(8192, ge=1, le=16_777_216, description="Most prompt tokens of one step, over all requests.")
+    max_waiting_requests: int = Field(
+        1024, ge=0, le=1_048_576, description="Sequences that may wait in one worker for their first token; 0: no bound."
+    )
     prefill_max_requests: int = Field(0, ge=0, le=65_536, description="Most prompts computed in one step. 0: no limit.")
     itl_target_ms: int = Field(
         0, ge=0, le=60_000, description="Milliseconds of a step with decodes that prefill keeps to. 0: chunks of chunkedPrefillSize."

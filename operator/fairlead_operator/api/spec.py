@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.engine import Engine
-from fairlead_operator.api.fields import Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
+from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
 
 # What the rules say, in the CRD and here.
 _REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
@@ -123,6 +123,26 @@ class Routing(Part):
         le=64,
         description="Parts of the index, each on one shard of a Redis Cluster. 1 is enough for 100,000 block changes a second.",
     )
+    hold_timeout: Duration = Field("30s", description="How long requests are held while no worker is ready, as while scaling from zero.")
+    max_expected_ttft: Duration | None = Field(
+        None, description="Requests whose first token is expected later than this get 429 with Retry-After. Absent: never."
+    )
+    args: list[Argument] = Field(default_factory=list, max_length=64, description="Further router flags; the last one given wins.")
+
+
+class KeysSecret(Part):
+    """A Secret in the service's namespace with a key file, as `fairlead keys new` makes it. The operator never reads it."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: str = Field("keys.yaml", min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Key within the Secret.")
+
+
+class Access(Part):
+    """Who may ask."""
+
+    keys_secret_ref: KeysSecret = Field(
+        description="Tenants and their hashed API keys. A change is used within a minute, without restarts."
+    )
 
 
 class Rollout(Part):
@@ -217,6 +237,7 @@ class ServiceSpec(Part):
     engine: Engine = Field(default_factory=Engine, description="How a worker computes.")
     resources: Resources = Field(default_factory=Resources, description="What each worker asks of its node.")
     routing: Routing = Field(default_factory=Routing, description="How the router chooses a worker.")
+    access: Access | None = Field(None, description="Who may ask. Absent: everybody who reaches the Service.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     disruption: Disruption = Field(default_factory=Disruption, description="What node drains may take away at once.")
     pod_template: PodTemplate | None = Field(None, description="Merged last into the workers' pod template.")

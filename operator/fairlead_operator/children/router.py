@@ -1,19 +1,25 @@
 """The routers: a Deployment behind the Service that clients use."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
+from fairlead_operator.api.fields import seconds
 from fairlead_operator.children import Object, pods, redis, security
 from fairlead_operator.revisions import pinned, said
 from fairlead_operator.settings import Settings
 
+KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
+
 
 def revision(service: InferenceService) -> str:
-    return names.digest(
-        [said(service.spec.routing, "policy", "index_groups"), said(service.spec.rollout, "drain_timeout"), service.served_model_name]
-    )
+    routing = said(service.spec.routing, "policy", "index_groups", "hold_timeout", "max_expected_ttft", "args")
+    parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
+    if service.spec.access is not None:
+        parts.append(said(service.spec.access))
+    return names.digest(parts)
 
 
 def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
@@ -56,14 +62,28 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "ports": [{"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": security.container(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *redis.mounts(settings)],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(service), *redis.mounts(settings)],
         "startupProbe": pods.probe("/health", period=2, failures=60),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    spec = pods.pod_spec(service, names.ROUTER, container, [{"name": "tmp", "emptyDir": {}}, *redis.volumes(settings)])
+    volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(settings)]
+    spec = pods.pod_spec(service, names.ROUTER, container, volumes)
     return pods.labelled(service, names.ROUTER, revision(service), {"spec": spec})
+
+
+def _volumes(service: InferenceService) -> list[Object]:
+    """The whole Secret's folder and no subPath: the kubelet never renews the file of one."""
+    if service.spec.access is None:
+        return []
+    secret = service.spec.access.keys_secret_ref
+    source = {"secretName": secret.name, "items": [{"key": secret.key, "path": KEY_FILE.name}], "defaultMode": 0o440}
+    return [{"name": "api-keys", "secret": source}]
+
+
+def _mounts(service: InferenceService) -> list[Object]:
+    return [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
 
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
@@ -79,4 +99,13 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "policy": service.spec.routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,
     }
-    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""]
+    routing = service.spec.routing
+    if said(routing, "hold_timeout"):
+        flags["hold-timeout"] = seconds(routing.hold_timeout)
+    if routing.max_expected_ttft is not None:
+        flags["max-expected-ttft"] = seconds(routing.max_expected_ttft)
+    if service.spec.access is not None:
+        flags["api-keys-file"] = KEY_FILE
+        if not settings.redis_url:
+            flags["router-replicas"] = routing.replicas
+    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(routing.args)

@@ -161,6 +161,8 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
     if engine.tensor_parallel > 1:
         flags["tensor-parallel"] = engine.tensor_parallel
     flags |= _named(engine, "prefill_max_requests", "itl_target_ms", "quantization")
+    if engine.max_waiting_requests != 1024:
+        flags["max-waiting-requests"] = engine.max_waiting_requests
     if engine.speculative is not None:
         flags |= {"speculative-method": engine.speculative.method, "speculative-num-tokens": engine.speculative.num_tokens}
         flags["speculative-model"] = source.draft

@@ -22,11 +22,13 @@ class Prober:
     async def complete(self, service: InferenceService) -> str:
         """Empty when a completion came back, otherwise what went wrong."""
         base = self._base_url or f"http://{service.name}.{service.namespace}.svc.{self._domain}"
-        url = f"{base}/v1/completions"
+        keyed = service.spec.access is not None  # the operator has no key: the router makes the completion itself
+        url = f"{base}/fairlead/probe" if keyed else f"{base}/v1/completions"
         asked = {"model": service.served_model_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
         try:
             # A new connection each time: kube-proxy chooses among the routers that exist now.
-            answer = await self._http.post(url, json=asked, headers={"Connection": "close"})
+            once = {"Connection": "close"}
+            answer = await (self._http.get(url, headers=once) if keyed else self._http.post(url, json=asked, headers=once))
             if answer.status_code != 200:
                 return f"{url} answered {answer.status_code}: {answer.text[:300]}"
             choices = answer.json()["choices"]

@@ -156,7 +156,10 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(
 def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(scored: bool) -> None:
     shaped_in: list[int] = []
     prepared = SimpleNamespace(
-        choices=(None,), scored=scored, best=lambda: [0], usage=lambda: {"prompt_tokens_details": {"cached_tokens": 0}}
+        choices=(None,),
+        scored=scored,
+        best=lambda: [0],
+        usage=lambda: {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}},
     )
     shape = SimpleNamespace(
         id="id", whole_object="whole", beside=dict, whole=lambda place, choice, piece: {"index": shaped_in.append(threading.get_ident())}

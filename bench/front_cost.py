@@ -1,0 +1,96 @@
+"""What the router's front costs a request while there is no pressure, in microseconds of one core: with keys and quotas, and without.
+
+The proxy behind it is one that answers at once; medians of 9 runs that take turns, so that a busy machine slows both alike.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+import uvloop
+
+from fairlead_index.load import WorkerLoad
+from fairlead_router.admission import Admission, Ticket
+from fairlead_router.asked import Asked
+from fairlead_router.config import RouterConfig
+from fairlead_router.front import Front
+from fairlead_router.inbound import Call
+from fairlead_router.metrics import Metrics
+from fairlead_router.prompts import Prompt
+from fairlead_router.proxy import Proxy
+from fairlead_router.workers import WorkerTable
+
+KEY = "fl-a-key-for-the-benchmark-only-0123456789"
+REQUESTS, RUNS, WORKERS = 20_000, 9, 64
+
+
+class Behind(Proxy):
+    """The admission's part of a proxied request, and nothing else."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def forward(self, call: Call, prompt: Prompt, reply: object, ticket: Ticket) -> None:
+        call.attempts, call.status = 1, 200
+        self._admission.sent(ticket)
+        self._admission.begun(ticket)
+
+
+def front_of(key_file: str) -> Front:
+    table = WorkerTable(lambda: 0.0)
+    for number in range(WORKERS):
+        table.discovered({*(worker.address for worker in table), f"10.0.0.{number + 1}:8000"})
+    for worker in table:
+        worker.ready, worker.load = True, WorkerLoad(prefill_rate=8000.0)
+    metrics = Metrics(table)
+    config = RouterConfig(workers="static://127.0.0.1:1", api_keys_file=key_file)
+    admission = Admission(config, table, metrics)
+    return Front(config, admission, Behind(admission), metrics)
+
+
+async def run(front: Front, keyed: bool) -> float:
+    """Microseconds a request."""
+    began = perf_counter()
+    prompt = Prompt(length=100, asked=Asked(output=16))
+    for _ in range(REQUESTS):
+        call = Call("POST", "/v1/completions", "id", [], 100, "", KEY.encode() if keyed else b"")
+        front.identify(call)
+        front.check_quota(call)
+        call.keep(400)
+        call.caller.salt("")
+        await front.forward(call, prompt, None)  # type: ignore[arg-type]  # nobody writes to it
+        call.let_go()
+    return 1e6 * (perf_counter() - began) / REQUESTS
+
+
+async def measure(folder: Path) -> dict[str, float]:
+    path = folder / "keys.yaml"
+    entry = {"keys": [{"sha256": sha256(KEY.encode()).hexdigest()}], "tokensPerMinute": 10**12}
+    path.write_text(json.dumps({"saltSecret": "s" * 32, "tenants": {"acme": entry}}))
+    fronts = {"without keys": (front_of(""), False), "keys, quotas, salts": (front_of(str(path)), True)}
+    times: dict[str, list[float]] = {name: [] for name in fronts}
+    for _ in range(RUNS):
+        for name, (front, keyed) in fronts.items():
+            times[name].append(await run(front, keyed))
+    return {name: round(statistics.median(found), 2) for name, found in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measure(Path(folder)))
+    for name, microseconds in found.items():
+        print(f"{name:24} {microseconds:8.2f} us a request")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"microseconds": found, "workers": WORKERS, "requests": REQUESTS}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

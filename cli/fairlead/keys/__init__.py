@@ -1,0 +1,1 @@
+"""`fairlead keys`: API keys of tenants and the file that a router reads."""

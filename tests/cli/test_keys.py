@@ -1,0 +1,75 @@
+"""`fairlead keys`: what it writes is what a router reads."""
+
+import hashlib
+import stat
+from pathlib import Path
+
+import pytest
+
+from fairlead.errors import UserError
+from fairlead.local.manifest import objects_of
+from fairlead.local.workloads import LocalSettings, workloads
+from fairlead.main import main
+from fairlead_operator.api import InferenceService
+from fairlead_router.tenants import digest, read_keys
+
+
+def ran(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["keys", *words])
+    return int(ended.value.code or 0)
+
+
+def test_a_new_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.yaml"
+    made = []
+    for words in (["anna", "--tokens-per-minute", "60000", "--priority", "-2"], ["anna", "--name", "ci"], ["boris", "--weight", "2"]):
+        assert ran("new", *words, "--file", str(file)) == 0
+        made.append(capsys.readouterr().out.strip())
+    text = file.read_text()
+    assert len(set(made)) == 3 and not any(key in text for key in made)
+    assert all(key.startswith("fl-") and len(key) == 46 for key in made), "256 random bits"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    callers = read_keys(text.encode())
+    first, second, third = (callers[digest(key.encode())] for key in made)
+    assert (first.tenant.name, first.key, first.priority, first.tenant.rate) == ("anna", "key-1", -2, 1000)
+    assert (second.tenant, second.key, second.priority) == (first.tenant, "ci", 0)
+    assert third.tenant.weight == 2 and third.salt("") != first.salt("")
+    assert ran("check", str(file)) == 0
+    assert "anna: 60000 tokens a minute" in capsys.readouterr().out
+    assert hashlib.sha256(made[0].encode()).hexdigest() in text
+
+
+def test_what_could_not_be_used_is_refused_and_the_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.yaml"
+    assert ran("new", "anna", "--name", "ci", "-f", str(file)) == 0
+    before = file.read_text()
+    for words, says in (
+        (["anna", "--name", "ci"], "has a key of this name"),
+        (["no spaces"], "letters, digits"),
+        (["b", "--priority", "9999"], "priority"),
+    ):
+        assert ran("new", *words, "-f", str(file)) == 2
+        assert says in capsys.readouterr().err
+    assert file.read_text() == before
+    file.write_text("tenants: 5")
+    assert ran("new", "anna", "-f", str(file)) == 2 and ran("check", str(file)) == 2
+    assert "tenants" in capsys.readouterr().err
+
+
+def test_local_mode_takes_the_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = {"model": {"uri": "file:///m"}, "access": {"keysSecretRef": {"name": "keys"}}}
+    body = {
+        "apiVersion": "fairlead.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat", "namespace": "default"},
+        "spec": spec,
+    }
+    made = workloads(objects_of(InferenceService.parse(body), redis_url=""), service="chat", router_port=1)
+    router = next(one for one in made if one.component == "router")
+    settings = LocalSettings(redis_url="", endpoints=tmp_path, logs=tmp_path)
+    monkeypatch.delenv("FAIRLEAD_API_KEYS_FILE", raising=False)
+    with pytest.raises(UserError, match="FAIRLEAD_API_KEYS_FILE"):
+        router.flags("chat-router-0", 1, settings)
+    monkeypatch.setenv("FAIRLEAD_API_KEYS_FILE", str(tmp_path / "keys.yaml"))
+    assert router.flags("chat-router-0", 1, settings)[-2:] == ["--api-keys-file", str(tmp_path / "keys.yaml")]

@@ -1,0 +1,79 @@
+"""`spec.access` and the router's limits in the manifest: what the Deployments make of them, and how the operator asks without a key."""
+
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from tests.operator.manifests import SETTINGS, service
+from tests.operator.test_desired import objects, restricted
+
+from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.children import router
+from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.settings import Settings
+from fairlead_router.config import read_config
+
+KEYS = {"access": {"keysSecretRef": {"name": "team-keys"}}}
+
+
+def pod(one: InferenceService) -> Any:
+    return objects(one)["Deployment", f"{one.name}-router"]["spec"]["template"]
+
+
+def test_the_secret_is_mounted_as_a_folder_that_the_kubelet_renews() -> None:
+    template = pod(service(**KEYS))
+    restricted(template["spec"])
+    (container,) = template["spec"]["containers"]
+    volume = next(one for one in template["spec"]["volumes"] if one["name"] == "api-keys")
+    mount = next(one for one in container["volumeMounts"] if one["name"] == "api-keys")
+    assert volume["secret"]["secretName"] == "team-keys" and volume["secret"]["items"] == [{"key": "keys.yaml", "path": "keys.yaml"}]
+    assert mount["readOnly"] and "subPath" not in mount
+    assert read_config(container["args"]).api_keys_file == f"{mount['mountPath']}/keys.yaml"
+    assert "api-keys" not in str(pod(service()))
+
+
+def test_the_limits_are_the_routers_flags() -> None:
+    routing = {"holdTimeout": "5m", "maxExpectedTtft": "20s", "args": ["--max-connections=50", "--hold-timeout=7"]}
+    config = read_config(pod(service(routing=routing))["spec"]["containers"][0]["args"])
+    assert (config.max_expected_ttft, config.max_connections, config.hold_timeout) == (20, 50, 7), "the user's own arguments come last"
+    worker = objects(service(engine={"maxWaitingRequests": 9}))["Deployment", "qwen-worker"]["spec"]["template"]["spec"]
+    assert "--max-waiting-requests=9" in worker["containers"][0]["args"]
+
+
+def test_only_what_changes_the_router_restarts_it() -> None:
+    plain = router.revision(service())
+    assert plain == router.revision(service(routing={"holdTimeout": "30s", "replicas": 7}))
+    assert len({plain, router.revision(service(**KEYS)), router.revision(service(routing={"holdTimeout": "31s"}))}) == 3
+
+
+def test_without_an_index_each_router_is_told_how_many_divide_the_rates() -> None:
+    alone = Settings(worker_image="w", router_image="r", redis_url="")
+    assert "--router-replicas=3" in router.arguments(service(routing={"replicas": 3}, **KEYS), alone)
+    assert "--router-replicas" not in " ".join(router.arguments(service(**KEYS), SETTINGS))
+
+
+def test_a_secret_is_named_or_access_left_out() -> None:
+    with pytest.raises(InvalidManifest, match="keysSecretRef"):
+        service(access={})
+
+
+async def test_the_proof_of_service_needs_no_key() -> None:
+    asked = []
+
+    class Router(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"choices": [{"text": "x"}]}')
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Router) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        prober = Prober("cluster.local", base_url=f"http://127.0.0.1:{server.server_port}")
+        assert await prober.complete(service(**KEYS)) == ""
+        await prober.close()
+        server.shutdown()
+    assert asked == ["/fairlead/probe"]

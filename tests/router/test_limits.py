@@ -1,0 +1,139 @@
+"""Bounds on what clients may send, and how slowly."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import Exchange
+from tests.router.test_access import ANNA, BORIS, ask, bearer, guarded
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+async def answered(router: RunningRouter, sent: bytes, seconds: float = 10) -> tuple[int, str]:
+    """Status and error code of what a raw connection gets, and then the connection's end. Status 0: it was closed without a word."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    writer.write(sent)
+    text = await asyncio.wait_for(reader.read(), seconds)
+    writer.close()
+    if not text:
+        return 0, ""
+    head, _, body = text.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), json.loads(body)["error"]["code"]
+
+
+async def test_headers_are_bounded_in_number_and_bytes(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker(), max_headers=20, max_header_bytes=2000)
+    assert await answered(router, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
+    assert await answered(router, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
+    assert (await router.complete("x")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"", (0, "")),
+        (HEAD + b"x-slow: ", (408, "request_timeout")),
+        (HEAD + b"content-length: 100\r\n\r\n{", (408, "request_timeout")),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n{", (408, "request_timeout")),
+    ],
+)
+async def test_who_is_slow_to_say_what_it_wants_is_let_go(fleet: Fleet, sent: bytes, expected: tuple[int, str]) -> None:
+    router = await fleet.router(await fleet.worker(), header_timeout=0.2, body_timeout=0.2)
+    assert await answered(router, sent) == expected
+    assert router.server.router.front._bodies.total == 0
+
+
+async def test_a_slow_drip_does_not_help(fleet: Fleet) -> None:
+    """A byte now and then: time is counted from the request's first one."""
+    router = await fleet.router(await fleet.worker(), header_timeout=0.5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+
+    async def drip() -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(HEAD)
+            while not writer.is_closing():
+                writer.write(b"x: y\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    dripping = asyncio.create_task(drip())
+    assert b" 408 " in await asyncio.wait_for(reader.readline(), 10)
+    dripping.cancel()
+    writer.close()
+
+
+async def test_a_long_answer_is_not_a_slow_request(fleet: Fleet) -> None:
+    """Also not when another request follows it on the same connection, half sent."""
+    gate = asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await gate.wait()
+        await exchange.whole(200, {"choices": []})
+
+    router = await fleet.router(await fleet.worker(behaviour=waits), header_timeout=0.1, body_timeout=0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    writer.write(HEAD + b'content-length: 15\r\n\r\n{"prompt": "x"}' + HEAD)
+    await eventually(lambda: any(one.unanswered for one in router.table), "it is asked")
+    router.server._guard.look(monotonic() + 100)  # as if so much time had gone
+    gate.set()
+    assert b" 200 " in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+
+
+async def test_connections_are_bounded_and_probes_still_get_through(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker(), max_connections=4)
+    await router.client.aclose()
+    opened = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(4)]
+    for _, writer in opened:
+        writer.write(HEAD)  # under way, so that none is idle
+    guard = router.server._guard
+    await eventually(lambda: len(guard) == 4 and not guard._idle, "four connections")
+    request = HEAD + b"content-length: 15\r\nconnection: close\r\n\r\n" + b'{"prompt": "x"}'
+    assert await answered(router, request) == (503, "too_many_connections")
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    writer.close()
+    for _, writer in opened:
+        writer.close()
+
+
+async def test_an_idle_connection_gives_way_to_a_new_one(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker(), max_connections=2)
+    await router.client.aclose()
+    idle = []
+    for _ in range(2):
+        idle.append(await asyncio.open_connection("127.0.0.1", router.port))
+        idle[-1][1].write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in await idle[-1][0].readuntil(b"}")
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    writer.write(HEAD + b"content-length: 15\r\nconnection: close\r\n\r\n" + b'{"prompt": "x"}')
+    assert b" 200 " in await reader.readline(), "the third is served"
+    assert await asyncio.wait_for(idle[0][0].read(), 5) == b"", "the longest idle one was closed"
+    for one in (writer, idle[0][1], idle[1][1]):
+        one.close()
+
+
+async def test_the_bodies_that_are_kept_are_bounded_and_fairly(fleet: Fleet, tmp_path: Path) -> None:
+    router, _ = await guarded(fleet, tmp_path, max_inflight_bytes=10_000)
+    streams = []
+    for key in (ANNA, BORIS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        head = HEAD + b"authorization: Bearer " + key.encode() + b"\r\ncontent-length: 8000\r\n\r\n"
+        writer.write(head + b"x" * 4900)
+        streams.append((reader, writer))
+        await eventually(lambda: router.server.router.front._bodies.total == 4900 * len(streams), "it is kept")  # over at once
+    refused = await ask(router, ANNA, "x" * 300)
+    assert refused.status_code == 503 and refused.headers["retry-after"], "no more for anybody"
+    streams[1][1].close()
+    await eventually(lambda: router.server.router.front._bodies.total == 4900, "what went is not kept")
+    refused = await ask(router, ANNA, "x" * 150)
+    assert refused.status_code == 429 and refused.headers["retry-after"], "one tenant has its half"
+    assert (await router.client.post("/v1/completions", json={"prompt": "x" * 3000}, headers=bearer(BORIS))).status_code == 200
+    streams[0][1].close()
+    await eventually(lambda: router.server.router.front._bodies.total == 0, "nothing is kept")
