@@ -35,6 +35,7 @@ class RouterConfig(BaseSettings):
     drain_timeout: float = Field(120.0, ge=0, description="seconds that streams may take to finish after SIGTERM")
     drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")
     request_timeout: float = Field(600.0, gt=0, description="seconds of silence from a worker after which a request fails")
+    silence_timeout: float = Field(15.0, ge=2, description="seconds without a sign of life from a worker after which its streams end")
     hold_timeout: float = Field(30.0, ge=0, description="seconds that a request waits for a worker before 503")
     poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
 
