@@ -130,7 +130,8 @@ class Poller:
         if missed == SILENT_LOOKS:
             logger.warning("worker %s is silent: no answer to %d looks", worker.address, missed)
         worker.silent = missed >= SILENT_LOOKS
-        if missed >= ABANDON_LOOKS and not worker.pool.answering(ABANDON_LOOKS * LOOK_SECONDS) and any(other.usable for other in self._table):
+        stopped = missed >= ABANDON_LOOKS and not worker.pool.answering(ABANDON_LOOKS * LOOK_SECONDS)
+        if stopped and any(other.usable for other in self._table):
             worker.pool.abandon()  # what it has not begun can still be done elsewhere
             worker.seen_down = True  # and should it wake, may be done there after all
         if missed * LOOK_SECONDS >= self._silence_timeout:

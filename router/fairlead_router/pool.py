@@ -83,7 +83,7 @@ class Pool:
             connection.fail(GoneSilent(f"{self.address} has gone silent"))
 
     def end_quiet(self, seconds: float) -> None:
-        """End the answers that have begun and brought nothing for `seconds`: nobody can go on with them elsewhere, but clients must know."""
+        """End the answers that have begun and brought nothing for `seconds`: they cannot go on elsewhere, but clients must know."""
         for connection in [connection for connection in self._busy if connection.headed and connection.quiet_seconds >= seconds]:
             connection.fail(LostAfterHead(f"{self.address} gave no sign of life for {seconds:g} s"))
 

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 MOST_LOST = 3
 """Workers that may die under one request before it is taken for the cause."""
+DYING_SECONDS = 0.05
+"""A worker lost this soon after it got a request was dying anyway, as when all are killed at once: it counts for half."""
 RECHECK_SECONDS = 1.0
 """How often a held request asks again unasked: the index may know of a worker, or a breaker have closed, without anybody saying so here."""
 _HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
@@ -33,9 +35,11 @@ class Proxy:
         """Answer the call. Raises ApiError where nothing has been sent yet. When cancelled, the worker's connection is closed at once."""
         wanted = Wanted(prompt.length, prompt.hashes, call.session or prompt.user)
         tried: set[tuple[str, int]] = set()
-        lost = 0
+        lost = 0.0
         while True:
-            choice = self._note(call, await self._choose(wanted, tried))
+            if lost >= MOST_LOST:
+                raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
+            choice, began = self._note(call, await self._choose(wanted, tried)), monotonic()
             tried.add((choice.worker.address, choice.worker.life))
             try:
                 connection, head = await self._attempt(call, prompt, choice)
@@ -44,18 +48,17 @@ class Proxy:
                 continue
             except LostBeforeHead as error:
                 self._failed(choice, "lost", error)
-                lost += not isinstance(error, GoneSilent)
-                if lost >= MOST_LOST:
-                    raise ApiError(
-                        502, f"{lost} workers ended the connection without an answer.", kind="server_error", code="bad_gateway"
-                    ) from error
+                if not isinstance(error, GoneSilent):
+                    lost += 1.0 if monotonic() - began > DYING_SECONDS else 0.5
                 continue
             except TooSilent as error:
                 raise ApiError(504, f"The worker gave no answer: {error}.", kind="server_error", code="timeout") from error
             worker = choice.worker
             try:
-                if head.status in (502, 503) and head.get(b"x-fairlead-retry") is not None:
+                retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
+                if retry is not None:
                     self._metrics.retries.labels("refused").inc()
+                    lost += retry == b"lost"  # its engine ended while it had the request
                     worker.suspect()
                     continue
                 worker.breaker.succeeded()

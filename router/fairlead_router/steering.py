@@ -11,6 +11,9 @@ from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
 
+RETURN_SECONDS = 1.0
+"""How often an index that was away is asked whether it is back: a router without requests must not go on calling it away."""
+
 
 class PrefixAware:
     """Match, score and reserve in one round trip to the index."""
@@ -19,6 +22,7 @@ class PrefixAware:
         self._table, self._reader, self._metrics = table, reader, metrics
         self._away = False
         self._releases: set[asyncio.Task[None]] = set()
+        self._returning: asyncio.Task[None] | None = None
 
     @property
     def index(self) -> str:
@@ -73,10 +77,22 @@ class PrefixAware:
         self._metrics.index_up.set(0 if away else 1)
         if away:
             logger.warning("the index is unavailable, routing by local load and rendezvous: %s", why)
+            self._returning = asyncio.create_task(self._await_return())
         else:
             logger.info("the index answers again")
 
+    async def _await_return(self) -> None:
+        while self._away and self._reader is not None:
+            await asyncio.sleep(RETURN_SECONDS)
+            try:
+                await self._reader.match(())
+            except IndexUnavailable:
+                continue
+            self._say(away=False)
+
     async def close(self) -> None:
+        if self._returning is not None:
+            self._returning.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
         if self._reader is not None:
             await self._reader.close()

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 from tests.router.harness import Fleet, eventually
-from tests.router.stand_in_worker import Exchange, answers, dies_at_once, drains
+from tests.router.stand_in_worker import Behaviour, Exchange, answers, dies_at_once, drains
 
 from fairlead_router.workers import Worker
 
@@ -48,11 +48,33 @@ async def test_no_worker_sees_a_request_twice(fleet: Fleet) -> None:
     assert await router.metric("fairlead_router_retries_total") == 2
 
 
-async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet) -> None:
-    workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(5)]
+async def dies_of_it(exchange: Exchange) -> None:
+    await asyncio.sleep(0.1)
+    exchange.die()
+
+
+async def engine_dies_of_it(exchange: Exchange) -> None:
+    await exchange.whole(503, {"error": {"message": "the engine has ended"}}, x_fairlead_retry="lost")
+
+
+@pytest.mark.parametrize("behaviour", [dies_of_it, engine_dies_of_it])
+async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet, behaviour: Behaviour) -> None:
+    workers = [await fleet.worker(behaviour=behaviour) for _ in range(5)]
     router = await fleet.router(*workers)
     assert (await router.complete("poison")).status_code == 502
     assert sum(1 for worker in workers if worker.received) == 3
+
+
+async def test_a_request_is_not_blamed_for_workers_that_all_die_at_once(fleet: Fleet) -> None:
+    """As when a whole fleet is killed: it goes from one dying worker to the next, and is held until one is back."""
+    workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(3)]
+    router = await fleet.router(*workers, workers=fleet.list_in_file(*workers))
+    for worker in router.table:
+        worker.pool.close()
+    held = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: all(worker.received for worker in workers), "it was lost on each of them")
+    fleet.list_in_file(*workers, await fleet.worker())
+    assert (await held).status_code == 200
 
 
 async def test_a_stream_whose_worker_dies_ends_with_an_error_event(fleet: Fleet) -> None:
@@ -180,6 +202,7 @@ async def test_a_request_that_kills_processes_does_not_kill_them_all(fleet: Flee
     """On kept connections, and with nothing listening afterwards: as a crash of the process looks."""
 
     async def crashes(exchange: Exchange) -> None:
+        await asyncio.sleep(0.1)
         exchange.worker._server.close()
         for writer in list(exchange.worker._connections):
             writer.transport.abort()

@@ -4,6 +4,8 @@ import json
 
 RETRY_OTHER = ("x-fairlead-retry", "other")
 """Tells the router that another pod may well answer."""
+RETRY_LOST = ("x-fairlead-retry", "lost")
+"""... and that the engine ended while it had the request, which may be the cause: routers count these."""
 
 
 class ApiError(Exception):
@@ -43,6 +45,11 @@ def too_large(limit: int) -> ApiError:
 def unavailable(message: str) -> ApiError:
     """This worker cannot answer now; another may."""
     return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_OTHER]))
+
+
+def lost(message: str) -> ApiError:
+    """The engine ended under this request; another pod may answer it, or end the same way."""
+    return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_LOST]))
 
 
 def failed(message: str) -> ApiError:
