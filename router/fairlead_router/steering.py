@@ -77,7 +77,8 @@ class PrefixAware:
         self._metrics.index_up.set(0 if away else 1)
         if away:
             logger.warning("the index is unavailable, routing by local load and rendezvous: %s", why)
-            self._returning = asyncio.create_task(self._await_return())
+            if self._returning is None or self._returning.done():
+                self._returning = asyncio.create_task(self._await_return())
         else:
             logger.info("the index answers again")
 

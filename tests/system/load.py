@@ -17,13 +17,13 @@ PEOPLE = 24
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of request and its share of the load."""
+    """A kind of request and its share of the load. Stand-in workers heed the seconds; real ones are as fast as they are."""
 
     share: float
     stream: bool
     max_tokens: int
-    token_seconds: float
-    prefill_seconds: float
+    token_seconds: float = 0.0
+    prefill_seconds: float = 0.0
 
 
 SHAPES = (Shape(0.5, True, 6, 0.02, 0.1), Shape(0.25, True, 12, 0.12, 0.1), Shape(0.25, False, 5, 0.02, 0.4))
@@ -87,8 +87,8 @@ class Report:
 class Load:
     """`rate` requests a second from entering to leaving; leaving waits for all of them, at most `patience` seconds each."""
 
-    def __init__(self, routers: Sequence[str], rate: float, patience: float, body: dict[str, Any] | None = None) -> None:
-        self._routers, self._rate, self._patience, self._body = list(routers), rate, patience, body or {}
+    def __init__(self, routers: Sequence[str], rate: float, patience: float, shapes: Sequence[Shape] = SHAPES) -> None:
+        self._routers, self._rate, self._patience, self._shapes = list(routers), rate, patience, shapes
         self.report = Report()
         self.open = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,7 +114,7 @@ class Load:
         while True:
             due = int((monotonic() - began) * self._rate) - sent
             for _ in range(due):
-                task = asyncio.create_task(self._one(random.choices(SHAPES, [shape.share for shape in SHAPES])[0]))
+                task = asyncio.create_task(self._one(random.choices(self._shapes, [shape.share for shape in self._shapes])[0]))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             sent += due
@@ -124,12 +124,13 @@ class Load:
         outcome = Outcome()
         self.report.outcomes.append(outcome)
         body = {
-            "prompt": f"person {random.randrange(PEOPLE):03d} " * 12 + str(random.random()),
+            "prompt": f"person {random.randrange(PEOPLE):03d} " * 40 + str(random.random()),
             "stream": shape.stream,
             "max_tokens": shape.max_tokens,
             "token_seconds": shape.token_seconds,
             "prefill_seconds": shape.prefill_seconds,
-        } | self._body
+            "ignore_eos": True,
+        }
         try:
             async with asyncio.timeout(self._patience):
                 outcome.kind = await self._ask(outcome, body)

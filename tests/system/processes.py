@@ -19,7 +19,7 @@ from tests.system.node import Node
 NAMESPACE = "default/faults"
 
 
-def until(holds: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def until(holds: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     """Poll until it holds."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -54,8 +54,10 @@ class Process:
         return self._process.pid
 
     @property
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def child(self) -> int:
+        """The pid of its only child."""
+        (pid,) = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return int(pid)
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -131,7 +133,7 @@ class Fleet:
         self.settled()
         return self
 
-    def settled(self, seconds: float = 30.0) -> None:
+    def settled(self, seconds: float = 120.0) -> None:
         """Every router sees every worker usable, and the index answers it."""
         for url in self.routers:
             until(lambda url=url: self._sees_all(url), f"{url} sees every worker and the index", seconds)  # type: ignore[misc]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.redis_server import RedisServer
-from tests.system.load import Load, Report
+from tests.system.load import SHAPES, Load, Report, Shape
 from tests.system.node import Node
 from tests.system.processes import Fleet
 from tests.system.slow_redis import SlowWay
@@ -31,8 +31,8 @@ class Times:
 
     @property
     def moved(self) -> float:
-        """Within which a request whose worker fell silent has begun elsewhere: detection (under 5 s) and two answers' time."""
-        return 7.0
+        """Within which a request whose worker fell silent has begun elsewhere: noticing takes under 5 s, the rest is for a busy machine."""
+        return 12.0
 
 
 ROUTER_FLAGS = ("--drain-grace", "1", "--drain-timeout", "20")
@@ -56,6 +56,12 @@ class Scene:
     async def busy_pod(self, streams: int = 2) -> str:
         """The pod with most streams under way, and at least `streams`."""
         return await self._busiest("pod", streams)
+
+    async def unharmed_pod(self, streams: int = 1) -> str:
+        """A busy one whose streams must not be lost."""
+        pod = await self.busy_pod(streams)
+        self.hurt.discard(pod)
+        return pod
 
     async def busy_router(self, streams: int = 2) -> str:
         return await self._busiest("router", streams)
@@ -88,10 +94,10 @@ class Scenario:
     fault: Fault
     cuts: bool = False
     resets: bool = False
-    moves: bool = False
-    """Requests wait until a silence has been noticed."""
     holds: bool = False
     """There is nobody to serve them for a while."""
+    for_good: bool = False
+    """The fleet is not whole again afterwards."""
 
 
 async def worker_killed(scene: Scene) -> None:
@@ -111,7 +117,7 @@ async def worker_stopped(scene: Scene) -> None:
 
 
 async def worker_terminated(scene: Scene) -> None:
-    worker = scene.fleet.worker(await scene.busy_pod())
+    worker = scene.fleet.worker(await scene.unharmed_pod())
     worker.signal(signal.SIGTERM)
     status = await asyncio.to_thread(worker.wait, 30)
     assert status == 0, f"a draining worker ended with {status}"
@@ -190,7 +196,7 @@ async def nodes_vanish(scene: Scene) -> None:
 
 SCENARIOS = (
     Scenario("worker kill -9", worker_killed, cuts=True),
-    Scenario("worker SIGSTOP, then SIGCONT", worker_stopped, cuts=True, moves=True),
+    Scenario("worker SIGSTOP, then SIGCONT", worker_stopped, cuts=True),
     Scenario("worker SIGTERM", worker_terminated),
     Scenario("router kill -9", router_killed, resets=True),
     Scenario("router SIGTERM", router_terminated),
@@ -204,7 +210,7 @@ REDIS = (
 )
 """On the same one."""
 SLOW = Scenario("redis answers 200 ms late", redis_slow)
-NODES = Scenario("two of three nodes vanish without a FIN", nodes_vanish, cuts=True, moves=True)
+NODES = Scenario("two of three nodes vanish without a FIN", nodes_vanish, cuts=True)
 """On a fleet with workers on nodes of their own, and without an index, which those could not reach."""
 
 
@@ -226,15 +232,17 @@ async def play(
     redis: RedisServer | None = None,
     way: SlowWay | None = None,
     nodes: Sequence[Node] = (),
+    shapes: Sequence[Shape] = SHAPES,
 ) -> tuple[Report, list[str]]:
-    """The outcomes, and a sentence for each promise that was not kept. The fleet is whole again afterwards."""
-    load = Load(list(fleet.routers), times.rate, times.patience)
+    """The outcomes, and a sentence for each promise that was not kept. The fleet is whole again afterwards, where it can be."""
+    load = Load(list(fleet.routers), times.rate, times.patience, shapes)
     scene = Scene(fleet, load, times, redis, way, nodes)
     async with load:
         await asyncio.sleep(times.before)
         await scenario.fault(scene)
         await asyncio.sleep(times.after)
-    await asyncio.to_thread(fleet.settled)
+    if not scenario.for_good:
+        await asyncio.to_thread(fleet.settled)
     return load.report, broken_promises(scenario, scene)
 
 
@@ -257,8 +265,8 @@ def broken_promises(scenario: Scenario, scene: Scene) -> list[str]:
         promise(bool(report.of("cut")), f"none of {scene.lost} streams under way was told of the loss")
     if scenario.resets:
         promise(bool(report.of("broken")), "no stream was under way on the router: nothing was tried")
-    promise(report.worst_gap < times.silence + 4, f"a stream was silent for {report.worst_gap:.1f} s")
-    begun = times.moved + (times.down if scenario.holds else 0)
-    promise(report.worst_first < (begun if scenario.moves or scenario.holds else 5), f"an answer began after {report.worst_first:.1f} s")
+    promise(report.worst_gap < times.silence + 6, f"a stream was silent for {report.worst_gap:.1f} s")
+    begun = times.moved + (times.down + 20 if scenario.holds else 0)  # a minute's requests are served at once then
+    promise(report.worst_first < begun, f"an answer began after {report.worst_first:.1f} s")
     promise(len(report.of("ok")) > len(report.outcomes) // 2, f"only {len(report.of('ok'))} of {len(report.outcomes)} were served")
     return problems

@@ -40,7 +40,7 @@ def test_a_slow_index_slows_no_answer(tmp_path: Path) -> None:
         with fleet:
             report, broken = asyncio.run(play(SLOW, fleet, TIMES, way=way))
     assert not broken, (broken, report.row())
-    assert report.worst_first < 2
+    assert report.worst_first < 5
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
