@@ -136,3 +136,6 @@ class Poller:
             worker.seen_down = True  # and should it wake, may be done there after all
         if missed * LOOK_SECONDS >= self._silence_timeout:
             worker.pool.end_quiet(self._silence_timeout)
+            if not worker.pool.answering(self._silence_timeout):  # no last resort any more: whatever it has not begun is held for another
+                worker.ready, worker.seen_down = False, True
+                worker.pool.abandon()
