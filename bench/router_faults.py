@@ -18,7 +18,7 @@ from rich.table import Table
 from tests.redis_server import RedisServer
 from tests.system.node import Node, why_not
 from tests.system.processes import Fleet
-from tests.system.scenarios import NODES, REDIS, ROUTER_FLAGS, SCENARIOS, SLOW, Scenario, Times, play
+from tests.system.scenarios import EVERYTHING, NODES, REDIS, ROUTER_FLAGS, SCENARIOS, SLOW, Scenario, Times, play
 from tests.system.slow_redis import SlowWay
 
 LONG = Times(before=10, down=60, stopped=20, after=10, silence=15, rate=16)
@@ -41,7 +41,7 @@ def run(times: Times, wanted: str) -> Iterator[tuple[Scenario, dict[str, Any], l
     def asked(scenario: Scenario) -> bool:
         return wanted.lower() in scenario.name.lower()
 
-    if indexed := list(filter(asked, (*SCENARIOS, *REDIS))):
+    if indexed := list(filter(asked, (*SCENARIOS, *REDIS, EVERYTHING))):
         with folder() as place, RedisServer() as redis, Fleet(place, redis=redis.url, flags=flags(times)) as fleet:
             for scenario in indexed:
                 report, broken = asyncio.run(play(scenario, fleet, times, redis=redis))

@@ -139,3 +139,5 @@ class Poller:
             if not worker.pool.answering(self._silence_timeout):  # no last resort any more: whatever it has not begun is held for another
                 worker.ready, worker.seen_down = False, True
                 worker.pool.abandon()
+            if not worker.discovered:
+                self._table.drop(worker)  # only the index knew it, and nobody would ever say that it is gone

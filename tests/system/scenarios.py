@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from tests.redis_server import RedisServer
 from tests.system.load import SHAPES, Load, Report, Shape
 from tests.system.node import Node
-from tests.system.processes import Fleet
+from tests.system.processes import Fleet, Process
 from tests.system.slow_redis import SlowWay
 
 
@@ -180,6 +181,39 @@ async def redis_slow(scene: Scene) -> None:
     scene.way.delay = 0.0
 
 
+async def everything(scene: Scene) -> None:
+    """One fault after another, and often two at once, for `down` seconds; one worker and one router are left alone."""
+    chance = random.Random(6)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + scene.times.down
+    victims = [scene.fleet.worker(pod) for pod in list(scene.fleet.pods)[1:]] + list(scene.fleet.routers.values())[1:]
+    scene.hurt.update((*list(scene.fleet.pods)[1:], *list(scene.fleet.routers)[1:]))
+
+    async def torment(process: Process) -> None:
+        while loop.time() < until:
+            match chance.choice(("kill", "stop", "terminate")):
+                case "kill":
+                    process.kill()
+                    await asyncio.sleep(chance.uniform(0, 2))
+                    process.start()
+                case "stop":
+                    process.signal(signal.SIGSTOP)
+                    await asyncio.sleep(chance.uniform(0, scene.times.stopped))
+                    process.signal(signal.SIGCONT)
+                case "terminate":
+                    process.signal(signal.SIGTERM)
+                    await asyncio.to_thread(process.wait, 60)
+                    process.start()
+            await asyncio.sleep(chance.uniform(1, 5))
+
+    async def torment_redis() -> None:
+        while loop.time() < until:
+            await chance.choice((redis_killed, redis_stopped, redis_wiped))(replace(scene, times=replace(scene.times, down=1.5)))
+            await asyncio.sleep(chance.uniform(1, 5))
+
+    await asyncio.gather(torment_redis(), *(torment(process) for process in victims))
+
+
 async def nodes_vanish(scene: Scene) -> None:
     """The first loses its power, the answers of the others get lost: their kernels say nothing, or something that nobody hears."""
     for node in scene.nodes:
@@ -202,6 +236,8 @@ SCENARIOS = (
     Scenario("router SIGTERM", router_terminated),
     Scenario("all workers kill -9", workers_all_killed, cuts=True, holds=True),
 )
+EVERYTHING = Scenario("everything at once", everything, cuts=True, resets=True, holds=True)
+"""On that one too. `holds`: clients of a stopped router wait for it."""
 """On one fleet with an index."""
 REDIS = (
     Scenario("redis kill -9, back empty", redis_killed),
