@@ -35,12 +35,19 @@ class Node:
 
     def __enter__(self) -> "Node":
         _ip("netns", "add", self._name)
+        try:
+            self._connect()
+        except BaseException:
+            _ip("netns", "del", self._name)
+            raise
+        return self
+
+    def _connect(self) -> None:
         _ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self._name)
         _ip("addr", "add", f"{self._here}/30", "dev", self._link)
         _ip("link", "set", self._link, "up")
         _ip("-n", self._name, "addr", "add", f"{self.address}/30", "dev", "eth0")
         self._up()
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         _ip("link", "del", self._link)  # the namespace takes its end along only after a while, and the name with it

@@ -153,9 +153,16 @@ class Fleet:
         self.routers[f"http://127.0.0.1:{port}"] = Process(name, [*command, *self._flags], self._folder / f"{name}.log")
 
     def __enter__(self) -> "Fleet":
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         for process in (*self.routers.values(), *self.workers.values()):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
