@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements clean
+.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements bench-router-engines clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -75,6 +75,10 @@ fuzz-index: install ## the index against the truth through 100,000 operations an
 bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute; needs gcc and two cores; writes bench/results/router.json
 	PYTHONPATH=. $(BIN)/python -m bench.router --json bench/results/router.json
 	$(BIN)/python bench/front_cost.py --json bench/results/front_cost.json
+
+bench-router-engines: install ## steering with real engines, and faults at length (a quarter of an hour; BENCH=--quick: does it run); writes bench/results/
+	$(BIN)/python bench/router_engines.py $(BENCH) --json bench/results/router_engines.json
+	PYTHONPATH=. $(BIN)/python bench/router_faults.py $(BENCH) --json bench/results/router_faults.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

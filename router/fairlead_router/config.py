@@ -56,6 +56,7 @@ class RouterConfig(BaseSettings):
     max_queue_bytes: int = Field(128 * 1024 * 1024, ge=0, description="most bytes of their bodies")
     queue_timeout: float = Field(60.0, ge=0, description="seconds that a request waits for its turn before 429")
     hold_keepalive: float = Field(5.0, gt=0, description="seconds between the comments that a stream gets while it waits")
+    silence_timeout: float = Field(15.0, ge=2, description="seconds without a sign of life from a worker after which its streams end")
     hold_timeout: float = Field(30.0, ge=0, description="seconds that a request waits for a worker before 503")
     poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least important lines that are logged")

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead_index.load import WorkerLoad
 from fairlead_router.formats import PromptFormats
-from fairlead_router.upstream import ConnectFailed, UpstreamError
+from fairlead_router.upstream import ConnectFailed, Unreachable, UpstreamError
 from fairlead_router.workers import Worker, WorkerTable
 
 logger = logging.getLogger(__name__)
@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 SILENT_LOOKS = 2
 """Looks in a row without any answer after which a worker is not chosen while others are."""
-ABANDON_LOOKS = 5
-"""... and after which requests that it has not begun to answer are taken elsewhere."""
+ABANDON_LOOKS = 3
+"""... and after which requests that it has not begun to answer are taken elsewhere: at most 4.1 s after it stopped."""
 FORMAT_SECONDS = 30.0
 """How often the prompt format is asked for again, with its ETag."""
 
@@ -43,8 +43,9 @@ class _NotReady(msgspec.Struct):
 class Poller:
     """One task for each worker of the table."""
 
-    def __init__(self, table: WorkerTable, formats: PromptFormats, interval: float) -> None:
+    def __init__(self, table: WorkerTable, formats: PromptFormats, interval: float, silence_timeout: float) -> None:
         self._table, self._formats, self._interval = table, formats, interval
+        self._silence_timeout = silence_timeout
         self._decoder = msgspec.json.Decoder(_Load)
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         table.on_added = self._begin
@@ -64,7 +65,7 @@ class Poller:
         loop = asyncio.get_running_loop()
         while self._table.get(worker.address) is worker or worker.in_flight:  # who waits at one that was dropped must not wait for ever
             worker.look_now.clear()
-            was_usable, known = worker.usable, worker.format_tag
+            was_usable, known, began = worker.usable, worker.format_tag, loop.time()
             try:
                 reason = await self._look(worker)
                 ready = not reason
@@ -75,13 +76,9 @@ class Poller:
                     worker.format_tag = await self._formats.learn(worker.pool, worker.format_tag)
                     format_age = loop.time()
                 self._settle(worker, reason)
-            except TimeoutError:
+            except (TimeoutError, Unreachable):
                 missed += 1
-                if missed == SILENT_LOOKS:
-                    logger.warning("worker %s is silent: no answer to %d looks", worker.address, missed)
-                worker.silent = missed >= SILENT_LOOKS
-                if missed >= ABANDON_LOOKS:
-                    self._abandon(worker)
+                self._unheard(worker, missed)
             except (UpstreamError, msgspec.MsgspecError) as error:
                 missed = 0
                 self._settle(worker, str(error))
@@ -94,8 +91,9 @@ class Poller:
             if worker.usable != was_usable or worker.format_tag != known:
                 self._formats.elect(other.format_tag for other in self._table if other.usable)
                 self._table.notify()
-            if missed:
-                continue  # its deadline was pause enough: a stopped worker must not hold requests for long
+            if missed:  # its deadline was pause enough: a stopped worker must not hold requests for long
+                await asyncio.sleep(began + LOOK_SECONDS - loop.time())
+                continue
             try:
                 await asyncio.wait_for(worker.look_now.wait(), self._interval * random.uniform(0.9, 1.1))
             except TimeoutError:
@@ -127,7 +125,20 @@ class Poller:
             logger.info("worker %s is %s", worker.address, f"not ready: {reason}" if reason else f"ready (pod {worker.pod})")
         worker.ready, worker.reason = not reason, reason
 
-    def _abandon(self, worker: Worker) -> None:
-        """It does not answer at all (stopped, or its node is cut off): what it has not begun can still be done elsewhere."""
-        if any(other.usable for other in self._table):
-            worker.pool.abandon()
+    def _unheard(self, worker: Worker, missed: int) -> None:
+        """It does not answer at all: stopped, hung, or its node is cut off. Counted in looks, each of them a second that this process
+        has lived through: after a freeze of our own, or of the whole machine, nobody is taken for silent."""
+        if missed == SILENT_LOOKS:
+            logger.warning("worker %s is silent: no answer to %d looks", worker.address, missed)
+        worker.silent = missed >= SILENT_LOOKS
+        stopped = missed >= ABANDON_LOOKS and not worker.pool.answering(ABANDON_LOOKS * LOOK_SECONDS)
+        if stopped and any(other.usable for other in self._table):
+            worker.pool.abandon()  # what it has not begun can still be done elsewhere
+            worker.seen_down = True  # and should it wake, may be done there after all
+        if missed * LOOK_SECONDS >= self._silence_timeout:
+            worker.pool.end_quiet(self._silence_timeout)
+            if not worker.pool.answering(self._silence_timeout):  # no last resort any more: whatever it has not begun is held for another
+                worker.ready, worker.seen_down = False, True
+                worker.pool.abandon()
+            if not worker.discovered:
+                self._table.drop(worker)  # only the index knew it, and nobody would ever say that it is gone

@@ -1,10 +1,12 @@
 """Keep-alive connections to one worker."""
 
 import asyncio
+import errno
 from collections import deque
 from time import monotonic
 
-from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostBeforeHead
+from fairlead_router.keepalive import end_when_unheard
+from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, Unreachable
 
 CONNECT_SECONDS = 2.0
 IDLE_LIMIT = 1024
@@ -12,6 +14,8 @@ IDLE_LIMIT = 1024
 IDLE_SECONDS = 30.0
 STALE_SECONDS = 1.0
 """A kept connection that ends this soon after a request was written had been closed by its idle timer, not by that request."""
+SILENCE_SECONDS = 15.0
+_NO_WAY = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT))
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -23,13 +27,15 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class Pool:
-    """Connections to one worker, the latest used first."""
+    """Connections to one worker, the latest used first. `silence_timeout`: seconds after which one to a vanished machine ends."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, silence_timeout: float = SILENCE_SECONDS) -> None:
         self.address = address
+        self._silence_timeout = silence_timeout
         self._host, self._port = split_address(address)
         self._idle: deque[tuple[float, Connection]] = deque()
-        self._waiting: set[Connection] = set()
+        self._busy: set[Connection] = set()
+        """Exchanges under way, from the request until `give_back`."""
 
     async def begin(self, request: list[bytes], timeout: float) -> tuple[Connection, Head]:
         """Send a request, give the connection and the answer's head. Raises ConnectFailed, LostBeforeHead, TooSilent."""
@@ -55,7 +61,7 @@ class Pool:
         """A small GET, whole, within `timeout` seconds. Raises UpstreamError, TimeoutError."""
         lines = [f"GET {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
         async with asyncio.timeout(timeout):
-            connection, head = await self.begin(["\r\n".join([*lines, "", ""]).encode("latin-1")], timeout)
+            connection, head = await self.begin(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
             try:
                 body = bytearray()
                 while piece := await connection.read():
@@ -66,6 +72,7 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep it for the next request if its answer was read to the end, else close it."""
+        self._busy.discard(connection)
         self._drop_old()
         if connection.reusable and len(self._idle) < IDLE_LIMIT:
             self._idle.append((monotonic(), connection))
@@ -74,8 +81,17 @@ class Pool:
 
     def abandon(self) -> None:
         """End the exchanges whose answer has not begun, so that they can be tried elsewhere."""
-        for connection in list(self._waiting):
+        for connection in [connection for connection in self._busy if not connection.headed]:
             connection.fail(GoneSilent(f"{self.address} has gone silent"))
+
+    def end_quiet(self, seconds: float) -> None:
+        """End the answers that have begun and brought nothing for `seconds`: they cannot go on elsewhere, but clients must know."""
+        for connection in [connection for connection in self._busy if connection.headed and connection.quiet_seconds >= seconds]:
+            connection.fail(LostAfterHead(f"{self.address} gave no sign of life for {seconds:g} s"))
+
+    def answering(self, seconds: float) -> bool:
+        """A byte of some answer came within the last `seconds`: whatever is slow there, it is not stopped."""
+        return any(connection.headed and connection.quiet_seconds < seconds for connection in self._busy)
 
     def close(self) -> None:
         """Close what is idle; exchanges under way go on."""
@@ -84,11 +100,12 @@ class Pool:
         self._idle.clear()
 
     async def _exchange(self, connection: Connection, request: list[bytes], timeout: float) -> Head:
-        self._waiting.add(connection)
+        self._busy.add(connection)
         try:
             return await connection.exchange(request, timeout)
-        finally:
-            self._waiting.discard(connection)
+        except BaseException:
+            self._busy.discard(connection)
+            raise
 
     def _take(self) -> Connection | None:
         self._drop_old()
@@ -108,9 +125,11 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, connection = await loop.create_connection(lambda: Connection(loop), self._host, self._port)
+                transport, connection = await loop.create_connection(lambda: Connection(loop), self._host, self._port)
         except TimeoutError:
-            raise ConnectFailed(f"no connection to {self.address} within {CONNECT_SECONDS:g} s") from None
+            raise Unreachable(f"no connection to {self.address} within {CONNECT_SECONDS:g} s") from None
         except OSError as error:
-            raise ConnectFailed(f"no connection to {self.address}: {error}") from error
+            kind = Unreachable if error.errno in _NO_WAY else ConnectFailed
+            raise kind(f"no connection to {self.address}: {error}") from error
+        end_when_unheard(transport, self._silence_timeout)
         return connection

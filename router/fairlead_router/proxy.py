@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 MOST_LOST = 3
 """Workers that may die under one request before it is taken for the cause."""
+DYING_SECONDS = 0.05
+"""A worker lost this soon after it got a request was dying anyway, as when all are killed at once: it counts for half."""
 _HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
@@ -36,10 +38,12 @@ class Proxy:
         """
         wanted = Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user))
         tried: set[tuple[str, int]] = set()
-        lost = 0
+        lost = 0.0
         busy: list[int] = []
         while True:
-            choice = self._note(call, await self._choose(wanted, tried, busy, ticket))
+            if lost >= MOST_LOST:
+                raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
+            choice, began = self._note(call, await self._choose(wanted, tried, busy, ticket)), monotonic()
             tried.add((choice.worker.address, choice.worker.life))
             try:
                 connection, head = await self._attempt(call, prompt, choice, ticket)
@@ -48,11 +52,8 @@ class Proxy:
                 continue
             except LostBeforeHead as error:
                 self._failed(choice, "lost", error)
-                lost += not isinstance(error, GoneSilent)
-                if lost >= MOST_LOST:
-                    raise ApiError(
-                        502, f"{lost} workers ended the connection without an answer.", kind="server_error", code="bad_gateway"
-                    ) from error
+                if not isinstance(error, GoneSilent):
+                    lost += 1.0 if monotonic() - began > DYING_SECONDS else 0.5
                 continue
             except TooSilent as error:
                 raise ApiError(504, f"The worker gave no answer: {error}.", kind="server_error", code="timeout") from error
@@ -62,8 +63,10 @@ class Proxy:
                     self._metrics.retries.labels("busy").inc()
                     busy.append(_seconds(head.get(b"retry-after")))
                     continue
-                if head.status in (502, 503) and head.get(b"x-fairlead-retry") is not None:
+                retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
+                if retry is not None:
                     self._metrics.retries.labels("refused").inc()
+                    lost += retry == b"lost"  # its engine ended while it had the request
                     worker.suspect()
                     continue
                 worker.breaker.succeeded()

@@ -38,11 +38,11 @@ class Router:
         self.config = config
         self._source = source_of(config.workers)
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
-        self.table = WorkerTable()
+        self.table = WorkerTable(silence_timeout=config.silence_timeout)
         self.metrics = Metrics(self.table)
         self.formats = PromptFormats(self._threads)
         self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name)
-        self._poller = Poller(self.table, self.formats, config.poll_interval)
+        self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
         self.policy = self._make_policy()

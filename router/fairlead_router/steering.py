@@ -12,6 +12,9 @@ from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
 
+RETURN_SECONDS = 1.0
+"""How often an index that was away is asked whether it is back: a router without requests must not go on calling it away."""
+
 
 class PrefixAware:
     """Match, score and reserve in one round trip to the index."""
@@ -22,6 +25,7 @@ class PrefixAware:
         self.index_reason = ""
         """Why it is unavailable, in words for people."""
         self._releases: set[asyncio.Task[None]] = set()
+        self._returning: asyncio.Task[None] | None = None
 
     @property
     def index(self) -> str:
@@ -77,10 +81,23 @@ class PrefixAware:
         self._metrics.index_up.set(0 if away else 1)
         if away:
             logger.warning("the index is unavailable, routing by local load and rendezvous: %s", why)
+            if self._returning is None or self._returning.done():
+                self._returning = asyncio.create_task(self._await_return())
         else:
             logger.info("the index answers again")
 
+    async def _await_return(self) -> None:
+        while self._away and self._reader is not None:
+            await asyncio.sleep(RETURN_SECONDS)
+            try:
+                await self._reader.match(())
+            except IndexUnavailable:
+                continue
+            self._say(away=False)
+
     async def close(self) -> None:
+        if self._returning is not None:
+            self._returning.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
         if self._reader is not None:
             await self._reader.close()

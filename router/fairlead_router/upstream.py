@@ -29,6 +29,10 @@ class ConnectFailed(UpstreamError):
     """No connection: the worker never saw the request."""
 
 
+class Unreachable(ConnectFailed):
+    """No way to its machine, or no word from it: unlike a refusal, this says nothing of the process there."""
+
+
 class LostBeforeHead(UpstreamError):
     """The request was sent and no byte came back: another worker may be asked."""
 
@@ -82,6 +86,16 @@ class Connection(asyncio.Protocol):
         self.sent_at = 0.0
 
     # What the pool asks
+
+    @property
+    def headed(self) -> bool:
+        """The answer has begun."""
+        return self._head is not None and self._head.done()
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Since its last byte came or was taken; since the request was sent where none came."""
+        return self._loop.time() - self._touched
 
     @property
     def closed(self) -> bool:
@@ -224,8 +238,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        headed = self._head is not None and self._head.done()
-        if headed and not self._framed and exc is None and self._failure is None and not self.complete:
+        if self.headed and not self._framed and exc is None and self._failure is None and not self.complete:
             self.on_message_complete()  # a body without a length ends with its connection
             if self._reply is not None:
                 self._hand_on()
@@ -285,8 +298,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _lost(self, message: str) -> UpstreamError:
-        headed = self._head is not None and self._head.done()
-        return LostAfterHead(message) if headed else LostBeforeHead(message)
+        return LostAfterHead(message) if self.headed else LostBeforeHead(message)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

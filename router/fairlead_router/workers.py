@@ -6,7 +6,7 @@ from time import monotonic
 
 from fairlead_index.load import WorkerLoad
 from fairlead_router.breaker import Breaker
-from fairlead_router.pool import Pool
+from fairlead_router.pool import SILENCE_SECONDS, Pool
 
 FORGET_SECONDS = 30.0
 """How long an address that was dropped is refused to the index, whose lease outlives the pod by up to 10 s."""
@@ -17,10 +17,10 @@ UNKNOWN_RATE = 2000.0
 class Worker:
     """One address. `ready`, `draining`, `load` are what it said last; `silent` means that it has ceased to answer at all."""
 
-    def __init__(self, address: str, clock: Callable[[], float], discovered: bool) -> None:
+    def __init__(self, address: str, clock: Callable[[], float], discovered: bool, silence_timeout: float = SILENCE_SECONDS) -> None:
         self.address = address
         self.discovered = discovered
-        self.pool = Pool(address)
+        self.pool = Pool(address, silence_timeout)
         self.breaker = Breaker(clock)
         self.pod = ""
         self.ready = False
@@ -70,8 +70,8 @@ class Worker:
 class WorkerTable:
     """Every worker known, by address."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = monotonic, silence_timeout: float = SILENCE_SECONDS) -> None:
+        self._clock, self._silence_timeout = clock, silence_timeout
         self._workers: dict[str, Worker] = {}
         self._dropped: dict[str, float] = {}
         self._pulse = asyncio.Event()
@@ -135,7 +135,7 @@ class WorkerTable:
             pass
 
     def _add(self, address: str, discovered: bool) -> Worker:
-        worker = self._workers[address] = Worker(address, self._clock, discovered)
+        worker = self._workers[address] = Worker(address, self._clock, discovered, self._silence_timeout)
         self.on_added(worker)
         self.notify()
         return worker

@@ -111,13 +111,14 @@ class StandIn:
     """Requests whose client went away before the end."""
     format_fetches: int = 0
     address: str = ""
+    host: str = "127.0.0.1"
 
     async def start(self, port: int = 0) -> "StandIn":
         self._cache: set[int] = set()
         self._connections: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 24)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, self.host, port, limit=1 << 24)
+        self.address = f"{self.host}:{self._server.sockets[0].getsockname()[1]}"
         self._index = None
         if self.redis:
             url, namespace = self.redis
@@ -145,9 +146,12 @@ class StandIn:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._index is not None:
-            await self._index.leave(0.2)
-            self._index = None
+        await self.leave_index(0.2)
+
+    async def leave_index(self, timeout: float = 2.0) -> None:
+        index, self._index = self._index, None
+        if index is not None:
+            await index.leave(timeout)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 from tests.router.harness import Fleet, eventually
-from tests.router.stand_in_worker import Exchange, answers, dies_at_once, drains
+from tests.router.stand_in_worker import Behaviour, Exchange, answers, dies_at_once, drains
 
 from fairlead_router.workers import Worker
 
@@ -48,11 +48,33 @@ async def test_no_worker_sees_a_request_twice(fleet: Fleet) -> None:
     assert await router.metric("fairlead_router_retries_total") == 2
 
 
-async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet) -> None:
-    workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(5)]
+async def dies_of_it(exchange: Exchange) -> None:
+    await asyncio.sleep(0.1)
+    exchange.die()
+
+
+async def engine_dies_of_it(exchange: Exchange) -> None:
+    await exchange.whole(503, {"error": {"message": "the engine has ended"}}, x_fairlead_retry="lost")
+
+
+@pytest.mark.parametrize("behaviour", [dies_of_it, engine_dies_of_it])
+async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet, behaviour: Behaviour) -> None:
+    workers = [await fleet.worker(behaviour=behaviour) for _ in range(5)]
     router = await fleet.router(*workers)
     assert (await router.complete("poison")).status_code == 502
     assert sum(1 for worker in workers if worker.received) == 3
+
+
+async def test_a_request_is_not_blamed_for_workers_that_all_die_at_once(fleet: Fleet) -> None:
+    """As when a whole fleet is killed: it goes from one dying worker to the next, and is held until one is back."""
+    workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(3)]
+    router = await fleet.router(*workers, workers=fleet.list_in_file(*workers))
+    for worker in router.table:
+        worker.pool.close()
+    held = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: all(worker.received for worker in workers), "it was lost on each of them")
+    fleet.list_in_file(*workers, await fleet.worker())
+    assert (await held).status_code == 200
 
 
 async def test_a_stream_whose_worker_dies_ends_with_an_error_event(fleet: Fleet) -> None:
@@ -176,10 +198,56 @@ async def test_a_stopped_worker_loses_the_requests_that_it_has_not_begun(fleet: 
     assert (await waiting).status_code == 200 and len(other.received) == 1
 
 
+async def test_the_only_worker_is_given_up_when_it_stays_silent_and_taken_back_when_it_wakes(fleet: Fleet) -> None:
+    async def silent(exchange: Exchange) -> None:
+        await exchange.until_client_gone()
+
+    worker = await fleet.worker(behaviour=silent)
+    router = await fleet.router(worker, silence_timeout=2, hold_timeout=0.3)
+    waiting = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: len(worker.received) == 1, "it has the request")
+    worker.stopped = True
+    answer = await waiting  # not after the request timeout of ten minutes
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    worker.stopped, worker.behaviour = False, answers
+    await router.usable(1)
+    assert (await router.complete("y")).status_code == 200
+
+
+async def test_a_stream_of_a_worker_that_fell_silent_ends_with_an_error_event(fleet: Fleet) -> None:
+    async def falls_silent(exchange: Exchange) -> None:
+        await exchange.head()
+        await exchange.event("one")
+        exchange.worker.stopped = True
+        await exchange.until_client_gone()
+
+    worker = await fleet.worker(behaviour=falls_silent)
+    router = await fleet.router(worker, silence_timeout=2)
+    events = [line for line in (await router.complete("x", stream=True)).text.split("\n") if line]
+    assert len(events) == 2 and json.loads(events[1].removeprefix("data: "))["error"]["code"] == "stream_cut"
+
+
+async def test_a_long_prefill_is_no_silence(fleet: Fleet) -> None:
+    """Longer than the silence timeout without a byte, while the worker answers looks."""
+
+    async def thinks(exchange: Exchange) -> None:
+        await asyncio.sleep(2.6)
+        await exchange.head()
+        await exchange.event("one")
+        await asyncio.sleep(2.6)
+        await exchange.end()
+
+    worker = await fleet.worker(behaviour=thinks)
+    router = await fleet.router(worker, await fleet.worker(behaviour=thinks), silence_timeout=2)
+    answer = await router.complete("x", stream=True)
+    assert answer.text.endswith("[DONE]\n\n") and await router.metric("fairlead_router_retries_total") == 0
+
+
 async def test_a_request_that_kills_processes_does_not_kill_them_all(fleet: Fleet) -> None:
     """On kept connections, and with nothing listening afterwards: as a crash of the process looks."""
 
     async def crashes(exchange: Exchange) -> None:
+        await asyncio.sleep(0.1)
         exchange.worker._server.close()
         for writer in list(exchange.worker._connections):
             writer.transport.abort()

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.redis_server import RedisServer
@@ -24,10 +25,15 @@ def namespace() -> str:
     return f"tests/{uuid.uuid4().hex[:8]}"
 
 
-async def steered(fleet: Fleet, redis: RedisServer, namespace: str, count: int) -> tuple[RunningRouter, list[StandIn]]:
+async def steered(fleet: Fleet, redis: RedisServer, namespace: str, count: int, **settings: Any) -> tuple[RunningRouter, list[StandIn]]:
     workers = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(count)]
     router = await fleet.router(
-        *workers, workers=fleet.list_in_file(*workers), policy="PrefixAware", redis_url=redis.url, index_namespace=namespace
+        *workers,
+        workers=fleet.list_in_file(*workers),
+        policy="PrefixAware",
+        redis_url=redis.url,
+        index_namespace=namespace,
+        **settings,
     )
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
     return router, workers
@@ -98,6 +104,19 @@ async def test_a_worker_that_only_the_index_knows_may_be_used(fleet: Fleet, redi
     await router.usable(0)
     answer = await router.complete("hello " * 10)
     assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == newer.pod
+
+
+async def test_a_worker_that_only_the_index_knows_is_forgotten_when_it_stays_silent(
+    fleet: Fleet, redis: RedisServer, namespace: str
+) -> None:
+    router, (known,) = await steered(fleet, redis, namespace, 1, silence_timeout=2)
+    newer = await fleet.worker(redis=(redis.url, namespace))
+    await eventually(lambda: newer.joined, "it joined the index")
+    known.ready = False
+    await router.usable(0)
+    assert (await router.complete("hello " * 10)).headers["x-fairlead-pod"] == newer.pod
+    newer.stopped = True  # its machine is gone: discovery, which never named it, cannot say so
+    await eventually(lambda: router.table.get(newer.address) is None, "it is not looked at for ever")
 
 
 async def test_a_worker_restarts_on_another_address_under_load_and_no_client_notices(

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -62,9 +63,13 @@ def test_a_hung_engine_counts_as_dead(start: Start) -> None:
     with worker.stream("/v1/completions", **LONG) as (_, events):
         next(events)
         os.kill(worker.engine_pid, signal.SIGSTOP)
-        *_, last = events
+        with ThreadPoolExecutor(1) as beside:
+            unbegun = beside.submit(httpx.post, f"{worker.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+            *_, last = events
         assert isinstance(last, dict)
         assert "no sign of life" in last["error"]["message"]
+        refused = unbegun.result()
+        assert (refused.status_code, refused.headers["x-fairlead-retry"]) == (503, "lost")  # a router counts it
     assert worker.wait(15) == 1
     assert "no sign of life" in worker.termination_log.read_text()
 

@@ -24,6 +24,10 @@ class EngineGone(Exception):
     """The engine has ended; nothing more comes of its requests."""
 
 
+class EngineRefuses(EngineGone):
+    """The engine had ended, or was not ready yet, when the request came: it never saw it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """One sequence to be generated."""
@@ -151,7 +155,7 @@ class EngineClient:
     def register(self, id: str, submission: Submission, deliver: Deliver) -> None:
         """Send a request to the engine; `deliver` gets its outputs, or the news that the engine has gone."""
         if not self.serving:
-            raise EngineGone(self.state.reason or "the engine is not ready")
+            raise EngineRefuses(self.state.reason or "the engine is not ready")
         self._channel.send(
             Submit(
                 id=id,

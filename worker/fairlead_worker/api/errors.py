@@ -4,6 +4,8 @@ import json
 
 RETRY_OTHER = ("x-fairlead-retry", "other")
 """Tells the router that another pod may well answer."""
+RETRY_LOST = ("x-fairlead-retry", "lost")
+"""... and that the engine ended while it had the request, which may be the cause: routers count these."""
 
 
 class ApiError(Exception):
@@ -49,6 +51,11 @@ def busy(message: str, retry_after: int) -> ApiError:
     """This worker's queue is full; another's may not be."""
     headers = dict([RETRY_OTHER, ("retry-after", str(retry_after))])
     return ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
+
+
+def lost(message: str) -> ApiError:
+    """The engine ended under this request; another pod may answer it, or end the same way."""
+    return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_LOST]))
 
 
 def failed(message: str) -> ApiError:

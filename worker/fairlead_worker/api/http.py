@@ -11,8 +11,8 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairlead_worker.api.engine_client import EngineGone
-from fairlead_worker.api.errors import ApiError, too_large, unavailable
+from fairlead_worker.api.engine_client import EngineGone, EngineRefuses
+from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -171,8 +171,10 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case EngineGone():
+        case EngineRefuses():
             return unavailable(f"the engine has ended: {error}")
+        case EngineGone():
+            return lost(f"the engine has ended: {error}")
         case HTTPException(status_code=status, detail=detail):
             return ApiError(status, detail, code=str(detail).lower().replace(" ", "_"))
         case _:

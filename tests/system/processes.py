@@ -1,0 +1,168 @@
+"""Real processes of a fleet: routers, workers, Redis. Each is ended by its own process id, and its log is kept."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.redis_server import free_port
+from tests.system.node import Node
+
+NAMESPACE = "default/faults"
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+    """Poll until it holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def fetch(url: str) -> Any:
+    """The JSON there; None while nobody answers with status 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return json.load(answer)
+    except (OSError, ValueError, urllib.error.URLError):
+        return None
+
+
+class Process:
+    """One process that can be started again at the same address."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name, self._command, self._log = name, command, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def child(self) -> int:
+        """The pid of its only child."""
+        (pid,) = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return int(pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, also of a stopped one; returns when it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self, seconds: float) -> int:
+        """The exit status."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+
+class Fleet:
+    """`routers` and `workers` as processes, a worker on each of `nodes`, discovery by a file, an index if `redis` names one.
+
+    A context manager: on entering everything runs and is ready.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = 3,
+        routers: int = 2,
+        nodes: Sequence[Node] = (),
+        redis: str = "",
+        policy: str = "PrefixAware",
+        flags: Sequence[str] = (),
+    ) -> None:
+        self._folder, self._redis, self._policy, self._flags = folder, redis, policy, flags
+        self.workers: dict[str, Process] = {}
+        """By address."""
+        self.pods: dict[str, str] = {}
+        """Address of each pod name."""
+        self.routers: dict[str, Process] = {}
+        """By URL."""
+        for _ in range(workers):
+            self.add_worker()
+        for node in nodes:
+            self.add_worker(node.address, node.prefix)
+        for number in range(routers):
+            self._add_router(f"router-{number}")
+
+    def add_worker(self, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> str:
+        """Name it in discovery. Its pod name; started by `start` or by the caller."""
+        port, pod = free_port(), f"pod-{len(self.workers)}"
+        command = [*prefix, sys.executable, "-m", "tests.system.worker_process", "--host", host, "--port", str(port), "--pod-name", pod]
+        if self._redis:
+            command += ["--redis-url", self._redis, "--index-namespace", NAMESPACE]
+        self.add_process(pod, f"{host}:{port}", Process(pod, command, self._folder / f"{pod}.log"))
+        return pod
+
+    def add_process(self, pod: str, address: str, process: Process) -> None:
+        self.workers[address], self.pods[pod] = process, address
+        listed = self._folder / "workers.new"
+        listed.write_text("".join(f"{address}\n" for address in self.workers))
+        listed.replace(self._folder / "workers")
+
+    def worker(self, pod: str) -> Process:
+        return self.workers[self.pods[pod]]
+
+    def start(self) -> "Fleet":
+        for process in (*self.workers.values(), *self.routers.values()):
+            process.start()
+        self.settled()
+        return self
+
+    def settled(self, seconds: float = 120.0) -> None:
+        """Every router sees every worker usable, and the index answers it."""
+        for url in self.routers:
+            until(lambda url=url: self._sees_all(url), f"{url} sees every worker and the index", seconds)  # type: ignore[misc]
+
+    def _sees_all(self, url: str) -> bool:
+        picture = fetch(f"{url}/fairlead/workers")
+        if picture is None or fetch(f"{url}/ready") is None:
+            return False
+        usable = {worker["address"] for worker in picture["workers"] if worker["usable"]}
+        return usable == set(self.workers) and picture["index"] in ("ok", "off", "unused")
+
+    def _add_router(self, name: str) -> None:
+        port = free_port()
+        command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", str(port), "--policy", self._policy]
+        command += ["--workers", f"file://{self._folder / 'workers'}", "--index-namespace", NAMESPACE]
+        command += ["--redis-url", self._redis] if self._redis else []
+        self.routers[f"http://127.0.0.1:{port}"] = Process(name, [*command, *self._flags], self._folder / f"{name}.log")
+
+    def __enter__(self) -> "Fleet":
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        for process in (*self.routers.values(), *self.workers.values()):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
