@@ -39,12 +39,14 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: the model takes no chats."""
     tool_template: str = ""
     """Used instead of `chat_template` when a request has tools; empty: the same template."""
+    model_uri: str = ""
+    """Where the weights come from, as `root` in `/v1/models`."""
     special_tokens: dict[str, str] = {}
     """`bos_token`, `eos_token`, ...: variables of the template."""
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: Any, *, model_digest: str, model_names: Sequence[str], block_tokens: int, max_model_len: int
+        cls, tokenizer: Any, *, model_digest: str, model_names: Sequence[str], block_tokens: int, max_model_len: int, model_uri: str = ""
     ) -> "PromptFormat":
         """Of a transformers fast tokenizer, whose class may have changed what `tokenizer.json` says (bos, prefix spaces)."""
         templates = tokenizer.chat_template or ""
@@ -62,6 +64,7 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
             max_model_len=max_model_len,
             chat_template=templates,
             tool_template=tool_template,
+            model_uri=model_uri,
             special_tokens=dict(tokenizer.special_tokens_map),
         )
 

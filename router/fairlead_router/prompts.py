@@ -62,12 +62,12 @@ class Prompts:
     async def read(self, path: str, body: bytes) -> Prompt:
         """Raises ApiError: 400 for what is not a JSON object, 404 for a model that no worker serves."""
         names = self.model_names()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body, names, self._formats.current)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body, names)
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), self._served_name} - {""})
 
-    def _read(self, path: str, raw: bytes, names: Collection[str], known: KnownFormat | None) -> Prompt:
+    def _read(self, path: str, raw: bytes, names: Collection[str]) -> Prompt:
         try:
             body = self._decoder.decode(raw)
         except msgspec.ValidationError:
@@ -81,6 +81,7 @@ class Prompts:
             raise ApiError(404, message, param="model", code="model_not_found")
         user = body.user if isinstance(body.user, str) else ""
         guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user)
+        known = self._formats.of_model(body.model)
         if not self._tokenize or known is None:
             return guess
         try:

@@ -112,6 +112,7 @@ class Proxy:
         ]
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
+            lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
         lines += [name + b": " + value for name, value in call.passed]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fairlead_index.reader import IndexReader
+from fairlead_index.token_cache import TokenCache
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
 from fairlead_router.formats import PromptFormats
@@ -33,7 +34,7 @@ class Router:
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
         self.table = WorkerTable()
         self.metrics = Metrics(self.table)
-        self.formats = PromptFormats(self._threads)
+        self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
         self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name)
         self._poller = Poller(self.table, self.formats, config.poll_interval)
         self._following: asyncio.Task[None] | None = None
@@ -91,7 +92,7 @@ class Router:
                 "object": "model",
                 "created": self._created,
                 "owned_by": "fairlead",
-                "max_model_len": self.formats.max_model_len(name),
+                **self.formats.describe(name),
             }
             for name in self.prompts.model_names()
         ]

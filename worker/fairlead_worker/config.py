@@ -85,6 +85,9 @@ class WorkerConfig(BaseSettings):
         Field(description="auto: what a request leaves out is as the model's generation_config.json says; none: as OpenAI says"),
     ] = "auto"
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
+    token_cache_bytes: Annotated[
+        NonNegative, Field(description="memory for token ids of earlier prompts that came without a router; 0: none are kept")
+    ] = 64 * 1024 * 1024
     engine_timeout: Annotated[
         float,
         Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),

@@ -49,7 +49,7 @@ class ChatShape:
 
 async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
-    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
+    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
     model = worker.check_model(request.model)
     how = wanted(request, worker.ready.sampling_defaults)

@@ -65,7 +65,7 @@ class CompletionShape:
 
 async def completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
-    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
+    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
     how = wanted(request, worker.ready.sampling_defaults)
