@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format e2e gpu-check bench-engine bench-peers bench-index bench-operator crds api-docs requirements clean
+.PHONY: help install demo test lint format e2e gpu-check bench-engine bench-peers bench-index bench-tokenize bench-operator crds api-docs requirements clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on th
 
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
 	$(BIN)/python bench/index_match.py --json bench/results/index.json
+
+bench-tokenize: install ## a growing chat's next turn, with the cache of token ids and without; writes bench/results/tokenizing.json
+	$(BIN)/python bench/tokenizing.py --json bench/results/tokenizing.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

@@ -15,14 +15,15 @@ The cut lies *before* the token. What follows it is then never at offset 0, wher
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 from tokenizers import Tokenizer
 
-MAX_MARKS: Final = 64
+MAX_TRIED, MAX_MARKS = 256, 64
+"""Of the added tokens, those that `wanted` holds first. More would slow every text down, and no template writes so many."""
 _PROBES: Final = ("a", " a", "a ", "\n", "  b\n\n c", "Ab 12", "é漢🙂", "a\u0301", "▁x", "'s")
 _AFFIX_PROBES: Final = ("a", "Hello there", "7 + 8", "\n")
 _FIXED_AFFIXES: Final = frozenset({"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing", "Sequence"})
@@ -69,25 +70,30 @@ def affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 def _marks(tokenizer: Tokenizer, wanted: Sequence[str]) -> list[str]:
     if getattr(tokenizer.model, "dropout", None):
         return []  # random by design
-    added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content]
-    raw = [token for token in added if not token.normalized]
+    raw = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content and not token.normalized]
     contents = {token.content for token in raw}
-    awkward = {token.content for token in raw if token.lstrip or token.single_word}
-    endings = {content[at:] for content in contents for at in range(1, len(content))}
+    awkward = tuple(token.content for token in raw if token.lstrip or token.single_word)
+    text = "\0".join(wanted)
+    fit = [content for content in contents if content[0] in string.punctuation]
+    tried = sorted(fit, key=lambda content: (content not in text, content))[:MAX_TRIED]
+    covered = _covered(tried, contents)
+    marks = [mark for mark in tried if mark not in covered and not any(token.startswith(mark) for token in awkward)]
+    return [mark for mark in marks[:MAX_MARKS] if _shown(tokenizer, mark)]
+
+
+def _covered(tried: Sequence[str], contents: Collection[str]) -> set[str]:
+    """Those of `tried` over whose beginning a token of `contents` can reach: it holds them further in, or ends as they begin."""
     insides = "\0".join(content[1:] for content in contents)
-
-    def clean(content: str) -> bool:
-        if content[0] not in string.punctuation or content in insides:
-            return False
-        if any(content[:end] in endings for end in range(1, len(content) + 1)):
-            return False
-        return not any(longer.startswith(content) for longer in awkward)
-
-    marks = [content for content in sorted(contents) if clean(content)]
-    if len(marks) > MAX_MARKS:
-        text = "\0".join(wanted)
-        marks = sorted(marks, key=lambda mark: mark not in text)[:MAX_MARKS]
-    return [mark for mark in marks if _shown(tokenizer, mark)]
+    covered = {mark for mark in tried if mark in insides}
+    beginning: dict[str, list[str]] = {}
+    for mark in tried:
+        for end in range(1, len(mark) + 1):
+            beginning.setdefault(mark[:end], []).append(mark)
+    for content in contents:
+        for at in range(1, len(content)):
+            if found := beginning.get(content[at:]):
+                covered.update(found)
+    return covered
 
 
 def _shown(tokenizer: Tokenizer, mark: str) -> bool:

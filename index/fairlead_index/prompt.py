@@ -93,8 +93,9 @@ class PromptEncoder:
             raise PromptError("tokenizer_json", f"the tokenizer does not load: {error}") from error
         self._tokenizer.no_padding()  # a file may carry the settings of its training
         self._tokenizer.no_truncation()
-        self._cuts = Cuts(self._tokenizer, [format.chat_template, format.tool_template, *format.special_tokens.values()])
-        self._affixes = affixes(self._tokenizer)
+        wanted = [format.chat_template, format.tool_template, *format.special_tokens.values()]
+        self._cuts = Cuts(self._tokenizer, wanted) if cache is not None else None
+        self._affixes = affixes(self._tokenizer) if cache is not None else None
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
 
@@ -106,22 +107,22 @@ class PromptEncoder:
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
         try:
-            if self._cache is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
+            if self._cache is None or self._cuts is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
                 # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms; "fast" leaves out the offsets.
                 (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return array("I", encoding.ids)
             before, after = self._affixes if add_special_tokens and self._affixes else ([], [])
             tokens = array("I", before)
-            for part in self._parts(self._cache, text, scope):
+            for part in self._parts(self._cache, self._cuts.split(text), scope):
                 tokens += part
             tokens.extend(after)
             return tokens
         except Exception as error:  # lone surrogates among others; tokenizers raises bare Exception
             raise PromptError("prompt", f"cannot be tokenized: {error}") from error
 
-    def _parts(self, cache: TokenCache, text: str, scope: str) -> "list[array[int]]":
+    def _parts(self, cache: TokenCache, parts: list[str], scope: str) -> "list[array[int]]":
         """Token ids of a text's parts: those not seen before are tokenized, each once, in one batch."""
-        keys = [Key(self.format.tokenizer_digest, scope, part) for part in self._cuts.split(text)]
+        keys = [Key(self.format.tokenizer_digest, scope, part) for part in parts]
         found = cache.get(keys)
         new = dict.fromkeys(key for key, ids in zip(keys, found, strict=True) if ids is None)
         if not new:

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from fairlead_router import queries
 from fairlead_router.errors import ApiError, Headers, Receive, Send, answer
 from fairlead_router.inbound import Call, ClientGone, linger
 from fairlead_router.prompts import Prompt
+from fairlead_router.redirect import opted_out, redirect
 from fairlead_router.router import Router
 
 access = logging.getLogger("fairlead_router.access")
@@ -59,12 +61,16 @@ class App:
             return
         call = Call.of(scope)
         try:
-            if path not in PROMPTED and path not in PASSED and page is None:
+            if path not in PROMPTED and path not in PASSED and path not in queries.PATHS and page is None:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
             if call.method != ("GET" if page is not None else "POST"):
                 raise ApiError(405, f"{call.method} is not allowed on {path}.", code="method_not_allowed")
             await call.read_body(receive, self._router.config.max_body_bytes)
-            await self._proxied(call, receive, send)
+            if path in queries.PATHS:
+                await self._query(call, send)
+                return
+            redirected = path in PROMPTED and self._router.config.steering == "redirect" and not opted_out(scope)
+            await self._proxied(call, receive, send, redirected)
         except ApiError as error:
             call.status = error.status
             await self._refuse(call, error, receive, send)
@@ -79,8 +85,8 @@ class App:
         finally:
             self._log(call)
 
-    async def _proxied(self, call: Call, receive: Receive, send: Send) -> None:
-        """Prepare and forward, for as long as the client is there. Raises ClientGone as soon as it is not."""
+    async def _proxied(self, call: Call, receive: Receive, send: Send, redirected: bool) -> None:
+        """Prepare and forward, for as long as the client is there. Raises ClientGone as soon as it is not, Redirect to send it on."""
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -93,7 +99,10 @@ class App:
         watch = asyncio.ensure_future(receive())  # after the body, the only message left is that the client has gone
         watch.add_done_callback(client_gone)
         try:
-            await self._router.proxy.forward(call, await self._prompt(call), send)
+            prompt = await self._prompt(call)
+            if redirected:
+                raise await redirect(self._router.proxy, call, prompt)
+            await self._router.proxy.forward(call, prompt, send)
         except asyncio.CancelledError:
             if not gone:
                 raise
@@ -102,6 +111,11 @@ class App:
         finally:
             watch.remove_done_callback(client_gone)
             watch.cancel()
+
+    async def _query(self, call: Call, send: Send) -> None:
+        body = msgspec.json.encode(await self._router.queries.answer(call.path, call.body))
+        call.status = 200
+        await answer(send, 200, body, [(b"x-request-id", call.id.encode())])
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
@@ -123,7 +137,7 @@ class App:
 
     def _log(self, call: Call) -> None:
         now = monotonic()
-        path = call.path if call.path in PROMPTED + PASSED else "other"
+        path = call.path if call.path in (*PROMPTED, *PASSED, *queries.PATHS) else "other"
         status = str(call.status) if call.status else "499"
         self._router.metrics.requests.labels(path, status).inc()
         if access.isEnabledFor(logging.INFO):

@@ -1,0 +1,62 @@
+"""`--steering redirect`: a client inside the cluster is sent to the chosen worker (307), and streams from it without a proxy on the way.
+
+The reservation stands until the worker's load shows the request. Nothing of a request's further way is seen here: no retries, no breaker,
+no audit of predictions; a worker that cannot take it answers 503, and the client asks the router again.
+"""
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+from fairlead_router.config import RouterConfig
+from fairlead_router.errors import ApiError
+from fairlead_router.inbound import Call
+from fairlead_router.policies import Choice
+from fairlead_router.prompts import Prompt
+from fairlead_router.proxy import Proxy
+from fairlead_router.workers import Worker
+
+OPT_OUT: Final = b"x-fairlead-steering"
+"""`proxy` in this header: the client cannot follow redirects, its request is proxied."""
+CLAIM_SECONDS: Final = 1.0
+"""How long a redirected prompt counts as its worker's backlog here: by then the worker's own report has it."""
+
+
+class Redirect(ApiError):
+    """307 to a worker. Its body says what to do to who does not follow it."""
+
+    def __init__(self, location: bytes, choice: Choice) -> None:
+        super().__init__(
+            307,
+            "This router redirects (--steering redirect). Send the same request with its body to the Location, as RFC 9110 has it for 307, "
+            "or give the header `X-Fairlead-Steering: proxy`.",
+            kind="redirect",
+            code="temporary_redirect",
+            headers=[(b"location", location), (b"cache-control", b"no-store"), (b"x-fairlead-pod", choice.worker.pod.encode())],
+        )
+        if choice.predicted is not None:
+            self.headers.append((b"x-fairlead-predicted-tokens", b"%d" % choice.predicted))
+
+
+def check(config: RouterConfig) -> None:
+    """Raises ValueError for keys beside redirects: workers know no keys, and who was once sent to one could go again without."""
+    if config.steering == "redirect" and getattr(config, "api_keys_file", None):
+        raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: take one of the two away")
+
+
+def opted_out(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request asks to be proxied."""
+    return any(name == OPT_OUT and value.strip().lower() == b"proxy" for name, value in scope["headers"])
+
+
+async def redirect(proxy: Proxy, call: Call, prompt: Prompt) -> Redirect:
+    """Choose a worker as for a request of our own, and say where it is. Raises ApiError 503 as the proxy does."""
+    choice = await proxy.place(call, prompt)
+    worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
+    worker.pending_tokens += pending
+    asyncio.get_running_loop().call_later(CLAIM_SECONDS, _forget, worker, pending)
+    return Redirect(b"http://" + worker.address.encode() + call.target, choice)
+
+
+def _forget(worker: Worker, pending: int) -> None:
+    worker.pending_tokens -= pending
