@@ -139,7 +139,7 @@ class App:
         now = monotonic()
         path = call.path if call.path in (*PROMPTED, *PASSED, *queries.PATHS) else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.requests.labels(path, status).inc()
+        self._router.metrics.finished(call, path, status)
         if access.isEnabledFor(logging.INFO):
             access.info(
                 "%s %s %s %s worker=%s attempts=%d prompt_tokens=%s predicted=%s cached=%s ttfb_ms=%s total_ms=%.1f bytes=%d end=%s",

@@ -37,6 +37,7 @@ class RouterConfig(BaseSettings):
     drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")
     request_timeout: float = Field(600.0, gt=0, description="seconds of silence from a worker after which a request fails")
     hold_timeout: float = Field(30.0, ge=0, description="seconds that a request waits for a worker before 503")
+    metrics_names: Literal["fairlead", "vllm"] = Field("fairlead", description="vllm: also as vLLM's production-stack router names them")
     token_cache_bytes: int = Field(64 * 1024 * 1024, ge=0, description="memory for token ids of earlier prompts; 0: none are kept")
     poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
 

@@ -41,7 +41,7 @@ class PromptFormats:
     """Formats by tag; `current` is the one that most usable workers have (two during a rollout that changes the model)."""
 
     def __init__(self, threads: Executor, cache: TokenCache) -> None:
-        self._threads, self._cache = threads, cache
+        self._threads, self.cache = threads, cache
         self._known: dict[str, KnownFormat] = {}
         self._coming: dict[str, asyncio.Event] = {}
         """Formats being read from one worker: those that have the same wait for it, however many begin at once."""
@@ -100,7 +100,7 @@ class PromptFormats:
     async def _load(self, tag: str, address: str, body: bytes, packed: bool) -> None:
         try:
             loop = asyncio.get_running_loop()
-            known = self._known[tag] = await loop.run_in_executor(self._threads, _read, tag, body, packed, self._cache)
+            known = self._known[tag] = await loop.run_in_executor(self._threads, _read, tag, body, packed, self.cache)
             logger.info("prompt format %s of %s: models %s", tag, address, known.format.model_names)
         except (msgspec.MsgspecError, PromptError, zlib.error, ValueError) as error:
             self._refused.add(tag)

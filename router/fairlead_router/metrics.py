@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fairlead_index.token_cache import TokenCache
+from fairlead_router.inbound import Call
+from fairlead_router.stack_metrics import StackMetrics
 from fairlead_router.workers import WorkerTable
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -40,9 +43,38 @@ class Metrics:
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)
         registry.register(_WorkerGauges(table))
+        self._stack: StackMetrics | None = None
+
+    def watch_token_cache(self, cache: TokenCache) -> None:
+        """Show how many prompt tokens were known from earlier prompts, and how many were not."""
+        self.registry.register(_TokenCacheMetrics(cache))
+
+    def add_stack_names(self, stack: StackMetrics) -> None:
+        """Show and feed the names of vLLM's production stack too."""
+        self._stack = stack
+        self.registry.register(stack)
+
+    def finished(self, call: Call, path: str, status: str) -> None:
+        """Count a request that is over. `path` and `status` as they are shown."""
+        self.requests.labels(path, status).inc()
+        if self._stack is not None and call.prompt_tokens is not None and path.startswith("/v1/"):
+            self._stack.finished(call)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _TokenCacheMetrics(Collector):
+    def __init__(self, cache: TokenCache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterable[Metric]:
+        name, cache = "fairlead_router_token_cache", self._cache
+        return [
+            CounterMetricFamily(f"{name}_hit_tokens", "Prompt tokens known from earlier prompts", value=cache.hit_tokens),
+            CounterMetricFamily(f"{name}_missed_tokens", "Prompt tokens looked up and not known", value=cache.missed_tokens),
+            GaugeMetricFamily(f"{name}_bytes", "Memory of the token ids of earlier prompts", value=cache.bytes),
+        ]
 
 
 class _WorkerGauges(Collector):

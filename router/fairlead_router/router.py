@@ -21,6 +21,7 @@ from fairlead_router.poller import Poller
 from fairlead_router.prompts import Prompts
 from fairlead_router.proxy import Proxy
 from fairlead_router.queries import Queries
+from fairlead_router.stack_metrics import StackMetrics
 from fairlead_router.steering import PrefixAware
 from fairlead_router.workers import WorkerTable
 
@@ -38,7 +39,10 @@ class Router:
         self.table = WorkerTable()
         self.metrics = Metrics(self.table)
         self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
+        self.metrics.watch_token_cache(self.formats.cache)
         self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name)
+        if config.metrics_names == "vllm":
+            self.metrics.add_stack_names(StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), "")))
         self._poller = Poller(self.table, self.formats, config.poll_interval)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())

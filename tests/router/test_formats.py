@@ -93,7 +93,7 @@ async def test_revisions_of_one_model_are_one_entry_with_the_smallest_length(fle
 async def test_a_growing_conversation_through_the_router_is_tokenized_once(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
-    cache = router.server.router.formats._cache
+    cache = router.server.router.formats.cache
     chat = [{"role": "user", "content": "a long question, asked again and again " * 60}]
     for _ in range(3):
         await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": chat})
