@@ -169,6 +169,8 @@ DEFAULTS = {
     "engine.kv_cache.block_tokens": 64,
     "routing.policy": "PrefixAware",
     "routing.replicas": 2,
+    "routing.steering": "Proxy",
+    "routing.metrics_names": "Fairlead",
     "rollout.drain_timeout": "120s",
     "rollout.progress_deadline": "1h",
     "disruption.max_unavailable": 1,

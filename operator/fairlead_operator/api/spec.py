@@ -117,6 +117,12 @@ class Routing(Part):
         "PrefixAware", description="PrefixAware: to the pod where the request will start soonest, given what its KV cache holds."
     )
     replicas: int = Field(2, ge=1, le=64, description="Router pods. They share nothing but the index: any number works.")
+    steering: Literal["Proxy", "Redirect"] = Field(
+        "Proxy", description="Redirect: clients inside the cluster are sent to the pod (307); no retries, no keys, no queue."
+    )
+    metrics_names: Literal["Fairlead", "vLLM"] = Field(
+        "Fairlead", description="vLLM: metrics also under the names of vLLM's production stack."
+    )
 
 
 class Rollout(Part):

@@ -11,7 +11,13 @@ from fairlead_operator.settings import Settings
 
 
 def revision(service: InferenceService) -> str:
-    return names.digest([said(service.spec.routing, "policy"), said(service.spec.rollout, "drain_timeout"), service.served_model_name])
+    return names.digest(
+        [
+            said(service.spec.routing, "policy", "steering", "metrics_names"),
+            said(service.spec.rollout, "drain_timeout"),
+            service.served_model_name,
+        ]
+    )
 
 
 def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
@@ -76,5 +82,8 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
         "policy": service.spec.routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,
+        # Only where they are not the default: a router of an older image knows no such flag.
+        "steering": service.spec.routing.steering.lower() if service.spec.routing.steering != "Proxy" else "",
+        "metrics-names": service.spec.routing.metrics_names.lower() if service.spec.routing.metrics_names != "Fairlead" else "",
     }
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""]
