@@ -12,7 +12,7 @@ from fairlead_router import queries
 from fairlead_router.errors import ApiError, Headers, Receive, Send, answer
 from fairlead_router.inbound import Call, ClientGone, linger
 from fairlead_router.prompts import Prompt
-from fairlead_router.redirect import opted_out, redirect
+from fairlead_router.redirect import opted_out
 from fairlead_router.router import Router
 
 access = logging.getLogger("fairlead_router.access")
@@ -69,7 +69,7 @@ class App:
             if path in queries.PATHS:
                 await self._query(call, send)
                 return
-            redirected = path in PROMPTED and self._router.config.steering == "redirect" and not opted_out(scope)
+            redirected = path in PROMPTED and self._router.redirector.on and not opted_out(scope["headers"])
             await self._proxied(call, receive, send, redirected)
         except ApiError as error:
             call.status = error.status
@@ -101,7 +101,7 @@ class App:
         try:
             prompt = await self._prompt(call)
             if redirected:
-                raise await redirect(self._router.proxy, call, prompt)
+                raise await self._router.redirector.redirect(call, prompt)
             await self._router.proxy.forward(call, prompt, send)
         except asyncio.CancelledError:
             if not gone:

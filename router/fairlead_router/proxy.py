@@ -65,13 +65,6 @@ class Proxy:
                 worker.in_flight -= 1
                 worker.pool.give_back(connection)
 
-    async def place(self, call: Call, prompt: Prompt) -> Choice:
-        """A worker for a call that its client takes there; the reservation stands until the worker's load shows the request.
-
-        Raises ApiError 503.
-        """
-        return self._note(call, await self._choose(Wanted(prompt.length, prompt.hashes, call.session or prompt.user), set()))
-
     async def _choose(self, wanted: Wanted, tried: set[tuple[str, int]]) -> Choice:
         """A worker; waits for one while there is none. Raises ApiError 503 when the wait is over."""
         choice = await self._policy.choose(wanted, tried)

@@ -5,16 +5,17 @@ no audit of predictions; a worker that cannot take it answers 503, and the clien
 """
 
 import asyncio
-from collections.abc import MutableMapping
-from typing import Any, Final
+from collections.abc import Iterable
+from time import monotonic
+from typing import Final
 
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError
+from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.inbound import Call
-from fairlead_router.policies import Choice
+from fairlead_router.policies import Choice, Policy, Wanted
 from fairlead_router.prompts import Prompt
-from fairlead_router.proxy import Proxy
-from fairlead_router.workers import Worker
+from fairlead_router.proxy import RECHECK_SECONDS
+from fairlead_router.workers import Worker, WorkerTable
 
 OPT_OUT: Final = b"x-fairlead-steering"
 """`proxy` in this header: the client cannot follow redirects, its request is proxied."""
@@ -38,24 +39,37 @@ class Redirect(ApiError):
             self.headers.append((b"x-fairlead-predicted-tokens", b"%d" % choice.predicted))
 
 
-def check(config: RouterConfig) -> None:
-    """Raises ValueError for keys beside redirects: workers know no keys, and who was once sent to one could go again without."""
-    if config.steering == "redirect" and getattr(config, "api_keys_file", None):
-        raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: take one of the two away")
+def opted_out(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request asks to be proxied. Names in lower case."""
+    return any(name == OPT_OUT and value.strip().lower() == b"proxy" for name, value in headers)
 
 
-def opted_out(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request asks to be proxied."""
-    return any(name == OPT_OUT and value.strip().lower() == b"proxy" for name, value in scope["headers"])
+class Redirector:
+    """Chooses as the proxy does, and says where the worker is instead of going there."""
 
+    def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy) -> None:
+        """Raises ValueError for keys beside redirects: workers know no keys, and who was once sent to one could go again without."""
+        if config.steering == "redirect" and getattr(config, "api_keys_file", None):
+            raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: take one of the two away")
+        self.on = config.steering == "redirect"
+        self._table, self._policy, self._hold = table, policy, config.hold_timeout
 
-async def redirect(proxy: Proxy, call: Call, prompt: Prompt) -> Redirect:
-    """Choose a worker as for a request of our own, and say where it is. Raises ApiError 503 as the proxy does."""
-    choice = await proxy.place(call, prompt)
-    worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
-    worker.pending_tokens += pending
-    asyncio.get_running_loop().call_later(CLAIM_SECONDS, _forget, worker, pending)
-    return Redirect(b"http://" + worker.address.encode() + call.target, choice)
+    async def redirect(self, call: Call, prompt: Prompt) -> Redirect:
+        """Where the call's client is to go. Waits for a worker while there is none; raises ApiError 503 when that took too long."""
+        choice = await self._choose(Wanted(prompt.length, prompt.hashes, call.session or prompt.user))
+        worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
+        call.worker, call.predicted = worker.address, choice.predicted
+        worker.pending_tokens += pending
+        asyncio.get_running_loop().call_later(CLAIM_SECONDS, _forget, worker, pending)
+        return Redirect(b"http://" + worker.address.encode() + call.target, choice)
+
+    async def _choose(self, wanted: Wanted) -> Choice:
+        deadline = monotonic() + self._hold
+        while (choice := await self._policy.choose(wanted, ())) is None:
+            if (left := deadline - monotonic()) <= 0:
+                raise unavailable(f"No worker became ready within {self._hold:g} s. Try again later.", retry_after=5)
+            await self._table.changed(min(left, RECHECK_SECONDS))
+        return choice
 
 
 def _forget(worker: Worker, pending: int) -> None:

@@ -11,7 +11,6 @@ import msgspec
 
 from fairlead_index.reader import IndexReader
 from fairlead_index.token_cache import TokenCache
-from fairlead_router import redirect
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
 from fairlead_router.formats import PromptFormats
@@ -21,6 +20,7 @@ from fairlead_router.poller import Poller
 from fairlead_router.prompts import Prompts
 from fairlead_router.proxy import Proxy
 from fairlead_router.queries import Queries
+from fairlead_router.redirect import Redirector
 from fairlead_router.stack_metrics import StackMetrics
 from fairlead_router.steering import PrefixAware
 from fairlead_router.workers import WorkerTable
@@ -32,7 +32,6 @@ class Router:
     """Owns what lives as long as the process. Build it, `start` it on a running loop, `close` it there."""
 
     def __init__(self, config: RouterConfig) -> None:
-        redirect.check(config)
         self.config = config
         self._source = source_of(config.workers)
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
@@ -48,6 +47,7 @@ class Router:
         self._created = int(time.time())
         self.policy = self._make_policy()
         self.proxy = Proxy(config, self.table, self.policy, self.metrics)
+        self.redirector = Redirector(config, self.table, self.policy)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis_url else None
         self.queries = Queries(self.formats, self.table, match, self._threads)
 
