@@ -156,7 +156,7 @@ def test_a_growing_conversation_is_tokenized_once() -> None:
 
 
 def test_the_cache_is_bounded_and_drops_the_oldest() -> None:
-    size = ENTRY_OVERHEAD + 200
+    size = ENTRY_OVERHEAD + 250
     kept = TokenCache(20 * size)
     keys = [Key("t", "", f"{number:04}" * 10) for number in range(100)]
     for key in keys:
