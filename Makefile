@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements bench-router-engines clean
+.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements bench-router-engines bench-tokenize clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ bench-router: install ## the router beside sglang-router, vllm-router and a Pyth
 bench-router-engines: install ## steering with real engines, and faults at length (a quarter of an hour; BENCH=--quick: does it run); writes bench/results/
 	$(BIN)/python bench/router_engines.py $(BENCH) --json bench/results/router_engines.json
 	PYTHONPATH=. $(BIN)/python bench/router_faults.py $(BENCH) --json bench/results/router_faults.json
+
+bench-tokenize: install ## a growing chat's next turn, with the cache of token ids and without; writes bench/results/tokenizing.json
+	$(BIN)/python bench/tokenizing.py --json bench/results/tokenizing.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

@@ -12,11 +12,16 @@ import msgspec
 from tokenizers import Tokenizer
 
 from fairlead_index import messages as chat
+from fairlead_index.cuts import Cuts, affixes
 from fairlead_index.errors import PromptError
 from fairlead_index.hashing import chain_root
 from fairlead_index.text_stream import TextStream
+from fairlead_index.token_cache import Key, TokenCache
 
 __all__ = ["PromptEncoder", "PromptError", "PromptFormat"]
+
+CACHED_FROM = 1024
+"""Characters from which a text is looked up in parts: tokenizing less costs no more than that."""
 
 
 class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +39,14 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: the model takes no chats."""
     tool_template: str = ""
     """Used instead of `chat_template` when a request has tools; empty: the same template."""
+    model_uri: str = ""
+    """Where the weights come from, as `root` in `/v1/models`."""
     special_tokens: dict[str, str] = {}
     """`bos_token`, `eos_token`, ...: variables of the template."""
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: Any, *, model_digest: str, model_names: Sequence[str], block_tokens: int, max_model_len: int
+        cls, tokenizer: Any, *, model_digest: str, model_names: Sequence[str], block_tokens: int, max_model_len: int, model_uri: str = ""
     ) -> "PromptFormat":
         """Of a transformers fast tokenizer, whose class may have changed what `tokenizer.json` says (bos, prefix spaces)."""
         templates = tokenizer.chat_template or ""
@@ -57,6 +64,7 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
             max_model_len=max_model_len,
             chat_template=templates,
             tool_template=tool_template,
+            model_uri=model_uri,
             special_tokens=dict(tokenizer.special_tokens_map),
         )
 
@@ -71,29 +79,59 @@ def digest(text: str) -> str:
 
 
 class PromptEncoder:
-    """Encodes and decodes in one format. Safe to use from several threads; the slow part of a long prompt runs without the GIL."""
+    """Encodes and decodes in one format. Safe to use from several threads; the slow part of a long prompt runs without the GIL.
 
-    def __init__(self, format: PromptFormat) -> None:
+    With a cache (one for all encoders of a process) what was tokenized before is not tokenized again: see `cuts`.
+    """
+
+    def __init__(self, format: PromptFormat, cache: TokenCache | None = None) -> None:
         self.format = format
+        self._cache = cache
         try:
             self._tokenizer = Tokenizer.from_str(format.tokenizer_json)
         except Exception as error:  # tokenizers raises bare Exception
             raise PromptError("tokenizer_json", f"the tokenizer does not load: {error}") from error
         self._tokenizer.no_padding()  # a file may carry the settings of its training
         self._tokenizer.no_truncation()
+        wanted = [format.chat_template, format.tool_template, *format.special_tokens.values()]
+        self._cuts = Cuts(self._tokenizer, wanted) if cache is not None else None
+        self._affixes = affixes(self._tokenizer) if cache is not None else None
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
 
-    def encode_text(self, text: str, add_special_tokens: bool = True) -> "array[int]":
-        """Token ids of a text, with the tokenizer's own special tokens around it (bos, ...) unless told otherwise."""
+    def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "") -> "array[int]":
+        """Token ids of a text, with the tokenizer's own special tokens around it (bos, ...) unless told otherwise.
+
+        `scope` parts the cache: texts seen in one scope are not known, nor noticeably faster, in another.
+        """
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
         try:
-            # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms. And "fast" leaves out the offsets.
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            if self._cache is None or self._cuts is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
+                # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms; "fast" leaves out the offsets.
+                (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                return array("I", encoding.ids)
+            before, after = self._affixes if add_special_tokens and self._affixes else ([], [])
+            tokens = array("I", before)
+            for part in self._parts(self._cache, self._cuts.split(text), scope):
+                tokens += part
+            tokens.extend(after)
+            return tokens
         except Exception as error:  # lone surrogates among others; tokenizers raises bare Exception
             raise PromptError("prompt", f"cannot be tokenized: {error}") from error
-        return array("I", encoding.ids)
+
+    def _parts(self, cache: TokenCache, parts: list[str], scope: str) -> "list[array[int]]":
+        """Token ids of a text's parts: those not seen before are tokenized, each once, in one batch."""
+        keys = [Key(self.format.tokenizer_digest, scope, part) for part in parts]
+        found = cache.get(keys)
+        new = dict.fromkeys(key for key, ids in zip(keys, found, strict=True) if ids is None)
+        if not new:
+            return [ids for ids in found if ids is not None]
+        encodings = self._tokenizer.encode_batch_fast([key.text for key in new], add_special_tokens=False)
+        made = {key: array("I", encoding.ids) for key, encoding in zip(new, encodings, strict=True)}
+        for key, ids in made.items():
+            cache.put(key, ids)
+        return [made[key] if ids is None else ids for key, ids in zip(keys, found, strict=True)]
 
     def encode_chat(
         self,
@@ -102,11 +140,12 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
+        scope: str = "",
     ) -> "array[int]":
         """Token ids of a chat in the model's template. Takes messages and tools as they came over HTTP; raises PromptError."""
         text = self.render_chat(messages, tools, add_generation_prompt, continue_final_message, template_kwargs)
         try:
-            return self.encode_text(text, add_special_tokens=False)  # the template wrote them
+            return self.encode_text(text, add_special_tokens=False, scope=scope)  # the template wrote them
         except PromptError as error:
             raise PromptError("messages", error.reason) from error
 

@@ -7,12 +7,14 @@ from time import monotonic
 
 import msgspec
 
+from fairlead_router import queries
 from fairlead_router.access_log import AccessLog
 from fairlead_router.client import Request
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.inbound import Call, linger
 from fairlead_router.probe import PATH as PROBE
 from fairlead_router.prompts import Prompt
+from fairlead_router.redirect import opted_out
 from fairlead_router.reply import Reply
 from fairlead_router.router import Router
 
@@ -52,9 +54,9 @@ class App:
                 return
         call = Call.of(request)
         try:
-            if path.startswith("/v1/") or path in PASSED:
+            if path.startswith("/v1/") or path in PASSED or path in queries.PATHS:
                 front.identify(call)
-            if path not in PROMPTED and path not in PASSED and page is None:
+            if path not in PROMPTED and path not in PASSED and path not in queries.PATHS and page is None:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
             if page is not None and request.method in ("GET", "HEAD"):
                 call.status = 200
@@ -66,7 +68,12 @@ class App:
                 front.check_quota(call)
             await call.read_body(request, self._router.config.max_body_bytes)
             if path in PROMPTED:
-                await front.forward(call, await self._prompt(call), reply)
+                prompt = await self._prompt(call)
+                if self._router.redirector.on and not opted_out(request.headers):
+                    raise await self._router.redirector.redirect(call, prompt)
+                await front.forward(call, prompt, reply)
+            elif path in queries.PATHS:
+                await self._query(call, reply)
             else:
                 await front.pass_on(call, reply)
         except ApiError as error:
@@ -91,6 +98,11 @@ class App:
         """What is left of the access log is written."""
         self._access.flush()
 
+    async def _query(self, call: Call, reply: Reply) -> None:
+        body = msgspec.json.encode(await self._router.queries.answer(call.path, call.body, call.caller.salt))
+        call.status = 200
+        reply.whole(200, body, [(b"x-request-id", call.id.encode())])
+
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
         prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt)
@@ -112,9 +124,9 @@ class App:
 
     def _log(self, call: Call) -> None:
         now = monotonic()
-        path = call.path if call.path in PROMPTED + PASSED else "other"
+        path = call.path if call.path in (*PROMPTED, *PASSED, *queries.PATHS) else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.request(path, status)
+        self._router.metrics.finished(call, path, status)
         if self._access.on:
             self._access.write(
                 f"{call.id} {call.method} {path} {status} caller={call.sender} worker={call.worker or '-'} attempts={call.attempts}"

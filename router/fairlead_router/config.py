@@ -41,6 +41,7 @@ class RouterConfig(BaseSettings):
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
     api_keys_file: str = Field("", description="file of tenants and hashed API keys, followed while it changes (empty: anybody may ask)")
     router_replicas: int = Field(1, ge=1, description="routers of the service, to divide token rates by where there is no Redis")
+    steering: Literal["proxy", "redirect"] = Field("proxy", description="redirect: 307 to the worker, for clients inside the cluster")
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
     drain_timeout: float = Field(120.0, ge=0, description="seconds that streams may take to finish after SIGTERM")
     drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")
@@ -58,6 +59,8 @@ class RouterConfig(BaseSettings):
     hold_keepalive: float = Field(5.0, gt=0, description="seconds between the comments that a stream gets while it waits")
     silence_timeout: float = Field(15.0, ge=2, description="seconds without a sign of life from a worker after which its streams end")
     hold_timeout: float = Field(30.0, ge=0, description="seconds that a request waits for a worker before 503")
+    metrics_names: Literal["fairlead", "vllm"] = Field("fairlead", description="vllm: also as vLLM's production-stack router names them")
+    token_cache_bytes: int = Field(64 * 1024 * 1024, ge=0, description="memory for token ids of earlier prompts; 0: none are kept")
     poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least important lines that are logged")
 

@@ -6,6 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fairlead_index.token_cache import TokenCache
+from fairlead_router.inbound import Call
+from fairlead_router.stack_metrics import StackMetrics
 from fairlead_router.workers import WorkerTable
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -52,13 +55,16 @@ class Metrics:
         self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of their bodies", registry=registry)
         registry.register(_WorkerGauges(table))
         self._requests: dict[tuple[str, str], Counter] = {}
+        self._stack: StackMetrics | None = None
 
-    def request(self, path: str, code: str) -> None:
-        """Count an answered request. The child of a pair of labels is looked up once: each look-up takes a lock."""
+    def finished(self, call: Call, path: str, code: str) -> None:
+        """Count a request that is over. `path` and `code` as they are shown. A pair's child is looked up once: that takes a lock."""
         child = self._requests.get((path, code))
         if child is None:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
+        if self._stack is not None and call.prompt_tokens is not None and path.startswith("/v1/"):
+            self._stack.finished(call)
 
     def tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
         """Where to read each tenant's prompt and output tokens at scrape time: a counter of its own would cost each request more."""
@@ -69,6 +75,15 @@ class Metrics:
         self._queued.set_function(count)
         self._queued_bytes.set_function(size)
         self._held.set_function(held)
+
+    def watch_token_cache(self, cache: TokenCache) -> None:
+        """Show how many prompt tokens were known from earlier prompts, and how many were not."""
+        self.registry.register(_TokenCacheMetrics(cache))
+
+    def add_stack_names(self, stack: StackMetrics) -> None:
+        """Show and feed the names of vLLM's production stack too."""
+        self._stack = stack
+        self.registry.register(stack)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -84,6 +99,19 @@ class _TenantTokens(Collector):
             tokens.add_metric([tenant, "prompt"], prompt)
             tokens.add_metric([tenant, "output"], output)
         return [tokens]
+
+
+class _TokenCacheMetrics(Collector):
+    def __init__(self, cache: TokenCache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterable[Metric]:
+        name, cache = "fairlead_router_token_cache", self._cache
+        return [
+            CounterMetricFamily(f"{name}_hit_tokens", "Prompt tokens known from earlier prompts", value=cache.hit_tokens),
+            CounterMetricFamily(f"{name}_missed_tokens", "Prompt tokens looked up and not known", value=cache.missed_tokens),
+            GaugeMetricFamily(f"{name}_bytes", "Memory of the token ids of earlier prompts", value=cache.bytes),
+        ]
 
 
 class _WorkerGauges(Collector):

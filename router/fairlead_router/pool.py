@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 
 from fairlead_router.keepalive import end_when_unheard
@@ -57,15 +58,18 @@ class Pool:
             raise
         return fresh, await self._exchange(fresh, request, timeout)
 
-    async def fetch(self, path: str, timeout: float, headers: dict[str, str] | None = None) -> tuple[Head, bytes]:
-        """A small GET, whole, within `timeout` seconds. Raises UpstreamError, TimeoutError."""
+    async def fetch(
+        self, path: str, timeout: float, headers: dict[str, str] | None = None, wanted: Callable[[Head], bool] = lambda head: True
+    ) -> tuple[Head, bytes]:
+        """A GET, whole, within `timeout` seconds; of an answer whose head is not `wanted`, no body. Raises UpstreamError, TimeoutError."""
         lines = [f"GET {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
         async with asyncio.timeout(timeout):
             connection, head = await self.begin(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
             try:
                 body = bytearray()
-                while piece := await connection.read():
-                    body += piece
+                if wanted(head):
+                    while piece := await connection.read():
+                        body += piece
             finally:
                 self.give_back(connection)
         return head, bytes(body)

@@ -78,14 +78,14 @@ class Prompts:
         """
         names = self.model_names()
         if len(body) <= INLINE_BYTES:
-            return self._read(path, body, names, self._formats.current, salt_of)
+            return self._read(path, body, names, salt_of)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, path, body, names, self._formats.current, salt_of)
+        return await loop.run_in_executor(self._threads, self._read, path, body, names, salt_of)
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), self._served_name} - {""})
 
-    def _read(self, path: str, raw: bytes, names: Collection[str], known: KnownFormat | None, salt_of: Callable[[str], str]) -> Prompt:
+    def _read(self, path: str, raw: bytes, names: Collection[str], salt_of: Callable[[str], str]) -> Prompt:
         try:
             body = self._decoder.decode(raw)
         except msgspec.ValidationError:
@@ -101,10 +101,11 @@ class Prompts:
         asked = Asked.by(path, body)
         salt = salt_of(asked.salt)
         guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt)
+        known = self._formats.of_model(body.model)
         if not self._tokenize or known is None:
             return guess
         try:
-            tokens, alone = self._tokens(path, body, known)
+            tokens, alone = self._tokens(path, body, known, salt)
         except (PromptError, TypeError, ValueError, OverflowError, RecursionError):
             return guess  # the worker refuses it, in its own words
         if tokens is None:
@@ -113,8 +114,11 @@ class Prompts:
         hashes = block_hashes(root, tokens, known.format.block_tokens)
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt)
 
-    def _tokens(self, path: str, body: _Body, known: KnownFormat) -> "tuple[array[int] | None, bool]":
-        """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker."""
+    def _tokens(self, path: str, body: _Body, known: KnownFormat, salt: str) -> "tuple[array[int] | None, bool]":
+        """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker.
+
+        `salt` parts the tenants in the cache of tokens.
+        """
         alone = body.n in (None, 1) and body.best_of in (None, 1) and body.suffix is None and body.truncate_prompt_tokens is None
         encoder = known.encoder
         if path == _CHAT:
@@ -128,6 +132,7 @@ class Prompts:
                 body.add_generation_prompt is not False and not body.continue_final_message,
                 bool(body.continue_final_message),
                 body.chat_template_kwargs,
+                scope=salt,
             )
             return tokens, alone
         prompt = body.prompt
@@ -138,4 +143,4 @@ class Prompts:
             return array("I", prompt), alone
         if not isinstance(prompt, str) or not prompt:
             return None, False
-        return encoder.encode_text(prompt), alone
+        return encoder.encode_text(prompt, scope=salt), alone

@@ -124,6 +124,7 @@ class Proxy:
         ]
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
+            lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
         lines += call.instructions
         lines += [name + b": " + value for name, value in call.passed]
         head = b"\r\n".join(lines) + b"\r\n\r\n"

@@ -11,6 +11,7 @@ import msgspec
 
 from fairlead_index.connection import Scripts
 from fairlead_index.groups import index_reader
+from fairlead_index.token_cache import TokenCache
 from fairlead_router.admission import Admission
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
@@ -22,6 +23,9 @@ from fairlead_router.poller import Poller
 from fairlead_router.probe import Probe
 from fairlead_router.prompts import Prompts
 from fairlead_router.proxy import Proxy
+from fairlead_router.queries import Queries
+from fairlead_router.redirect import Redirector
+from fairlead_router.stack_metrics import StackMetrics
 from fairlead_router.steering import PrefixAware
 from fairlead_router.workers import WorkerTable
 
@@ -40,8 +44,11 @@ class Router:
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
         self.table = WorkerTable(silence_timeout=config.silence_timeout)
         self.metrics = Metrics(self.table)
-        self.formats = PromptFormats(self._threads)
+        self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
+        self.metrics.watch_token_cache(self.formats.cache)
         self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name)
+        if config.metrics_names == "vllm":
+            self.metrics.add_stack_names(StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), "")))
         self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
@@ -52,6 +59,9 @@ class Router:
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
         self.probe = Probe(self.front, self.prompts)
+        self.redirector = Redirector(config, self.table, self.policy)
+        match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
+        self.queries = Queries(self.formats, self.table, match, self._threads)
 
     async def start(self) -> None:
         self.front.start()
@@ -110,7 +120,7 @@ class Router:
                 "object": "model",
                 "created": self._created,
                 "owned_by": "fairlead",
-                "max_model_len": self.formats.max_model_len(name),
+                **self.formats.describe(name),
             }
             for name in self.prompts.model_names()
         ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import GroupedReader
@@ -56,6 +57,12 @@ class PrefixAware:
         if route.candidates:
             self._release(reader, route.reservation)
         return None
+
+    async def match(self, hashes: Sequence[int]) -> dict[str, int]:
+        """Tokens of a prompt that each worker holds. Raises IndexUnavailable."""
+        if self._reader is None:
+            raise IndexUnavailable("this router was given no index (--redis-url)")
+        return await self._reader.match(hashes)
 
     def release(self, choice: Choice) -> None:
         if self._reader is not None and choice.reservation is not None and not self._away:

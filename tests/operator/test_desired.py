@@ -263,7 +263,8 @@ def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.
         "quantization": "int8",
         "speculative": {"method": "draft", "numTokens": 4, "model": "pvc://models/draft"},
     }
-    one = service(engine=engine, resources={"gpus": 0}, model={"name": "m"})
+    routing = {"policy": "LeastLoad", "steering": "Redirect", "metricsNames": "vLLM"}
+    one = service(engine=engine, resources={"gpus": 0}, model={"name": "m"}, routing=routing)
     made = objects(one)
 
     def given(component: str) -> list[str]:
@@ -275,7 +276,9 @@ def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.
     assert worker_config.host_kv_cache_bytes == 2 << 30 and worker_config.prefill_max_requests == 3 and worker_config.itl_target_ms == 40
     assert worker_config.quantization == "int8" and worker_config.speculative_num_tokens == 4
     assert worker_config.speculative_model == "file:///mnt/draft/draft"
-    assert read_config(given("router")).namespace == "default/qwen"
+    router_config = read_config(given("router"))
+    assert router_config.namespace == "default/qwen"
+    assert (router_config.policy, router_config.steering, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
 
     made = objects(service(engine={"tensorParallel": 2}))
     with pytest.raises(SystemExit):

@@ -172,6 +172,8 @@ DEFAULTS = {
     "routing.replicas": 2,
     "routing.hold_timeout": "30s",
     "engine.max_waiting_requests": 1024,
+    "routing.steering": "Proxy",
+    "routing.metrics_names": "Fairlead",
     "rollout.drain_timeout": "120s",
     "rollout.progress_deadline": "1h",
     "disruption.max_unavailable": 1,

@@ -1,6 +1,7 @@
 """A worker without an engine: real sockets, the worker's HTTP contract, and a behaviour that the test chooses."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -110,6 +111,9 @@ class StandIn:
     gone: int = 0
     """Requests whose client went away before the end."""
     format_fetches: int = 0
+    formats_sent: int = 0
+    packs: bool = True
+    """It sends its format under gzip to who takes that."""
     address: str = ""
     host: str = "127.0.0.1"
 
@@ -189,8 +193,11 @@ class StandIn:
             if tag in headers.get("if-none-match", ""):
                 writer.write(f"HTTP/1.1 304 Not Modified\r\netag: {tag}\r\n\r\n".encode())
                 return
-            await exchange.head(200, len(data), "application/json", etag=tag)
+            packed = {"content_encoding": "gzip"} if self.packs and "gzip" in headers.get("accept-encoding", "") else {}
+            data = gzip.compress(data) if packed else data
+            await exchange.head(200, len(data), "application/json", etag=tag, **packed)
             writer.write(data)
+            self.formats_sent += 1
         else:
             await self._prompt(exchange, headers, body)
 

@@ -3,11 +3,13 @@
 import asyncio
 import json
 
+import msgspec
 from tests.router.harness import Fleet, eventually
-from tests.router.prompt_format import make_format
+from tests.router.prompt_format import encoded, make_format
 from tests.router.stand_in_worker import Exchange
 
 from fairlead_index.hashing import block_hashes
+from fairlead_index.prompt import PromptEncoder
 
 
 async def test_a_completion_is_passed_both_ways_tokenized_once(fleet: Fleet) -> None:
@@ -25,6 +27,20 @@ async def test_a_chat_is_rendered_in_the_models_template(fleet: Fleet) -> None:
     router = await fleet.router(worker)
     await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": [{"role": "user", "content": "yo"}]})
     assert len(worker.received[0].tokens) == len("<user>yo\n<assistant>")
+
+
+async def test_a_chat_with_tools_is_tokenized_once_as_its_worker_would(fleet: Fleet) -> None:
+    template = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + make_format().chat_template
+    format = msgspec.structs.replace(make_format(), chat_template=template)
+    worker = await fleet.worker(format=format)
+    router = await fleet.router(worker)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    messages = [{"role": "user", "content": "yo"}, {"role": "assistant", "content": None, "tool_calls": []}]
+    expected = PromptEncoder(format).encode_chat(messages, tools)
+    await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": messages, "tools": tools})
+    (seen,) = worker.received
+    assert seen.tokens == expected.tolist()
+    assert seen.headers["x-fairlead-prompt-format"] == encoded(format)[1]
 
 
 async def test_a_stream_arrives_event_by_event(fleet: Fleet) -> None:

@@ -96,6 +96,10 @@ class WorkerConfig(BaseSettings):
         Field(description="auto: what a request leaves out is as the model's generation_config.json says; none: as OpenAI says"),
     ] = "auto"
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
+    metrics_names: Annotated[Literal["fairlead", "vllm"], Field(description="vllm: metrics also under vLLM's names")] = "fairlead"
+    token_cache_bytes: Annotated[
+        NonNegative, Field(description="memory for token ids of earlier prompts that came without a router; 0: none are kept")
+    ] = 64 * 1024 * 1024
     engine_timeout: Annotated[
         float,
         Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),

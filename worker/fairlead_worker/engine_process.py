@@ -190,6 +190,7 @@ def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_mo
             model_names=config.names,
             block_tokens=config.block_tokens,
             max_model_len=max_model_len,
+            model_uri=config.model,
         )
     )
 

@@ -128,6 +128,12 @@ class Routing(Part):
         None, description="Requests whose first token is expected later than this get 429 with Retry-After. Absent: never."
     )
     args: list[Argument] = Field(default_factory=list, max_length=64, description="Further router flags; the last one given wins.")
+    steering: Literal["Proxy", "Redirect"] = Field(
+        "Proxy", description="Redirect: clients inside the cluster are sent to the pod (307); no retries, no keys, no queue."
+    )
+    metrics_names: Literal["Fairlead", "vLLM"] = Field(
+        "Fairlead", description="vLLM: metrics also under the names of vLLM's production stack."
+    )
 
 
 class KeysSecret(Part):

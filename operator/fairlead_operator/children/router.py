@@ -15,7 +15,8 @@ KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
 
 
 def revision(service: InferenceService) -> str:
-    routing = said(service.spec.routing, "policy", "index_groups", "hold_timeout", "max_expected_ttft", "args")
+    choices = ("policy", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
+    routing = said(service.spec.routing, *choices)
     parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
     if service.spec.access is not None:
         parts.append(said(service.spec.access))
@@ -98,6 +99,9 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
         "policy": service.spec.routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,
+        # Only where they are not the default: a router of an older image knows no such flag.
+        "steering": service.spec.routing.steering.lower() if service.spec.routing.steering != "Proxy" else "",
+        "metrics-names": service.spec.routing.metrics_names.lower() if service.spec.routing.metrics_names != "Fairlead" else "",
     }
     routing = service.spec.routing
     if said(routing, "hold_timeout"):

@@ -222,6 +222,30 @@ def test_token_ids_as_a_prompt_and_the_tokenized_form(shared: WorkerProcess) -> 
     answer = shared.client.post("/v1/chat/completions", content=chat_body, headers={"X-Fairlead-Prompt-Tokens": str(len(chat))}).json()
     plain = shared.post("/v1/chat/completions", messages=MESSAGES, max_tokens=4, temperature=0).json()
     assert answer["choices"] == plain["choices"]
+    tools = [{"type": "function", "function": {"name": "weather"}}]  # rendering these messages would be refused: nobody does
+    chat_body = array("I", chat).tobytes() + msgspec.json.encode({"messages": [{}], "tools": tools, "max_tokens": 4, "temperature": 0})
+    answer = shared.client.post("/v1/chat/completions", content=chat_body, headers={"X-Fairlead-Prompt-Tokens": str(len(chat))}).json()
+    assert answer["choices"] == plain["choices"] and answer["usage"]["prompt_tokens"] == len(chat)
+
+
+def test_token_ids_of_another_prompt_format_are_not_taken(shared: WorkerProcess) -> None:
+    etag = shared.client.get("/internal/prompt-format").headers["etag"]
+    expected = shared.complete(prompt=PROMPT, **GREEDY)
+    foreign = array("I", [5, 6, 7])
+    body = foreign.tobytes() + msgspec.json.encode({"prompt": PROMPT, **GREEDY})
+    for tag, tokens in ((etag, 3), ('"another"', expected["usage"]["prompt_tokens"])):
+        headers = {"X-Fairlead-Prompt-Tokens": "3", "X-Fairlead-Prompt-Format": tag}
+        answer = shared.client.post("/v1/completions", content=body, headers=headers).json()
+        assert answer["usage"]["prompt_tokens"] == tokens
+    assert answer["choices"] == expected["choices"]
+
+
+def test_a_long_text_is_tokenized_as_in_parts_and_as_a_whole(shared: WorkerProcess) -> None:
+    encoder = PromptEncoder(msgspec.json.decode(shared.client.get("/internal/prompt-format").content, type=PromptFormat))
+    chat = [{"role": ("user", "assistant")[turn % 2], "content": f"turn {turn}: naïve 🎉 <|im_end|> words " * 9} for turn in range(8)]
+    for turns in range(1, len(chat) + 1):  # the worker knows the earlier turns, this encoder has no cache
+        tokens = shared.post("/tokenize", messages=chat[:turns]).json()["tokens"]
+        assert tokens == encoder.encode_chat(chat[:turns]).tolist()
 
 
 def test_the_prompt_format_makes_the_same_tokens_elsewhere(shared: WorkerProcess) -> None:
@@ -231,6 +255,13 @@ def test_the_prompt_format_makes_the_same_tokens_elsewhere(shared: WorkerProcess
     assert encoder.encode_chat(MESSAGES).tolist() == shared.post("/tokenize", messages=MESSAGES).json()["tokens"]
     again = shared.client.get("/internal/prompt-format", headers={"If-None-Match": response.headers["etag"]})
     assert again.status_code == 304
+    etag = response.headers["etag"]
+    several = shared.client.get("/internal/prompt-format", headers={"If-None-Match": f'"older", {etag}'})
+    assert several.status_code == 304 and several.headers["etag"] == etag
+    plain = shared.client.get("/internal/prompt-format", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers and response.headers["content-encoding"] == "gzip"
+    assert plain.content == response.content and plain.headers["etag"] == etag
+    assert int(response.headers["content-length"]) < len(plain.content) / 2
 
 
 def test_state(shared: WorkerProcess) -> None:

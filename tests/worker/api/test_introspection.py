@@ -99,6 +99,36 @@ def test_hits_of_each_tier_are_in_the_metrics() -> None:
             assert f"{name} {float(value)}\n" in text, name
 
 
+def test_vllms_dashboards_find_their_names(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--metrics-names", "vllm").wait_ready()
+    usage = ask(worker, "named", max_tokens=5, ignore_eos=True)["usage"]
+    until(lambda: lines(worker, "named"), "the end of the request")
+    dashboard = {
+        "e2e_request_latency_seconds_bucket",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "inter_token_latency_seconds_bucket",
+        "time_per_output_token_seconds_bucket",
+        "num_requests_running",
+        "num_requests_waiting",
+        "time_to_first_token_seconds_bucket",
+        "kv_cache_usage_perc",
+        "gpu_cache_usage_perc",
+        "request_prompt_tokens_bucket",
+        "request_generation_tokens_bucket",
+        "request_success_total",
+        "request_queue_time_seconds_sum",
+        "request_prefill_time_seconds_sum",
+        "request_decode_time_seconds_sum",
+        "prefix_cache_hits_total",
+    }
+    shown = set(re.findall(r'^vllm:(\w+)\{.*model_name="', worker.client.get("/metrics").text, re.M))
+    assert dashboard <= shown
+    for name in ("generation_tokens_total", "request_generation_tokens_sum"):
+        assert worker.metric(f"vllm:{name}") == worker.metric(f"fairlead_{name}") == 5
+    assert worker.metric("vllm:request_prompt_tokens_sum") == usage["prompt_tokens"]
+
+
 def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(start: Callable[..., WorkerProcess]) -> None:
     worker = start("--host-kv-cache-bytes", "1000000").wait_ready()
     ask(worker, "no-tier", max_tokens=2)

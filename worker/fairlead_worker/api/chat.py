@@ -50,11 +50,11 @@ class ChatShape:
 
 async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
-    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
+    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
     model = worker.check_model(request.model)
     how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-    prompt = given if given is not None else await _prompt(worker, request, len(body))
+    prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
     prepared = prepare(worker, [prompt], how)
     options = request.stream_options
     reply = Reply(
@@ -69,7 +69,7 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     await answer(exchange, worker, prepared, reply)
 
 
-async def _prompt(worker: Worker, request: ChatRequest, size: int) -> "array[int]":
+async def _prompt(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     continues = bool(request.continue_final_message)
@@ -81,6 +81,7 @@ async def _prompt(worker: Worker, request: ChatRequest, size: int) -> "array[int
             add_generation_prompt=generation_prompt,
             continue_final_message=continues,
             template_kwargs=request.chat_template_kwargs,
+            scope=salt,
         ),
         size,
     )

@@ -10,7 +10,7 @@ from fairlead_worker.api.generation import Prepared, prepare
 from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.internal import USAGE, instructed
 from fairlead_worker.api.logprobs import CompletionLogprobs, prompt_logprobs
-from fairlead_worker.api.sampling import wanted
+from fairlead_worker.api.sampling import Wanted, wanted
 from fairlead_worker.api.schema import CompletionRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
 from fairlead_worker.api.tokenized import split
@@ -66,11 +66,11 @@ class CompletionShape:
 
 async def completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
-    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
+    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
     how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-    prompts = [given] if given is not None else await _prompts(worker, request, how.best_of)
+    prompts = [given] if given is not None else await _prompts(worker, request, how)
     prepared = prepare(worker, prompts, how)
     options = request.stream_options
     reply = Reply(
@@ -85,7 +85,7 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     await answer(exchange, worker, prepared, reply)
 
 
-async def _prompts(worker: Worker, request: CompletionRequest, each: int) -> "list[array[int]]":
+async def _prompts(worker: Worker, request: CompletionRequest, how: Wanted) -> "list[array[int]]":
     """One text, several texts, one list of token ids, or several."""
     prompt = request.prompt
     if prompt is None or prompt == []:
@@ -97,15 +97,15 @@ async def _prompts(worker: Worker, request: CompletionRequest, each: int) -> "li
         texts = list(prompt)
     else:
         raise invalid("prompt: the list mixes strings and token ids", param="prompt")
-    if len(texts) * each > MAX_SEQUENCES:
-        raise invalid(f"prompt: {len(texts)} prompts times {each} choices are more than {MAX_SEQUENCES} sequences", param="prompt")
-    return [await _encode(worker, text) for text in texts]
+    if len(texts) * how.best_of > MAX_SEQUENCES:
+        raise invalid(f"prompt: {len(texts)} prompts times {how.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt")
+    return [await _encode(worker, text, how.salt) for text in texts]
 
 
-async def _encode(worker: Worker, text: "str | list[int]") -> "array[int]":
+async def _encode(worker: Worker, text: "str | list[int]", salt: str) -> "array[int]":
     if isinstance(text, list):
         return array("I", text)
-    return await worker.encode(lambda: worker.encoder.encode_text(text), len(text))
+    return await worker.encode(lambda: worker.encoder.encode_text(text, scope=salt), len(text))
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fairlead_worker.api.engine_child import EngineChild
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.metrics import Metrics
 from fairlead_worker.api.publisher import Publisher
+from fairlead_worker.api.vllm_names import NAMES
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.transport import ZmqChannel
@@ -72,7 +73,8 @@ class Life:
         port = listener.getsockname()[1]
         self.config = config
         self.client = EngineClient(channel)
-        self.worker = Worker(config, self.client, Metrics(self.client, config.names[0]), config.address(port))
+        metrics = Metrics(self.client, config.names[0], NAMES if config.metrics_names == "vllm" else {})
+        self.worker = Worker(config, self.client, metrics, config.address(port))
         self.child = EngineChild(config, channel.address, self.client)
         self.publisher: Publisher | None = None
         self._channel = channel

@@ -1,14 +1,15 @@
-"""Prometheus metrics, with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here), so that dashboards carry over.
+"""Prometheus metrics, with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here; both with `--metrics-names vllm`).
 
 What the engine counts comes from its latest report when a scrape asks; what only the API sees is observed as it happens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fairlead_index.metric_names import with_aliases
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.messages import Drafts, HostLoad, Step
@@ -16,6 +17,8 @@ from fairlead_worker.messages import Drafts, HostLoad, Step
 LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
 """Seconds; vLLM's ranges."""
+SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+"""Tokens; vLLM's steps."""
 
 
 class Metrics:
@@ -23,8 +26,10 @@ class Metrics:
 
     content_type = "text/plain; version=1.0.0; charset=utf-8"
 
-    def __init__(self, engine: EngineClient, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, model_name: str, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`aliases`: other names under which families are shown as well."""
         self.registry = CollectorRegistry()
+        self._aliases = aliases or {}
         self.registry.register(_EngineCollector(engine, model_name))
         labels = ("model_name",)
         finished = Counter(
@@ -41,6 +46,13 @@ class Metrics:
                 ("e2e_request_latency_seconds", "From a request's arrival to its end.", LATENCY),
             )
         }
+        sizes = {
+            name: PlainHistogram(f"fairlead_request_{name}_tokens", f"Tokens of a request's {name}.", SIZES)
+            for name in ("prompt", "generation")
+        }
+        self.prompt_size, self.generation_size = (size.labels(model_name=model_name) for size in sizes.values())
+        for size in sizes.values():
+            self.registry.register(size)
         self.first_token = histogram["time_to_first_token_seconds"]
         gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Between outputs of one sequence.", GAPS)
         self.token_gap = gaps.labels(model_name=model_name)
@@ -81,7 +93,7 @@ class Metrics:
             self._stall.inc(step.stall_seconds * step.stalled)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return with_aliases(generate_latest(self.registry), self._aliases)
 
 
 class _EngineCollector(Collector):

@@ -100,6 +100,8 @@ class Run:
         metrics.finished(choice.finish_reason)
         metrics.whole_request.observe(now - self.began)
         metrics.decode_time.observe(now - first)
+        metrics.prompt_size.observe(len(self.prepared.prompts[index // self.prepared.best_of]))
+        metrics.generation_size.observe(choice.generated)
         if choice.timing is not None:
             metrics.queue_time.observe(choice.timing.queue_seconds)
             metrics.prefill_time.observe(choice.timing.prefill_seconds)

@@ -48,13 +48,16 @@ async def model(worker: Worker, exchange: Exchange) -> None:
 
 
 async def prompt_format(worker: Worker, exchange: Exchange) -> None:
-    """How prompts become tokens and block hashes here; a router asks once for each ETag."""
+    """How prompts become tokens and block hashes here; a router asks once for each ETag, which names the format, packed or not."""
     data = worker.ready.prompt_format
-    etag = f'"{worker.prompt_etag}"'
-    if exchange.headers.get(b"if-none-match", b"").decode("latin-1") == etag:
-        await exchange.whole(304, b"", {"etag": etag})
+    headers = {"etag": worker.prompt_etag, "vary": "accept-encoding"}
+    known = exchange.headers.get(b"if-none-match", b"").decode("latin-1").split(",")
+    if worker.prompt_etag in (tag.strip() for tag in known):
+        await exchange.whole(304, b"", headers)
+    elif b"gzip" in exchange.headers.get(b"accept-encoding", b""):
+        await exchange.whole(200, await worker.packed_prompt_format(), headers | {"content-encoding": "gzip"})
     else:
-        await exchange.whole(200, data, {"etag": etag})
+        await exchange.whole(200, data, headers)
 
 
 async def metrics(worker: Worker, exchange: Exchange) -> None:

@@ -9,16 +9,22 @@ from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest, parse
 from fairlead_worker.api.worker import Worker
 
 HEADER = b"x-fairlead-prompt-tokens"
+FORMAT = b"x-fairlead-prompt-format"
 
 
-def split(exchange: Exchange, body: bytes) -> "tuple[array[int] | None, bytes]":
-    """(prompt tokens, JSON) of a tokenized body: n uint32 in front of the JSON, n in the header. (None, body) of a plain one."""
+def split(exchange: Exchange, body: bytes, etag: str) -> "tuple[array[int] | None, bytes]":
+    """(prompt tokens, JSON) of a tokenized body: n uint32 in front of the JSON, n in the header. (None, JSON) of a plain one.
+
+    Also (None, JSON) where the tokens are of another prompt format than `etag`: this worker is newer than the router's last look at it.
+    """
     header = exchange.headers.get(HEADER)
     if header is None:
         return None, body
     if not header.isdigit() or 4 * int(header) > len(body):
         raise invalid(f"X-Fairlead-Prompt-Tokens: {header.decode('latin-1')!r} does not fit a body of {len(body)} bytes", param="prompt")
     end = 4 * int(header)
+    if exchange.headers.get(FORMAT, b"").decode("latin-1") not in ("", etag):
+        return None, body[end:]
     return tokens_from_bytes(memoryview(body)[:end]), body[end:]
 
 

@@ -1,0 +1,110 @@
+"""Where a text may be cut so that its parts tokenize as the whole does, and the tokens that a tokenizer puts around every text.
+
+A tokenizer takes its added tokens (`<|im_start|>`, `</s>`, ...) out of a text first; each piece between them is normalized, pre-tokenized
+and encoded on its own (tokenizers: added_vocabulary.rs, `extract_and_normalize`). So the text before an added token and the text from it on
+are independent, whatever the model (BPE, Unigram, WordPiece), if
+
+- the token is looked for in the raw text (`normalized` off), takes no whitespace on its left (`lstrip`) and does not ask for its neighbours
+  (`single_word`);
+- no other added token can reach over its beginning: none contains it further in, and none ends as it begins. Then each of its occurrences
+  is a match, however the scan came there;
+- it begins with punctuation: what is before it may take the whitespace on its right (`rstrip`), or have to stand alone as a word.
+
+The cut lies *before* the token. What follows it is then never at offset 0, where Metaspace's prepend scheme `first` would put a space.
+"""
+
+import re
+import string
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+from tokenizers import Tokenizer
+
+MAX_TRIED, MAX_MARKS = 256, 64
+"""Of the added tokens, those that `wanted` holds first. More would slow every text down, and no template writes so many."""
+_PROBES: Final = ("a", " a", "a ", "\n", "  b\n\n c", "Ab 12", "é漢🙂", "a\u0301", "▁x", "'s")
+_AFFIX_PROBES: Final = ("a", "Hello there", "7 + 8", "\n")
+_FIXED_AFFIXES: Final = frozenset({"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing", "Sequence"})
+
+
+class Cuts:
+    """The cuts of one tokenizer. `marks` are the added tokens before which a text may be cut; none: it must stay whole."""
+
+    def __init__(self, tokenizer: Tokenizer, wanted: Sequence[str] = ()) -> None:
+        """`wanted`: texts in whose neighbourhood marks matter (chat templates, special tokens), where a tokenizer has very many."""
+        self.marks = _marks(tokenizer, wanted)
+        self._pattern = re.compile("|".join(map(re.escape, self.marks))) if self.marks else None
+
+    def split(self, text: str) -> list[str]:
+        """The parts of a text, which joined give it back: each but the first begins with a mark."""
+        if self._pattern is None:
+            return [text]
+        starts = [match.start() for match in self._pattern.finditer(text)]
+        if not starts:
+            return [text]
+        if starts[0]:
+            starts.insert(0, 0)
+        starts.append(len(text))
+        return [text[start:end] for start, end in pairwise(starts)]
+
+
+def affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Token ids put before and after every text by the post-processor; None where it is not known to put always the same."""
+    processor = tokenizer.post_processor
+    if processor is not None and not _fixed(msgspec.json.decode(processor.__getstate__())):
+        return None
+    bare = [encoding.ids for encoding in tokenizer.encode_batch_fast(_AFFIX_PROBES, add_special_tokens=False)]
+    whole = [encoding.ids for encoding in tokenizer.encode_batch_fast(_AFFIX_PROBES, add_special_tokens=True)]
+    pairs = list(zip(bare, whole, strict=True))
+    most = min(len(long) - len(short) for short, long in pairs)
+    places = [at for at in range(most + 1) if all(long[at : at + len(short)] == short for short, long in pairs)]
+    found = {(tuple(long[:at]), tuple(long[at + len(short) :])) for at in places for short, long in pairs}
+    if len(found) != 1:
+        return None
+    ((before, after),) = found
+    return list(before), list(after)
+
+
+def _marks(tokenizer: Tokenizer, wanted: Sequence[str]) -> list[str]:
+    if getattr(tokenizer.model, "dropout", None):
+        return []  # random by design
+    raw = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content and not token.normalized]
+    contents = {token.content for token in raw}
+    awkward = tuple(token.content for token in raw if token.lstrip or token.single_word)
+    text = "\0".join(wanted)
+    fit = [content for content in contents if content[0] in string.punctuation]
+    tried = sorted(fit, key=lambda content: (content not in text, content))[:MAX_TRIED]
+    covered = _covered(tried, contents)
+    marks = [mark for mark in tried if mark not in covered and not any(token.startswith(mark) for token in awkward)]
+    return [mark for mark in marks[:MAX_MARKS] if _shown(tokenizer, mark)]
+
+
+def _covered(tried: Sequence[str], contents: Collection[str]) -> set[str]:
+    """Those of `tried` over whose beginning a token of `contents` can reach: it holds them further in, or ends as they begin."""
+    insides = "\0".join(content[1:] for content in contents)
+    covered = {mark for mark in tried if mark in insides}
+    beginning: dict[str, list[str]] = {}
+    for mark in tried:
+        for end in range(1, len(mark) + 1):
+            beginning.setdefault(mark[:end], []).append(mark)
+    for content in contents:
+        for at in range(1, len(content)):
+            if found := beginning.get(content[at:]):
+                covered.update(found)
+    return covered
+
+
+def _shown(tokenizer: Tokenizer, mark: str) -> bool:
+    """The proof above, tried on this very tokenizer: a library that one day works otherwise costs the cache, not the tokens."""
+    pairs = [(left, right) for left in ("", *_PROBES) for right in ("", *_PROBES)]
+    whole = tokenizer.encode_batch_fast([left + mark + right for left, right in pairs], add_special_tokens=False)
+    lefts = {left: tokenizer.encode(left, add_special_tokens=False).ids for left in ("", *_PROBES)}
+    rights = {right: tokenizer.encode(mark + right, add_special_tokens=False).ids for right in ("", *_PROBES)}
+    return all(lefts[left] + rights[right] == encoding.ids for (left, right), encoding in zip(pairs, whole, strict=True))
+
+
+def _fixed(processor: dict[str, Any]) -> bool:
+    """Whether a post-processor's tokens depend on nothing in the text."""
+    return processor["type"] in _FIXED_AFFIXES and all(_fixed(part) for part in processor.get("processors", ()))

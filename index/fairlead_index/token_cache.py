@@ -1,0 +1,69 @@
+"""Token ids of text parts that were tokenized before, bounded in bytes: what a growing conversation says again costs a look-up.
+
+Keyed by the text itself: no digest, so that no two texts can ever be taken for each other, by chance or by design.
+"""
+
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import Final, NamedTuple
+
+ENTRY_OVERHEAD: Final = 176
+"""Bytes of an entry besides text and ids: the key and the dictionary's place (measured: 170)."""
+LARGEST_SHARE: Final = 8
+"""An entry larger than one part in so many of the cache is not kept: one document must not push out every conversation."""
+
+
+class Key(NamedTuple):
+    tokenizer: str
+    """Digest of the tokenizer."""
+    scope: str
+    """Who may notice that the text was seen before (a tenant's salt): a hit is faster, which tells."""
+    text: str
+
+
+class TokenCache:
+    """Least recently used out first. Safe under threads; one lock for all parts of a text. 0 bytes: it keeps nothing."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self.hit_tokens = 0
+        """Tokens that were not computed again."""
+        self.missed_tokens = 0
+        self._entries: OrderedDict[Key, array[int]] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, keys: Sequence[Key]) -> "list[array[int] | None]":
+        """The token ids of each text, None where they are not known. The arrays are shared: not to be changed."""
+        found = []
+        with self._lock:
+            for key in keys:
+                ids = self._entries.get(key)
+                if ids is not None:
+                    self._entries.move_to_end(key)
+                    self.hit_tokens += len(ids)
+                found.append(ids)
+        return found
+
+    def put(self, key: Key, ids: "array[int]") -> None:
+        """Keep the token ids of a text."""
+        size = _size(key, ids)
+        with self._lock:
+            self.missed_tokens += len(ids)
+            if size > self.max_bytes // LARGEST_SHARE or key in self._entries:
+                return
+            self._entries[key] = ids
+            self.bytes += size
+            while self.bytes > self.max_bytes:
+                oldest, dropped = self._entries.popitem(last=False)
+                self.bytes -= _size(oldest, dropped)
+
+
+def _size(key: Key, ids: "array[int]") -> int:
+    return ENTRY_OVERHEAD + sys.getsizeof(key.text) + sys.getsizeof(ids)

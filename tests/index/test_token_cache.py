@@ -1,0 +1,189 @@
+"""Cached token ids equal computed ones: whatever the tokenizer, the text, the conversation, the size of the cache and the threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.index.test_prompt import CHATML, LLAMA3, QWEN, TOOLS
+from tests.index.tokenizers_made_here import KINDS, SPECIAL, format_of
+from tokenizers import Tokenizer
+
+from fairlead_index import prompt
+from fairlead_index.cuts import Cuts, affixes
+from fairlead_index.prompt import PromptEncoder, PromptError
+from fairlead_index.token_cache import ENTRY_OVERHEAD, Key, TokenCache
+
+LLAMA2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'assistant' %} {{ m['content'] }}{{ eos_token }}"
+    "{% else %}[INST] {{ m['content'] }} [/INST]{% endif %}{% endfor %}"
+)
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "llama2": LLAMA2, "qwen": QWEN}
+AWKWARD = ["<|a|><", "<|b|>", "<|b|>x", "[c]", "  ", "word", "#one", "##", "<|EOT|>", "<|eot|>", "id|><|start", "<mask>", "[SEP]"]
+HALVES = ["<", "|>", "<|", "<|im_", "start|>", "</", "s>", "<s", "<|a|>", "<|b|", "#", "##one", "x<|b|>", "_header_id|>"]
+TEXTS = [
+    " ",
+    "\n",
+    "\t",
+    "\u00a0",
+    "\u3000",
+    "▁",
+    "é",
+    "e\u0301",
+    "\u0301",
+    "漢字",
+    "🙂",
+    "👩‍👩‍👧",
+    "ﬁ",
+    "İ",
+    "ß",
+    "\u200b",
+    "0",
+    "1234",
+    "don't",
+    "words",
+]
+fragments = st.sampled_from([*SPECIAL, *AWKWARD, *HALVES, *TEXTS, "<think>", "</tool_call>"]) | st.text(max_size=6)
+texts = st.lists(fragments, max_size=24).map("".join)
+
+
+@pytest.fixture(autouse=True)
+def always_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt, "CACHED_FROM", 0)
+
+
+@cache
+def plain(kind: str, template: str = "") -> PromptEncoder:
+    return PromptEncoder(format_of(kind, template))
+
+
+@cache
+def cached(kind: str, template: str = "", max_bytes: int = 1 << 20) -> PromptEncoder:
+    return PromptEncoder(format_of(kind, template), TokenCache(max_bytes))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=80, deadline=None)
+@given(text=texts, special=st.booleans(), max_bytes=st.sampled_from([0, 6000, 1 << 20]))
+def test_cached_text_equals_computed_text(kind: str, text: str, special: bool, max_bytes: int) -> None:
+    expected = outcome(plain(kind), text, special)
+    for _ in range(2):  # as it is stored, and as it is found
+        assert outcome(cached(kind, max_bytes=max_bytes), text, special) == expected
+
+
+def outcome(encoder: PromptEncoder, text: str, special: bool) -> Any:
+    try:
+        return list(encoder.encode_text(text, add_special_tokens=special))
+    except PromptError as error:
+        return error.field
+
+
+content = st.none() | texts | st.lists(texts.map(lambda text: {"type": "text", "text": text}), max_size=3)
+call = st.builds(
+    lambda name, text: {"type": "function", "function": {"name": name, "arguments": text}}, texts, texts | st.just('{"city": "é"}')
+)
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": content},
+    optional={"tool_calls": st.lists(call, max_size=2), "reasoning_content": texts},
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", TEMPLATES)
+@settings(max_examples=10, deadline=None)
+@given(chat=st.lists(message, min_size=1, max_size=8), tools=st.sampled_from([None, TOOLS]), data=st.data())
+def test_a_growing_chat_equals_a_computed_one(kind: str, template: str, chat: list[dict[str, Any]], tools: Any, data: Any) -> None:
+    source = TEMPLATES[template]
+    for turns in range(1, len(chat) + 1):
+        if data.draw(st.booleans(), label="edited"):
+            chat[turns // 2]["content"] = data.draw(texts, label="new content")
+        given_chat = msgspec.json.decode(msgspec.json.encode(chat[:turns]))
+        assert answer(cached(kind, source), given_chat, tools) == answer(plain(kind, source), given_chat, tools)
+
+
+def answer(encoder: PromptEncoder, chat: Any, tools: Any) -> Any:
+    try:
+        return list(encoder.encode_chat(chat, tools))
+    except PromptError as error:
+        return str(error)
+
+
+CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "awkward"])
+def test_chat_marks_are_cuts_in_every_kind(kind: str) -> None:
+    parts = Cuts(KINDS[kind]()).split(CHAT)
+    assert parts == ["<|im_start|>user\nHello", "<|im_end|>\n", "<|im_start|>assistant\n"]
+
+
+def test_what_cannot_be_shown_is_no_cut() -> None:
+    marks = Cuts(KINDS["awkward"]()).marks
+    assert "[c]" in marks, "what it takes is on its right"
+    for unsure in ("<|b|>", "<|b|>x", "  ", "word", "#one", "##", "<|EOT|>", "<|start_header_id|>", "<|a|><"):
+        assert unsure not in marks
+    assert "<mask>" not in Cuts(KINDS["roberta"]()).marks, "it takes the space before the cut"
+    randomized = Tokenizer.from_str(KINDS["qwen"]().to_str().replace('"dropout":null', '"dropout":0.1'))
+    assert Cuts(randomized).marks == []
+
+
+def test_a_tokenizer_of_thousands_of_added_tokens_is_cut_where_its_template_writes_them() -> None:
+    tokenizer = KINDS["llama3"]()
+    assert len(Cuts(tokenizer).marks) == 64
+    tokenizer.add_special_tokens(["<|zz_turn|>"])
+    assert Cuts(tokenizer, ["{{ '<|zz_turn|>' }}"]).marks[0] == "<|zz_turn|>"
+
+
+@pytest.mark.parametrize(("kind", "around"), [("qwen", (0, 0)), ("llama3", (1, 0)), ("unigram", (0, 1)), ("wordpiece", (1, 1))])
+def test_the_tokens_around_every_text_are_known(kind: str, around: tuple[int, int]) -> None:
+    found = affixes(KINDS[kind]())
+    assert found is not None and tuple(map(len, found)) == around
+
+
+def test_a_growing_conversation_is_tokenized_once() -> None:
+    kept = TokenCache(1 << 20)
+    encoder = PromptEncoder(format_of("qwen", CHATML), kept)
+    chat: list[dict[str, Any]] = []
+    for turn in range(20):
+        chat += [{"role": "user", "content": f"question {turn} " * 20}, {"role": "assistant", "content": f"answer {turn} " * 20}]
+        before = kept.missed_tokens
+        encoder.encode_chat(chat)
+        new = kept.missed_tokens - before
+        assert new < 3 * len(encoder.encode_text(f"question {turn} " * 20)), "only what this turn added"
+
+
+def test_the_cache_is_bounded_and_drops_the_oldest() -> None:
+    size = ENTRY_OVERHEAD + 250
+    kept = TokenCache(20 * size)
+    keys = [Key("t", "", f"{number:04}" * 10) for number in range(100)]
+    for key in keys:
+        kept.put(key, prompt.array("I", range(10)))
+        kept.get(keys[:1])
+        assert kept.bytes <= kept.max_bytes
+    assert kept.get(keys[:1]) != [None], "used all the time"
+    assert kept.get(keys[1:2]) == [None] and kept.get(keys[-1:]) != [None]
+    kept.put(Key("t", "", "x" * kept.max_bytes), prompt.array("I"))
+    assert kept.get([keys[-1]]) != [None], "what is too large pushes nothing out"
+
+
+def test_scopes_and_tokenizers_do_not_know_of_each_other() -> None:
+    kept = TokenCache(1 << 20)
+    qwen, unigram = PromptEncoder(format_of("qwen"), kept), PromptEncoder(format_of("unigram"), kept)
+    for encoder in (qwen, unigram):
+        for scope in ("", "tenant-a"):
+            before = kept.hit_tokens
+            tokens = encoder.encode_text(CHAT, False, scope)
+            assert kept.hit_tokens == before
+            assert encoder.encode_text(CHAT, False, scope) == tokens and kept.hit_tokens == before + len(tokens)
+
+
+def test_threads_that_share_a_cache_get_what_each_would_alone() -> None:
+    conversations = [[{"role": "user", "content": f"{who} says {number} " * 9} for number in range(12)] for who in ("Ann", "Bob", "Cy")]
+    expected = [list(plain("qwen", CHATML).encode_chat(chat)) for chat in conversations]
+    encoder = PromptEncoder(format_of("qwen", CHATML), TokenCache(8000))  # too small for them all: entries come and go
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: list(encoder.encode_chat(conversations[number % 3])), range(120)))
+    assert all(tokens == expected[number % 3] for number, tokens in enumerate(answers))
