@@ -22,7 +22,7 @@ __all__ = ["MirrorReader", "MirrorStats"]
 PULSE_SECONDS: Final = 0.25  # how late a lease that ran out is seen
 BLOCK_MS: Final = 100
 RECORDS: Final = 32  # read at once: 4,096 changes, a millisecond or two of the event loop
-BUCKETS: Final = 64  # of the snapshot, read at once: 4,096 blocks, 1 to 2 milliseconds of the event loop
+BUCKETS: Final = 64  # of the snapshot, read at once: 2,048 blocks, a millisecond or two of the event loop
 CALL_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
