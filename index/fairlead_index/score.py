@@ -1,12 +1,14 @@
 """The score of `route.lua` in Python, for whoever cannot ask Redis. A test holds the two equal; docs/index.md explains it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import Final
 
 PRIOR_RATE: Final = 4000.0
 SLACK: Final = 1.25
+FLEET: Final = 1.0
+ITL_STEPS: Final = 4
 
 
 @dataclass(slots=True)
@@ -31,24 +33,33 @@ class ScoredWorker:
 
 @dataclass(slots=True)
 class Start:
-    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute."""
+    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute.
+
+    `score` is what workers are compared by: `seconds`, and what the choice costs those who are there already and who come after.
+    """
 
     address: str
     cached: int
     cost: float
     seconds: float
+    score: float
     fits: bool
     rank: str
 
 
-def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int) -> list[Start]:
-    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes."""
+def best_starts(
+    workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int, exclude: Collection[str] = ()
+) -> list[Start]:
+    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes.
+
+    What excluded addresses hold counts for where the prompt is known, as in the script, but they are not named.
+    """
     known = list(workers)
     blocks = len(hashes) // 8
     deepest = max((worker.depth for worker in known), default=0)
     block = deepest if deepest < blocks else deepest - 1  # the first that nobody holds
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
-    starts = sorted((_start(worker, prompt_tokens, key) for worker in known), key=_order)
+    starts = sorted((_start(worker, prompt_tokens, key) for worker in known if worker.address not in exclude), key=_order)
     best = starts[:wanted]
     if deepest or not blocks or len(starts) < 2:
         return best
@@ -62,12 +73,14 @@ def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: i
 def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
     cached = max(0, min(worker.depth * worker.block_tokens, prompt_tokens - 1))  # the last token is always computed: it gives the logits
     cost = max(prompt_tokens - cached, worker.block_tokens)
+    rate, step = worker.rate or PRIOR_RATE, worker.step
     backlog = max(0.0, worker.backlog - worker.rate * worker.load_age)
-    seconds = (backlog + worker.owed + cost) / (worker.rate or PRIOR_RATE) + worker.step
-    unlimited = worker.pages_total == 0 or worker.page_size == 0
-    fits = unlimited or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return Start(worker.address, cached, cost, seconds, fits, sha1(key + worker.address.encode(), usedforsecurity=False).hexdigest())
+    work = cost / rate
+    seconds = (backlog + worker.owed) / rate + work + step
+    score = seconds + min(FLEET, work) + ITL_STEPS * step
+    fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
+    return Start(worker.address, cached, cost, seconds, score, fits, sha1(key + worker.address.encode(), usedforsecurity=False).hexdigest())
 
 
 def _order(start: Start) -> tuple[bool, float, str]:
-    return (not start.fits, start.seconds, start.rank)
+    return (not start.fits, start.score, start.rank)

@@ -2,6 +2,8 @@
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, ...}, best first; {''} when no worker may be used.
 local PRIOR_RATE = 4000  -- tokens a second, of a worker that has not measured its own yet
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best
+local FLEET = 1          -- seconds of our work that count twice: those who come after wait for it too
+local ITL_STEPS = 4      -- steps of the decodes beside us that count, so that a pod whose streams are slow already gets less
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -34,7 +36,7 @@ for i = 1, #flat, 2 do owed[flat[i]] = tonumber(flat[i + 1]) end
 
 local function sooner(a, b)
   if a.fits ~= b.fits then return a.fits end  -- one that has no room is the last resort
-  if a.seconds ~= b.seconds then return a.seconds < b.seconds end
+  if a.score ~= b.score then return a.score < b.score end
   return rank(a.address) < rank(b.address)
 end
 
@@ -47,8 +49,11 @@ for slot, record in pairs(live) do
     local cached = max(0, min((depth[slot] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
     local cost = max(prompt - cached, bt)                                 -- even a prompt that is all cached takes its turn in a batch
     backlog = max(0, backlog - rate * (now - at) / 1000)                  -- worked off since the report; what came since is owed
-    local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost,
-                seconds = (backlog + (owed[slot] or 0) + cost) / (rate > 0 and rate or PRIOR_RATE) + step,
+    local speed = rate > 0 and rate or PRIOR_RATE
+    local work = cost / speed
+    local seconds = (backlog + (owed[slot] or 0)) / speed + work + step
+    local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost, seconds = seconds,
+                score = seconds + min(FLEET, work) + ITL_STEPS * step,
                 fits = total == 0 or page == 0 or free * page >= prompt - cached }
     if cold then
       if not first or rank(address) < rank(first.address) then first, second = w, first
