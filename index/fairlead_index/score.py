@@ -1,6 +1,6 @@
 """The score of `route.lua` in Python, for whoever cannot ask Redis. A test holds the two equal; docs/index.md explains it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import Final
@@ -47,19 +47,14 @@ class Start:
     rank: str
 
 
-def best_starts(
-    workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int, exclude: Collection[str] = ()
-) -> list[Start]:
-    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes.
-
-    What excluded addresses hold counts for where the prompt is known, as in the script, but they are not named.
-    """
+def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int) -> list[Start]:
+    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes."""
     known = list(workers)
     blocks = len(hashes) // 8
     deepest = max((worker.depth for worker in known), default=0)
     block = deepest if deepest < blocks else deepest - 1  # the first that nobody holds
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
-    starts = sorted((_start(worker, prompt_tokens, key) for worker in known if worker.address not in exclude), key=_order)
+    starts = sorted((_start(worker, prompt_tokens, key) for worker in known), key=_order)
     best = starts[:wanted]
     if deepest or not blocks or len(starts) < 2:
         return best

@@ -1,0 +1,22 @@
+-- A router found that the index is wrong about what a worker holds: that worker has to tell everything again, in a fresh slot. ARGV: address.
+-- The fence is set back, so its next call gets GAP; until it has joined again its old slot answers. Returns {'OK'}, {'LATER'} or {'UNKNOWN'}.
+-- However many routers ask: one worker in 5 s, and the same one after a minute, which doubles up to an hour while that does not help.
+local p, address = KEYS[1], ARGV[1]
+local APART, FIRST, LONGEST = 5000, 60000, 3600000
+
+local slot = call('HGET', p .. 'names', 'a' .. address)
+local record = slot and call('HGET', p .. 'fence', slot)
+if not record then return { 'UNKNOWN' } end
+local now, any, own = now_ms(), p .. 'recalled', p .. 'recalled:' .. address
+if call('EXISTS', any) == 1 then return { 'LATER' } end
+local wait = FIRST
+local before = call('GET', own)
+if before then
+  local at, waited = struct.unpack('<dd', before)
+  if now >= at and now - at < waited then return { 'LATER' } end
+  wait = math.min(LONGEST, waited * 2)
+end
+call('SET', any, address, 'PX', APART)
+call('SET', own, struct.pack('<dd', now, wait), 'PX', 4 * wait)
+call('HSET', p .. 'fence', slot, struct.pack(FENCE, struct.unpack('<c8', record), -1))
+return { 'OK' }
