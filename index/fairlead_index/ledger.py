@@ -1,4 +1,4 @@
-"""What routers have promised to workers and the workers' loads do not show yet: the index's last word, and what happened after it. No I/O."""
+"""What routers have promised to workers and no load shows yet: the index's last word, and what happened after it. No I/O."""
 
 from collections import defaultdict
 from dataclasses import dataclass

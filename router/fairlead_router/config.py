@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+IndexMode = Literal["auto", "mirror", "remote"]
 PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"]
 
 
@@ -31,6 +32,9 @@ class RouterConfig(BaseSettings):
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
+    index_mode: IndexMode = Field(
+        "auto", description="PrefixAware asks Redis (remote) or keeps a copy (mirror); auto: a copy while it is small"
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
     drain_timeout: float = Field(120.0, ge=0, description="seconds that streams may take to finish after SIGTERM")
     drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")

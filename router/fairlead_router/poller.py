@@ -27,6 +27,8 @@ class _Load(WorkerLoad, frozen=True):
     pod: str = ""
     draining: bool = False
     ready: bool = True
+    role: str = ""
+    adapters: frozenset[str] = frozenset()
 
 
 class _NotReady(msgspec.Struct):
@@ -110,7 +112,8 @@ class Poller:
         if head.status != 200:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)
-        worker.load, worker.draining = load, load.draining
+        worker.load, worker.load_at, worker.draining = load, time.monotonic(), load.draining
+        worker.role, worker.adapters = load.role, load.adapters
         worker.pod = load.pod or worker.pod
         return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,14 +49,23 @@ class Prompt:
     tokens: "array[int] | None" = None
     format_tag: str = ""
     user: str = ""
+    adapter: str = ""
+    """The adapter that the model name stands for."""
 
 
 class Prompts:
     """Reads bodies in a pool of threads: a long prompt must not hold up the streams of others."""
 
-    def __init__(self, formats: PromptFormats, threads: Executor, tokenize: bool, served_name: str = "") -> None:
+    def __init__(
+        self,
+        formats: PromptFormats,
+        threads: Executor,
+        tokenize: bool,
+        served_name: str = "",
+        adapters: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._formats, self._threads, self._tokenize = formats, threads, tokenize
-        self._served_name = served_name
+        self._served_name, self._adapters = served_name, adapters
         self._decoder = msgspec.json.Decoder(_Body)
 
     async def read(self, path: str, body: bytes) -> Prompt:
@@ -65,7 +74,7 @@ class Prompts:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body, names, self._formats.current)
 
     def model_names(self) -> list[str]:
-        return sorted({*self._formats.model_names(), self._served_name} - {""})
+        return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
     def _read(self, path: str, raw: bytes, names: Collection[str], known: KnownFormat | None) -> Prompt:
         try:
@@ -79,8 +88,9 @@ class Prompts:
         if isinstance(body.model, str) and names and body.model not in names:
             message = f"The model {body.model[:200]!r} does not exist. Models served here: {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
+        adapter = body.model if isinstance(body.model, str) and body.model in self._adapters() else ""
         user = body.user if isinstance(body.user, str) else ""
-        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user)
+        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, adapter=adapter)
         if not self._tokenize or known is None:
             return guess
         try:
@@ -89,8 +99,9 @@ class Prompts:
             return guess  # the worker refuses it, in its own words
         if tokens is None:
             return guess
-        hashes = block_hashes(known.root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user)
+        root = known.format.root(adapter) if adapter else known.root
+        hashes = block_hashes(root, tokens, known.format.block_tokens)
+        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, adapter)
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat) -> "tuple[array[int] | None, bool]":
         """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker."""

@@ -31,7 +31,7 @@ class Proxy:
 
     async def forward(self, call: Call, prompt: Prompt, send: Send) -> None:
         """Answer the call. Raises ApiError where nothing has been sent yet. When cancelled, the worker's connection is closed at once."""
-        wanted = Wanted(prompt.length, prompt.hashes, call.session or prompt.user)
+        wanted = Wanted(prompt.length, prompt.hashes, call.session or prompt.user, prompt.adapter)
         tried: set[tuple[str, int]] = set()
         lost = 0
         while True:
@@ -59,6 +59,8 @@ class Proxy:
                     worker.suspect()
                     continue
                 worker.breaker.succeeded()
+                if (cached := _cached(head)) is not None:
+                    self._policy.answered(wanted, choice, cached)
                 await self._pass_on(call, worker, connection, head, send)
                 return
             finally:
@@ -151,10 +153,9 @@ class Proxy:
         call.status = head.status
         call.first_byte = monotonic()
         self._metrics.ttfb.observe(call.first_byte - call.began)
-        cached = head.get(b"x-fairlead-cached-tokens")
-        if cached is None or not cached.isdigit():
+        call.cached = _cached(head)
+        if call.cached is None:
             return
-        call.cached = int(cached)
         self._metrics.actual.inc(call.cached)
         if call.predicted is not None:
             self._metrics.predicted.inc(call.predicted)
@@ -180,3 +181,8 @@ class Proxy:
         choice.worker.breaker.failed()
         choice.worker.suspect()
         logger.info("worker %s failed a request before its first byte (%s), another is asked", choice.worker.address, error)
+
+
+def _cached(head: Head) -> int | None:
+    said = head.get(b"x-fairlead-cached-tokens")
+    return int(said) if said is not None and said.isdigit() else None

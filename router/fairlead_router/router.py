@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.reader import IndexReader
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
 from fairlead_router.formats import PromptFormats
@@ -18,7 +17,7 @@ from fairlead_router.policies import LeastLoad, Policy, Random, RoundRobin, Sess
 from fairlead_router.poller import Poller
 from fairlead_router.prompts import Prompts
 from fairlead_router.proxy import Proxy
-from fairlead_router.steering import PrefixAware
+from fairlead_router.steering import IndexAt, PrefixAware
 from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class Router:
         self.table = WorkerTable()
         self.metrics = Metrics(self.table)
         self.formats = PromptFormats(self._threads)
-        self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name)
+        self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name, self.table.adapters)
         self._poller = Poller(self.table, self.formats, config.poll_interval)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
@@ -42,6 +41,7 @@ class Router:
         self.proxy = Proxy(config, self.table, self.policy, self.metrics)
 
     async def start(self) -> None:
+        self.policy.start()
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
 
     async def close(self) -> None:
@@ -60,8 +60,9 @@ class Router:
     def _make_policy(self) -> Policy:
         match self.config.policy:
             case "PrefixAware":
-                reader = IndexReader(self.config.redis_url, self.config.namespace) if self.config.redis_url else None
-                return PrefixAware(self.table, reader, self.metrics)
+                config = self.config
+                index = IndexAt(config.redis_url, config.namespace, config.index_mode) if config.redis_url else None
+                return PrefixAware(self.table, index, self.metrics)
             case "LeastLoad":
                 return LeastLoad(self.table)
             case "Random":
@@ -109,8 +110,10 @@ class Router:
                 "in_flight": worker.in_flight,
                 "source": "discovery" if worker.discovered else "index",
                 "load": msgspec.to_builtins(worker.load),
+                "prediction": worker.prediction.shown(),
             }
             for worker in sorted(self.table, key=lambda worker: worker.address)
         ]
-        index = self.policy.index if isinstance(self.policy, PrefixAware) else "unused"
-        return {"service": self.config.service_name, "policy": self.config.policy, "index": index, "workers": workers}
+        index, reading = (self.policy.index, self.policy.reading) if isinstance(self.policy, PrefixAware) else ("unused", "")
+        service, policy = self.config.service_name, self.config.policy
+        return {"service": service, "policy": policy, "index": index, "index_read": reading, "workers": workers}

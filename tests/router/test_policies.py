@@ -8,8 +8,9 @@ import pytest
 from tests.router.harness import Fleet
 
 from fairlead_index.load import WorkerLoad
+from fairlead_router.alone import soonest_alone
 from fairlead_router.breaker import Breaker
-from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted, by_affinity, rendezvous
+from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted
 from fairlead_router.workers import WorkerTable
 
 
@@ -67,13 +68,20 @@ async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: Worker
         assert now != lost and (address == lost or now == address)
 
 
-async def test_affinity_keeps_a_prefix_on_two_workers_until_waiting_costs_more_than_it_saves(table: WorkerTable) -> None:
-    wanted = Wanted(2000, array("Q", [123456789]))
-    near = rendezvous(123456789, table.usable(), 2)
-    assert by_affinity(wanted, table.usable()) in near
-    for worker in near:
-        worker.load = WorkerLoad(backlog_tokens=1_000_000)
-    assert by_affinity(wanted, table.usable()) not in near
+async def test_alone_a_prefix_keeps_to_two_workers_until_others_are_much_sooner(table: WorkerTable) -> None:
+    def chosen(hashes: list[int]) -> str:
+        return soonest_alone(Wanted(64 * len(hashes), array("Q", hashes)), table.usable()).address
+
+    talk = [123456789 + number for number in range(40)]
+    home = chosen(talk)
+    assert chosen([*talk, 5]) == home  # its next turn, for what names it lies within its first thousand tokens
+    table.get(home).pending_tokens = 100_000  # type: ignore[union-attr]
+    second = chosen(talk)
+    assert second != home
+    others = {chosen([number * 7919 + at for at in range(40)]) for number in range(40)}
+    assert len(others) >= 6 and home not in others
+    table.get(second).load = WorkerLoad(backlog_tokens=1_000_000)  # type: ignore[union-attr]
+    assert chosen(talk) not in (home, second)
 
 
 async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: WorkerTable) -> None:
