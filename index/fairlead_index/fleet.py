@@ -121,8 +121,6 @@ class FleetReader:
         while not self._closing or (self._outbox and self._answers):
             try:
                 await self._turn()
-                self._pause.succeeded()
-                self._answers = True
             except REDIS_ERRORS as error:
                 await self._away(str(error) or type(error).__name__)
             except Exception as error:  # our own fault: choices go on by what the workers say of themselves
@@ -146,6 +144,8 @@ class FleetReader:
             position = await self._tell()
             if looking:
                 await self._look(position)
+            self._pause.succeeded()
+            self._answers = True
         if not self._outbox and not self._closing:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
