@@ -13,7 +13,7 @@ BASE = "/apis/fairlead.dev/v1alpha1/namespaces/{}/inferenceservices"
 def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServer, namespace: str) -> None:
     made = server.create(BASE.format(namespace), manifest("qwen", namespace))
     spec = made["spec"]
-    assert spec["replicas"] == 1 and spec["routing"] == {"policy": "PrefixAware", "replicas": 2}
+    assert spec["replicas"] == 1 and spec["routing"] == {"policy": "PrefixAware", "indexMode": "auto", "replicas": 2}
     assert spec["engine"]["kvCache"] == {"pageTokens": 16, "blockTokens": 64}
     assert spec["rollout"] == {"drainTimeout": "120s", "progressDeadline": "1h"} and spec["disruption"] == {"maxUnavailable": 1}
     assert spec["resources"] == {} and "scaling" not in spec and "podTemplate" not in spec

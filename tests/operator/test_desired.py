@@ -50,7 +50,12 @@ specs = st.fixed_dictionaries(
         ),
         "resources": st.fixed_dictionaries({}, optional={"cpu": st.sampled_from(["4", "500m"]), "memory": st.just("8Gi")}),
         "routing": st.fixed_dictionaries(
-            {}, optional={"replicas": st.integers(1, 8), "policy": st.sampled_from(["Random", "PrefixAware"])}
+            {},
+            optional={
+                "replicas": st.integers(1, 8),
+                "policy": st.sampled_from(["Random", "PrefixAware"]),
+                "indexMode": st.sampled_from(["auto", "remote"]),
+            },
         ),
         "rollout": st.fixed_dictionaries({}, optional={"drainTimeout": st.sampled_from(["0s", "90s", "1h30m"])}),
         "podTemplate": st.just(

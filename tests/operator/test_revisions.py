@@ -168,6 +168,7 @@ DEFAULTS = {
     "engine.kv_cache.page_tokens": 16,
     "engine.kv_cache.block_tokens": 64,
     "routing.policy": "PrefixAware",
+    "routing.index_mode": "auto",
     "routing.replicas": 2,
     "rollout.drain_timeout": "120s",
     "rollout.progress_deadline": "1h",

@@ -11,7 +11,9 @@ from fairlead_operator.settings import Settings
 
 
 def revision(service: InferenceService) -> str:
-    return names.digest([said(service.spec.routing, "policy"), said(service.spec.rollout, "drain_timeout"), service.served_model_name])
+    return names.digest(
+        [said(service.spec.routing, "policy", "index_mode"), said(service.spec.rollout, "drain_timeout"), service.served_model_name]
+    )
 
 
 def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
@@ -66,6 +68,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
     workers = f"{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}"
+    mode = service.spec.routing.index_mode
     flags: dict[str, object] = {
         "service-name": service.name,
         "served-model-name": service.served_model_name,
@@ -76,5 +79,6 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
         "policy": service.spec.routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,
+        "index-mode": "" if mode == "auto" else mode,  # the default is left out: routers' images of before start with these flags too
     }
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""]
