@@ -62,8 +62,9 @@ bench-engine: install ## the engine's mechanisms and costs, each beside its base
 bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/peers.json
 	$(BIN)/python -m bench.peers --json bench/results/peers.json
 
-bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; writes bench/results/index.json
+bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; and bursts through four routers; writes bench/results/
 	$(BIN)/python bench/index_match.py --json bench/results/index.json
+	PYTHONPATH=. $(BIN)/python bench/herding.py --json bench/results/herding.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

@@ -281,6 +281,10 @@ def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.
     assert worker_config.quantization == "int8" and worker_config.speculative_num_tokens == 4
     assert worker_config.speculative_model == "file:///mnt/draft/draft"
     assert read_config(given("router")).namespace == "default/qwen"
+    assert not [flag for flag in given("router") if flag.startswith("--index-mode")]  # the default: routers of before know no such flag
+    made = objects(service(routing={"policy": "Session", "indexMode": "mirror"}))
+    routing = read_config(given("router"))
+    assert (routing.policy, routing.index_mode) == ("Session", "mirror")
 
     made = objects(service(engine={"tensorParallel": 2}))
     with pytest.raises(SystemExit):

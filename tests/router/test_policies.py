@@ -96,6 +96,26 @@ async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: Wo
     assert table.usable({(fourth.address, fourth.life)}) == [second]  # silent, but better than none
 
 
+async def test_role_and_adapter_are_hard_filters(table: WorkerTable) -> None:
+    first, second, third, *_ = table
+    first.role, second.role = "prefill", "both"
+    third.adapters = frozenset({"tuned"})
+    assert first not in table.usable() and second in table.usable() and first.address in table.unusable_addresses()
+    assert table.usable((), "tuned") == [third] and third.address not in table.unusable_addresses("tuned")
+    assert len(table.unusable_addresses("tuned")) == 7 and table.adapters() == {"tuned"}
+
+
+async def test_a_request_for_an_adapter_goes_to_a_worker_that_has_it(fleet: Fleet) -> None:
+    plain, tuned = await fleet.worker(), await fleet.worker(load={"adapters": ["tuned"]})
+    router = await fleet.router(plain, tuned)
+    for number in range(6):
+        answer = await router.client.post("/v1/completions", json={"model": "tuned", "prompt": f"{number} " * 40})
+        assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == tuned.pod
+    assert "tuned" in {model["id"] for model in (await router.client.get("/v1/models")).json()["data"]}
+    refused = await router.client.post("/v1/completions", json={"model": "other", "prompt": "x"})
+    assert refused.status_code == 404
+
+
 async def test_what_discovery_dropped_is_not_adopted_from_the_index(table: WorkerTable) -> None:
     known = [worker.address for worker in table]
     table.discovered(known[1:])

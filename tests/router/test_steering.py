@@ -190,6 +190,28 @@ async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fl
     assert workers[0].pod not in {answer.headers["x-fairlead-pod"] for answer in answers}
 
 
+async def test_auto_asks_redis_where_the_fleet_is_large(
+    fleet: Fleet, redis: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"pages_total": 1000, "pages_free": 1000, "page_size": 16}
+    workers = [await fleet.worker(redis=(redis.url, namespace), load=pages) for _ in range(2)]
+    reader = IndexReader(redis.url, namespace, deadline=1)
+
+    async def told() -> bool:
+        return [state.load.pages_total for state in await reader.workers()] == [1000, 1000]
+
+    await eventually(told, "their sizes are in the index")
+    await reader.close()
+    monkeypatch.setattr("fairlead_router.steering.AUTO_BLOCKS", 1999)
+    router = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace)
+    policy = router.server.router.policy
+    assert isinstance(policy, PrefixAware) and policy._mirrored is not None
+    fleet_reader = policy._mirrored.fleet
+    await eventually(lambda: fleet_reader.capacity == 2000, "the fleet is seen")
+    answer = await router.complete("prefix " * 50)
+    assert policy.reading == "remote" and "x-fairlead-predicted-tokens" in answer.headers
+
+
 async def test_a_router_is_exact_within_a_second_of_its_start(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
     first, workers = await steered(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
