@@ -65,6 +65,7 @@ bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on th
 bench-index: install ## the index beside llm-d's Redis schema: memory and lookups; and bursts through four routers; writes bench/results/
 	$(BIN)/python bench/index_match.py --json bench/results/index.json
 	PYTHONPATH=. $(BIN)/python bench/herding.py --json bench/results/herding.json
+	PYTHONPATH=. $(BIN)/python bench/steering.py --json bench/results/steering.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

@@ -23,6 +23,7 @@ __all__ = ["FleetReader"]
 
 LOOK_SECONDS: Final = 0.25
 FRESH_SECONDS: Final = 2.0
+LONGEST_SECONDS: Final = 60.0  # as in heartbeat.lua
 MOST_CHANGES: Final = 500
 CHANGE_BYTES: Final = 19
 
@@ -40,7 +41,7 @@ class FleetReader:
         self._router = os.urandom(8)
         self._ledger = Ledger()
         self._outbox: list[tuple[bytes, Change]] = []
-        self._open: set[bytes] = set()
+        self._open: dict[bytes, float] = {}  # since when
         self._heard = b""
         self._seen: dict[str, tuple[bytes, WorkerState]] = {}  # by address
         self._scored: dict[str, ScoredWorker] = {}
@@ -89,15 +90,14 @@ class FleetReader:
         if seen is None or not self.fresh:
             return b""
         reservation = seen[0] + os.urandom(8) + struct.pack("<d", tokens)
-        self._open.add(reservation)
+        self._open[reservation] = time.monotonic()
         self._enter(b"+", reservation, tokens)
         return reservation
 
     def release(self, reservation: bytes) -> bool:
         """Takes it back, at the first token or on failure. False when it is none of ours."""
-        if reservation not in self._open:
+        if self._open.pop(reservation, None) is None:
             return False
-        self._open.discard(reservation)
         self._enter(b"-", reservation, -struct.unpack_from("<d", reservation, 10)[0])
         return True
 
@@ -173,6 +173,8 @@ class FleetReader:
         self._look_at = self._looked_at + LOOK_SECONDS
         self._seen = {state.address: (state.slot.to_bytes(2, "big"), state) for state in states}
         self._scored = {state.address: _scored(state) for state in states}
+        oldest = self._looked_at - LONGEST_SECONDS  # of callers that never release
+        self._open = {reservation: since for reservation, since in self._open.items() if since > oldest}
         self._ledger.settle({slot: float(state.reserved_tokens) for slot, state in self._seen.values()}, position)
 
 

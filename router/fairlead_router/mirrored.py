@@ -123,7 +123,7 @@ class Mirrored:
                 logger.info("the fleet could hold %d blocks, more than are mirrored: Redis is asked instead", self.fleet.capacity)
                 mirror, self._mirror = self._mirror, None
                 await mirror.close()
-            await asyncio.sleep(GUARD_SECONDS if self.fleet.fresh else 0.02)
+            await asyncio.sleep(GUARD_SECONDS if self.fleet.fresh else 0.1)
 
     def _begin(self) -> None:
         self._mirror = MirrorReader(self._url, self._namespace)
