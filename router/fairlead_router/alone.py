@@ -16,13 +16,18 @@ HOME_TOKENS = 1024
 
 def soonest_alone(wanted: Wanted, workers: Sequence[Worker]) -> Worker:
     """The worker that should start the prompt soonest, one of the two that its beginning names where they are nearly as soon."""
-    blocks = array("Q")
-    if len(wanted.hashes):
-        block_tokens = wanted.prompt_tokens // len(wanted.hashes)  # or a little more
-        blocks.append(wanted.hashes[min(len(wanted.hashes), max(1, HOME_TOKENS // max(1, block_tokens))) - 1])
+    home = home_block(wanted.hashes, wanted.prompt_tokens)
     scored = [scored_alone(worker, 1) for worker in workers]
-    best = best_starts(scored, hash_bytes(blocks), wanted.prompt_tokens, os.urandom(8), 1)[0]
+    best = best_starts(scored, hash_bytes(home), wanted.prompt_tokens, os.urandom(8), 1)[0]
     return next(worker for worker in workers if worker.address == best.address)
+
+
+def home_block(hashes: Sequence[int], prompt_tokens: int) -> "array[int]":
+    """The block that stands for the whole prompt; none for a prompt without blocks."""
+    if not len(hashes):
+        return array("Q")
+    block_tokens = max(1, prompt_tokens // len(hashes))  # or a little more
+    return array("Q", [hashes[min(len(hashes), -(-HOME_TOKENS // block_tokens)) - 1]])
 
 
 def scored_alone(worker: Worker, block_tokens: int) -> ScoredWorker:
