@@ -33,7 +33,7 @@ class ScoredWorker:
 
 @dataclass(slots=True)
 class Start:
-    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute.
+    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute, `work` the seconds of that.
 
     `score` is what workers are compared by: `seconds`, and what the choice costs those who are there already and who come after.
     """
@@ -41,6 +41,7 @@ class Start:
     address: str
     cached: int
     cost: float
+    work: float
     seconds: float
     score: float
     fits: bool
@@ -60,7 +61,7 @@ def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: i
         return best
     home = min(sorted(starts, key=lambda start: start.rank)[:2], key=_order)
     first = best[0]
-    if home is not first and home.seconds <= SLACK * first.seconds and (home.fits or not first.fits):
+    if home is not first and home.seconds <= min(SLACK * first.seconds, first.seconds + home.work) and (home.fits or not first.fits):
         best = [home, *(start for start in best if start is not home)][:wanted]
     return best
 
@@ -74,7 +75,9 @@ def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
     seconds = (backlog + worker.owed) / rate + work + step
     score = seconds + min(FLEET, work) + ITL_STEPS * step
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return Start(worker.address, cached, cost, seconds, score, fits, sha1(key + worker.address.encode(), usedforsecurity=False).hexdigest())
+    return Start(
+        worker.address, cached, cost, work, seconds, score, fits, sha1(key + worker.address.encode(), usedforsecurity=False).hexdigest()
+    )
 
 
 def _order(start: Start) -> tuple[bool, float, str]:

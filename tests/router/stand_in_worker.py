@@ -118,6 +118,8 @@ class StandIn:
     """Looks get no answer, as after SIGSTOP."""
     backlog: int = 0
     """Prompt tokens to compute, of requests whose answer has not begun."""
+    lease: float = 2.0
+    """Seconds that the index believes it without a word."""
     reports: bool = True
     """Whether the index is told of new loads."""
     gone: int = 0
@@ -134,7 +136,7 @@ class StandIn:
         self._index = None
         if self.redis:
             url, namespace = self.redis
-            self._index = IndexWriter(url, namespace, WorkerCard(self.pod, self.address, self.format.block_tokens), lease_seconds=2)
+            self._index = IndexWriter(url, namespace, WorkerCard(self.pod, self.address, self.format.block_tokens), self.lease)
             self._index.start()
             reporting = asyncio.create_task(self._report(self._index))
             self._tasks.add(reporting)

@@ -39,7 +39,9 @@ async def test_a_burst_of_one_cold_prefix_spreads(fleet: Fleet, redis: RedisServ
         await answers(exchange)
 
     load = {"backlog_tokens": 0, "pages_free": 100_000, "pages_total": 100_000, "page_size": 16}
-    workers = [await fleet.worker(redis=(redis.url, "tests/herd"), behaviour=once_all_are_there, load=load) for _ in range(WORKERS)]
+    workers = [
+        await fleet.worker(redis=(redis.url, "tests/herd"), behaviour=once_all_are_there, load=load, lease=60.0) for _ in range(WORKERS)
+    ]
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
     routers = [await fleet.router(*workers, redis_url=redis.url, index_namespace="tests/herd", index_mode=mode) for _ in range(ROUTERS)]
     policies = [router.server.router.policy for router in routers]

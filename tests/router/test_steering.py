@@ -43,12 +43,17 @@ async def steered(fleet: Fleet, redis: RedisServer, namespace: str, count: int, 
     return router, workers
 
 
-async def indexed(redis: RedisServer, namespace: str, worker: StandIn) -> None:
-    """Until the index knows that the worker holds its last prompt."""
+async def indexed(redis: RedisServer, namespace: str, worker: StandIn, router: RunningRouter | None = None) -> None:
+    """Until the index knows that the worker holds its last prompt, and the router's copy, if any."""
     reader = IndexReader(redis.url, namespace, deadline=1)
     hashes = block_hashes(worker.format.root(), worker.received[-1].tokens, 16)
 
+    policy = router.server.router.policy if router is not None else None
+    mirrored = policy._mirrored if isinstance(policy, PrefixAware) else None
+
     async def holds() -> bool:
+        if mirrored is not None and mirrored.held(Wanted(16 * len(hashes), hashes), worker.address) != 16 * len(hashes):
+            return False
         return (await reader.match(hashes)).get(worker.address, 0) == 16 * len(hashes)
 
     try:
@@ -72,7 +77,7 @@ async def test_a_conversation_returns_to_the_worker_that_holds_it(fleet: Fleet, 
                 assert answer.headers["x-fairlead-predicted-tokens"] == answer.headers["x-fairlead-cached-tokens"] == str(before)
             home = answer.headers["x-fairlead-pod"]
             before = len(prompt) // 16 * 16
-            await indexed(redis, namespace, holder(workers, home))
+            await indexed(redis, namespace, holder(workers, home), router)
             prompt += "and what it said, and the next turn of it "
     assert await router.metric("fairlead_router_prediction_error_tokens_sum") == 0
     assert await router.metric("fairlead_router_predicted_cached_tokens_total") > 3000
@@ -84,7 +89,7 @@ async def test_a_dead_holder_is_not_asked_again_although_its_lease_still_runs(
     router, workers = await steered(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
     first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
-    await indexed(redis, namespace, first)
+    await indexed(redis, namespace, first, router)
     first._index = None  # it dies without a word to the index
     await first.kill()
     answers = await asyncio.gather(*(router.complete(prompt + str(number)) for number in range(20)))
@@ -96,7 +101,7 @@ async def test_a_holder_that_is_not_ready_is_not_chosen(fleet: Fleet, redis: Red
     router, workers = await steered(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
     first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
-    await indexed(redis, namespace, first)
+    await indexed(redis, namespace, first, router)
     first.ready = False
     await router.usable(1)
     assert (await router.complete(prompt)).headers["x-fairlead-pod"] != first.pod

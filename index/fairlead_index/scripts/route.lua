@@ -1,7 +1,7 @@
 -- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, excluded addresses...
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, ...}, best first; {''} when no worker may be used.
 local PRIOR_RATE = 4000  -- tokens a second, of a worker that has not measured its own yet
-local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best
+local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
 local FLEET = 1          -- seconds of our work that count twice: those who come after wait for it too
 local ITL_STEPS = 4      -- steps of the decodes beside us that count, so that a pod whose streams are slow already gets less
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
@@ -52,7 +52,7 @@ for slot, record in pairs(live) do
     local speed = rate > 0 and rate or PRIOR_RATE
     local work = cost / speed
     local seconds = (backlog + (owed[slot] or 0)) / speed + work + step
-    local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost, seconds = seconds,
+    local w = { slot = slot, address = address, pod = pod, cached = cached, cost = cost, work = work, seconds = seconds,
                 score = seconds + min(FLEET, work) + ITL_STEPS * step,
                 fits = total == 0 or page == 0 or free * page >= prompt - cached }
     if cold then
@@ -72,7 +72,7 @@ if #all == 0 then return { '' } end
 -- A cold prefix has two homes, so that its next prompts find it; a burst overflows to the others before it queues there.
 if second then
   local home = sooner(first, second) and first or second
-  if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.fits or not all[1].fits) then
+  if home ~= all[1] and home.seconds <= min(SLACK * all[1].seconds, all[1].seconds + home.work) and (home.fits or not all[1].fits) then
     for i = 2, #all do
       if all[i] == home then table.remove(all, i) break end
     end
