@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements bench-router-engines bench-tokenize clean
+.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements bench-router-engines clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -72,16 +72,17 @@ bench-index: install ## the index beside llm-d's Redis schema and ai-dynamo-runt
 fuzz-index: install ## the index against the truth through 100,000 operations and every fault (SEED=1); ten minutes
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
 
-bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute; needs gcc and two cores; writes bench/results/router.json
+bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute, tokenization, bursts through four routers; needs gcc and two cores; writes bench/results/router.json
 	PYTHONPATH=. $(BIN)/python -m bench.router --json bench/results/router.json
 	$(BIN)/python bench/front_cost.py --json bench/results/front_cost.json
+	$(BIN)/python bench/tokenizing.py --json bench/results/tokenizing.json
+	PYTHONPATH=. $(BIN)/python bench/herding.py --json bench/results/herding.json
+	PYTHONPATH=. $(BIN)/python bench/steering.py --json bench/results/steering.json
 
 bench-router-engines: install ## steering with real engines, and faults at length (a quarter of an hour; BENCH=--quick: does it run); writes bench/results/
 	$(BIN)/python bench/router_engines.py $(BENCH) --json bench/results/router_engines.json
 	PYTHONPATH=. $(BIN)/python bench/router_faults.py $(BENCH) --json bench/results/router_faults.json
 
-bench-tokenize: install ## a growing chat's next turn, with the cache of token ids and without; writes bench/results/tokenizing.json
-	$(BIN)/python bench/tokenizing.py --json bench/results/tokenizing.json
 
 bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
 	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json

@@ -83,6 +83,15 @@ class GroupedReader:
         if reservation:
             await self._readers[reservation[0]].release(reservation[1:])
 
+    async def recall(self, address: str) -> bool:
+        """As IndexReader's, in the group that knows the worker."""
+        return any((await self._ask([reader.recall(address) for reader in self._readers])).values())
+
+    @property
+    def away(self) -> bool:
+        """Whether no group answers."""
+        return all(reader.away for reader in self._readers)
+
     async def workers(self) -> list[WorkerState]:
         answers = await self._ask([reader.workers() for reader in self._readers])
         return [worker for answer in answers.values() for worker in answer]

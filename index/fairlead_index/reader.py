@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,6 +54,8 @@ class WorkerState:
     load: WorkerLoad
     slot: int
     """This life of the pod: a restart is another."""
+    load_age: float = 0.0
+    """Seconds since the worker measured its load."""
 
 
 class IndexReader:
@@ -92,7 +95,16 @@ class IndexReader:
 
     async def workers(self) -> list[WorkerState]:
         """Every living worker with its newest load."""
-        return [_worker(row) for row in batched(await self._call("workers"), 16)]
+        return parse_workers(await self._call("workers"))
+
+    async def recall(self, address: str) -> bool:
+        """Makes a worker tell the index anew what it holds. False while that was asked for too recently, or of nobody known."""
+        return bool((await self._call("recall", address))[0] == b"OK")
+
+    @property
+    def away(self) -> bool:
+        """Whether calls fail at once, for Redis has not answered for a while. One late answer is no such thing."""
+        return self._pause.on
 
     async def close(self) -> None:
         """Closes the connections. Does not raise for a Redis that is away."""
@@ -102,12 +114,14 @@ class IndexReader:
     async def _call(self, name: str, *args: bytes | str | int) -> list[Any]:
         if not self._pause.may_try():
             raise IndexUnavailable(f"redis is away: {self._pause.reason}")
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._deadline):
                 reply = await self._scripts.call(name, *args)
         except REDIS_ERRORS as error:
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
-            self._pause.failed(reason)
+            late = time.monotonic() - began >= 0.9 * self._deadline
+            (self._pause.missed if late else self._pause.failed)(reason)
             raise IndexUnavailable(f"redis is away: {reason}") from error
         self._pause.succeeded()
         return reply
@@ -117,9 +131,14 @@ def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
     return (flat[at : at + size] for at in range(0, len(flat), size))
 
 
+def parse_workers(reply: list[Any]) -> list[WorkerState]:
+    """What the script `workers` answers."""
+    return [_worker(row) for row in batched(reply, 16)]
+
+
 def _worker(row: list[bytes]) -> WorkerState:
     pod, address, block_tokens, revision, lease, owed, *load = row
-    running, waiting, backlog, rate, step, free, total, page_size, _, slot = (float(value) for value in load)
+    running, waiting, backlog, rate, step, free, total, page_size, age, slot = (float(value) for value in load)
     return WorkerState(
         pod=pod.decode(),
         address=address.decode(),
@@ -138,4 +157,5 @@ def _worker(row: list[bytes]) -> WorkerState:
             page_size=int(page_size),
         ),
         slot=int(slot),
+        load_age=age,
     )

@@ -9,6 +9,8 @@ from typing import Final
 PRIOR_RATE: Final = 4000.0
 SLACK: Final = 1.25
 CIRCLE: Final = 67108859
+FLEET: Final = 1.0
+ITL_STEPS: Final = 4
 
 
 @dataclass(slots=True)
@@ -33,12 +35,17 @@ class ScoredWorker:
 
 @dataclass(slots=True)
 class Start:
-    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute."""
+    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute, `work` the seconds of that.
+
+    `score` is what workers are compared by: `seconds`, and what the choice costs those who are there already and who come after.
+    """
 
     address: str
     cached: int
     cost: float
+    work: float
     seconds: float
+    score: float
     fits: bool
     rank: int
 
@@ -56,7 +63,7 @@ def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: i
         return best
     home = min(sorted(starts, key=lambda start: start.rank)[:2], key=_order)
     first = best[0]
-    if home is not first and home.seconds <= SLACK * first.seconds and (home.fits or not first.fits):
+    if home is not first and home.seconds <= min(SLACK * first.seconds, first.seconds + home.work) and (home.fits or not first.fits):
         best = [home, *(start for start in best if start is not home)][:wanted]
     return best
 
@@ -64,11 +71,13 @@ def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: i
 def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
     cached = max(0, min(worker.depth * worker.block_tokens, prompt_tokens - 1))  # the last token is always computed: it gives the logits
     cost = max(prompt_tokens - cached, worker.block_tokens)
+    rate, step = worker.rate or PRIOR_RATE, worker.step
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
-    seconds = (backlog + worker.owed + cost) / (worker.rate or PRIOR_RATE) + worker.step
-    unlimited = worker.pages_total == 0 or worker.page_size == 0
-    fits = unlimited or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return Start(worker.address, cached, cost, seconds, fits, _rank(worker.address, key))
+    work = cost / rate
+    seconds = (backlog + worker.owed) / rate + work + step
+    score = seconds + min(FLEET, work) + ITL_STEPS * step
+    fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
+    return Start(worker.address, cached, cost, work, seconds, score, fits, _rank(worker.address, key))
 
 
 def _rank(address: str, key: bytes) -> int:
@@ -84,4 +93,4 @@ def seed(address: str) -> int:
 
 
 def _order(start: Start) -> tuple[bool, float, int]:
-    return (not start.fits, start.seconds, start.rank)
+    return (not start.fits, start.score, start.rank)

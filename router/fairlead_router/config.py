@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from fairlead_index.access import RedisAccess, shown
 from fairlead_index.groups import MOST_GROUPS
 
+IndexMode = Literal["auto", "mirror", "remote"]
 PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"]
 
 
@@ -42,6 +43,9 @@ class RouterConfig(BaseSettings):
     api_keys_file: str = Field("", description="file of tenants and hashed API keys, followed while it changes (empty: anybody may ask)")
     router_replicas: int = Field(1, ge=1, description="routers of the service, to divide token rates by where there is no Redis")
     steering: Literal["proxy", "redirect"] = Field("proxy", description="redirect: 307 to the worker, for clients inside the cluster")
+    index_mode: IndexMode = Field(
+        "auto", description="PrefixAware asks Redis (remote) or keeps a copy (mirror); auto: a copy while it is small"
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
     drain_timeout: float = Field(120.0, ge=0, description="seconds that streams may take to finish after SIGTERM")
     drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")

@@ -37,9 +37,10 @@ class Metrics:
         self.prediction_error = Histogram(
             "fairlead_router_prediction_error_tokens", "|predicted - actual| cached tokens", buckets=_TOKENS, registry=registry
         )
-        self.index_unavailable = Counter(
-            "fairlead_router_index_unavailable", "Requests routed without the index because it was away", registry=registry
+        self.recalls = Counter(
+            "fairlead_router_recalls", "Times that a worker was made to tell the index all anew", ["worker"], registry=registry
         )
+        self.index_unavailable = Counter("fairlead_router_index_unavailable", "Requests routed while the index was away", registry=registry)
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)
         self.refused = Counter(
@@ -121,7 +122,14 @@ class _WorkerGauges(Collector):
     def collect(self) -> Iterable[Metric]:
         flying = GaugeMetricFamily("fairlead_router_worker_in_flight", "Requests of this router at a worker", labels=["worker"])
         usable = GaugeMetricFamily("fairlead_router_worker_usable", "1 while the worker may be chosen", labels=["worker"])
+        wrong = GaugeMetricFamily(
+            "fairlead_router_worker_prediction_error_ratio",
+            "Moving average of the error of predicted cached tokens, as a share of the prompt",
+            labels=["worker", "direction"],
+        )
         for worker in self._table:
+            wrong.add_metric([worker.address, "over"], worker.prediction.over)
+            wrong.add_metric([worker.address, "under"], worker.prediction.under)
             flying.add_metric([worker.address], worker.in_flight)
             usable.add_metric([worker.address], float(worker.usable))
-        return [flying, usable]
+        return [flying, usable, wrong]

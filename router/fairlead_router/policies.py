@@ -1,4 +1,4 @@
-"""How a worker is chosen by the router's own picture: four policies, and what PrefixAware (steering.py) does while the index is away."""
+"""How a worker is chosen by the router's own picture: four policies. PrefixAware is in steering.py."""
 
 import random
 from array import array
@@ -22,6 +22,8 @@ class Wanted:
     hashes: Sequence[int] = field(default_factory=lambda: array("Q"))
     """Block hashes of the prompt; empty where it is shorter than a block or was not tokenized."""
     session: str = ""
+    adapter: str = ""
+    """The adapter that the request's model name stands for; empty: the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,21 @@ class Choice:
     predicted: int | None = None
     """Cached tokens that the index expects there; None where it was not asked."""
     reservation: bytes | None = None
+    """What `release` gives back; empty or None: nothing was reserved."""
 
 
 class Policy(Protocol):
+    def start(self) -> None:
+        """Begin what goes on beside the requests, on the running loop."""
+
     async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
         """A worker for the request, None while there is none. Never fails."""
 
     def release(self, choice: Choice) -> None:
         """The answer has begun or the attempt has failed: a reservation, if any, ends."""
+
+    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+        """The worker found `cached` tokens of the prompt in its cache."""
 
     async def close(self) -> None: ...
 
@@ -52,30 +61,26 @@ def least_loaded(workers: Sequence[Worker]) -> Worker:
     return min(workers, key=lambda worker: (worker.expected_wait(), random.random()))
 
 
-def by_affinity(wanted: Wanted, workers: Sequence[Worker]) -> Worker:
-    """The less loaded of two workers that the prompt's first block names; but never a wait that its cached prefix could not repay."""
-    least = least_loaded(workers)
-    if not len(wanted.hashes):
-        return least
-    near = least_loaded(rendezvous(wanted.hashes[0], workers, 2))
-    saved = wanted.prompt_tokens / near.rate
-    return near if near.expected_wait() <= least.expected_wait() + saved else least
-
-
 class LocalPolicy:
     """What the four share: they hold nothing between requests but the table."""
 
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
 
+    def start(self) -> None:
+        pass
+
     async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
-        workers = self._table.usable(tried)
+        workers = self._table.usable(tried, wanted.adapter)
         return Choice(self.pick(wanted, workers)) if workers else None
 
     def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
         return least_loaded(workers)
 
     def release(self, choice: Choice) -> None:
+        pass
+
+    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
         pass
 
     async def close(self) -> None:

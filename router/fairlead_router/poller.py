@@ -28,6 +28,8 @@ class _Load(WorkerLoad, frozen=True):
     draining: bool = False
     ready: bool = True
     max_running: int = 0
+    role: str = ""
+    adapters: frozenset[str] = frozenset()
 
 
 class _NotReady(msgspec.Struct):
@@ -109,7 +111,9 @@ class Poller:
         if head.status != 200:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)
-        worker.load, worker.draining, worker.max_running = load, load.draining, load.max_running
+        worker.load, worker.load_at, worker.draining = load, time.monotonic(), load.draining
+        worker.role, worker.adapters = load.role, load.adapters
+        worker.max_running = load.max_running
         worker.pod = load.pod or worker.pod
         return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"
 

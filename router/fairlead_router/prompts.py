@@ -61,14 +61,23 @@ class Prompt:
     asked: Asked = field(default_factory=Asked)
     salt: str = ""
     """Of the caller's tenant and its own `cache_salt`: part of the root of `hashes`, and for the worker to say the same."""
+    adapter: str = ""
+    """The adapter that the model name stands for."""
 
 
 class Prompts:
     """Reads bodies in a pool of threads: a long prompt must not hold up the streams of others."""
 
-    def __init__(self, formats: PromptFormats, threads: Executor, tokenize: bool, served_name: str = "") -> None:
+    def __init__(
+        self,
+        formats: PromptFormats,
+        threads: Executor,
+        tokenize: bool,
+        served_name: str = "",
+        adapters: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._formats, self._threads, self._tokenize = formats, threads, tokenize
-        self._served_name = served_name
+        self._served_name, self._adapters = served_name, adapters
         self._decoder = msgspec.json.Decoder(_Body)
 
     async def read(self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt) -> Prompt:
@@ -83,7 +92,7 @@ class Prompts:
         return await loop.run_in_executor(self._threads, self._read, path, body, names, salt_of)
 
     def model_names(self) -> list[str]:
-        return sorted({*self._formats.model_names(), self._served_name} - {""})
+        return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
     def _read(self, path: str, raw: bytes, names: Collection[str], salt_of: Callable[[str], str]) -> Prompt:
         try:
@@ -97,10 +106,11 @@ class Prompts:
         if isinstance(body.model, str) and names and body.model not in names:
             message = f"The model {body.model[:200]!r} does not exist. Models served here: {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
+        adapter = body.model if isinstance(body.model, str) and body.model in self._adapters() else ""
         user = body.user if isinstance(body.user, str) else ""
         asked = Asked.by(path, body)
         salt = salt_of(asked.salt)
-        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt)
+        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt, adapter=adapter)
         known = self._formats.of_model(body.model)
         if not self._tokenize or known is None:
             return guess
@@ -110,9 +120,9 @@ class Prompts:
             return guess  # the worker refuses it, in its own words
         if tokens is None:
             return guess
-        root = known.format.root(salt=salt) if salt else known.root
+        root = known.format.root(adapter, salt) if adapter or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt)
+        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, adapter)
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat, salt: str) -> "tuple[array[int] | None, bool]":
         """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker.

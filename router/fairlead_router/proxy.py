@@ -36,7 +36,7 @@ class Proxy:
 
         Raises ApiError where no worker's answer has begun.
         """
-        wanted = Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user))
+        wanted = Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user), prompt.adapter)
         tried: set[tuple[str, int]] = set()
         lost = 0.0
         busy: list[int] = []
@@ -72,6 +72,8 @@ class Proxy:
                 worker.breaker.succeeded()
                 self._admission.begun(ticket)
                 call.let_go()
+                if (cached := _cached(head)) is not None:
+                    self._policy.answered(wanted, choice, cached)
                 await self._pass_on(call, worker, connection, head, reply)
                 return
             finally:
@@ -168,10 +170,9 @@ class Proxy:
         call.status = head.status
         call.first_byte = monotonic()
         self._metrics.ttfb.observe(call.first_byte - call.began)
-        cached = head.get(b"x-fairlead-cached-tokens")
-        if cached is None or not cached.isdigit():
+        call.cached = _cached(head)
+        if call.cached is None:
             return
-        call.cached = int(cached)
         self._metrics.actual.inc(call.cached)
         if call.predicted is not None:
             self._metrics.predicted.inc(call.predicted)
@@ -207,3 +208,8 @@ def _streams(head: Head) -> bool:
 
 def _seconds(retry_after: bytes | None) -> int:
     return int(retry_after) if retry_after is not None and retry_after.isdigit() and len(retry_after) < 5 else 1
+
+
+def _cached(head: Head) -> int | None:
+    said = head.get(b"x-fairlead-cached-tokens")
+    return int(said) if said is not None and said.isdigit() else None

@@ -56,7 +56,7 @@ class Redirector:
 
     async def redirect(self, call: Call, prompt: Prompt) -> Redirect:
         """Where the call's client is to go. Waits for a worker while there is none; raises ApiError 503 when that took too long."""
-        choice = await self._choose(Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user)))
+        choice = await self._choose(Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user), prompt.adapter))
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
         call.worker, call.predicted = worker.address, choice.predicted
         worker.pending_tokens += pending

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from fairlead_index.connection import Scripts
-from fairlead_index.groups import index_reader
 from fairlead_index.token_cache import TokenCache
 from fairlead_router.admission import Admission
 from fairlead_router.config import RouterConfig
@@ -26,7 +25,7 @@ from fairlead_router.proxy import Proxy
 from fairlead_router.queries import Queries
 from fairlead_router.redirect import Redirector
 from fairlead_router.stack_metrics import StackMetrics
-from fairlead_router.steering import PrefixAware
+from fairlead_router.steering import IndexAt, PrefixAware
 from fairlead_router.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,8 @@ class Router:
         self.metrics = Metrics(self.table)
         self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
         self.metrics.watch_token_cache(self.formats.cache)
-        self.prompts = Prompts(self.formats, self._threads, config.policy == "PrefixAware", config.served_model_name)
+        tokenize = config.policy == "PrefixAware"
+        self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters)
         if config.metrics_names == "vllm":
             self.metrics.add_stack_names(StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), "")))
         self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout)
@@ -65,6 +65,7 @@ class Router:
 
     async def start(self) -> None:
         self.front.start()
+        self.policy.start()
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
 
     async def close(self) -> None:
@@ -86,9 +87,9 @@ class Router:
     def _make_policy(self) -> Policy:
         match self.config.policy:
             case "PrefixAware":
-                redis = self.config.redis
-                reader = index_reader(redis, self.config.namespace, self.config.index_groups) if redis else None
-                return PrefixAware(self.table, reader, self.metrics)
+                config = self.config
+                index = IndexAt(config.redis, config.namespace, config.index_mode, config.index_groups) if config.redis else None
+                return PrefixAware(self.table, index, self.metrics)
             case "LeastLoad":
                 return LeastLoad(self.table)
             case "Random":
@@ -138,9 +139,11 @@ class Router:
                 "in_flight": worker.in_flight,
                 "source": "discovery" if worker.discovered else "index",
                 "load": msgspec.to_builtins(worker.load),
+                "prediction": worker.prediction.shown(),
             }
             for worker in sorted(self.table, key=lambda worker: worker.address)
         ]
-        index, reason = (self.policy.index, self.policy.index_reason) if isinstance(self.policy, PrefixAware) else ("unused", "")
-        known = {"service": self.config.service_name, "policy": self.config.policy, "index": index, "index_reason": reason}
+        known = {"service": self.config.service_name, "policy": self.config.policy, "index": "unused", "index_reason": "", "index_read": ""}
+        if isinstance(self.policy, PrefixAware):
+            known |= {"index": self.policy.index, "index_reason": self.policy.index_reason, "index_read": self.policy.reading}
         return {**known, "workers": workers}

@@ -7,6 +7,7 @@ from time import monotonic
 from fairlead_index.load import WorkerLoad
 from fairlead_router.breaker import Breaker
 from fairlead_router.pool import SILENCE_SECONDS, Pool
+from fairlead_router.prediction import Prediction
 
 FORGET_SECONDS = 30.0
 """How long an address that was dropped is refused to the index, whose lease outlives the pod by up to 10 s."""
@@ -33,6 +34,12 @@ class Worker:
         self.reason = "not looked at yet"
         """Why the last look did not find it ready; empty when it did."""
         self.load = WorkerLoad()
+        self.load_at = monotonic()
+        self.role = ""
+        """What it is for; empty or `both`: whole requests."""
+        self.adapters: frozenset[str] = frozenset()
+        """Model names beyond its model's own that it answers to."""
+        self.prediction = Prediction()
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0
@@ -51,6 +58,10 @@ class Worker:
     def last_resort(self) -> bool:
         """It was ready when last heard, and only slow to answer since: better than no worker at all."""
         return self.ready and not self.draining and self.breaker.closed
+
+    def serves(self, adapter: str) -> bool:
+        """Whether such a request may go there at all, however loaded it is."""
+        return self.role in ("", "both") and (not adapter or adapter in self.adapters)
 
     def expected_wait(self) -> float:
         """Seconds until a prompt sent now would be begun, as this router knows it."""
@@ -83,16 +94,21 @@ class WorkerTable:
     def get(self, address: str) -> Worker | None:
         return self._workers.get(address)
 
-    def usable(self, excluded: Collection[tuple[str, int]] = ()) -> list[Worker]:
+    def usable(self, excluded: Collection[tuple[str, int]] = (), adapter: str = "") -> list[Worker]:
         """Workers that may be chosen; those that have only fallen silent where there are no others. `excluded`: (address, life)."""
-        left = [worker for worker in self._workers.values() if (worker.address, worker.life) not in excluded]
+        left = [worker for worker in self._workers.values() if (worker.address, worker.life) not in excluded and worker.serves(adapter)]
         return [worker for worker in left if worker.usable] or [worker for worker in left if worker.last_resort]
 
-    def unusable_addresses(self) -> set[str]:
-        """What the index must not choose: known and not usable, or dropped a moment ago."""
+    def adapters(self) -> frozenset[str]:
+        """What the workers serve beside their model."""
+        return frozenset().union(*(worker.adapters for worker in self._workers.values()))
+
+    def unusable_addresses(self, adapter: str = "") -> set[str]:
+        """What the index must not choose: known and not usable for such a request, or dropped a moment ago."""
         limit = self._clock() - FORGET_SECONDS
         self._dropped = {address: since for address, since in self._dropped.items() if since > limit}
-        return {worker.address for worker in self._workers.values() if not worker.usable} | self._dropped.keys()
+        barred = {worker.address for worker in self._workers.values() if not (worker.usable and worker.serves(adapter))}
+        return barred | self._dropped.keys()
 
     def discovered(self, addresses: Collection[str]) -> None:
         """Discovery's newest answer: a worker that is not in it is gone at once (streams under way there go on)."""

@@ -19,8 +19,17 @@ PICTURE = {
     "service": "qwen",
     "policy": "PrefixAware",
     "index": "ok",
+    "index_read": "mirror",
     "workers": [
-        {"pod": "qwen-worker-0", "address": "127.0.0.1:1", "ready": True, "draining": True, "usable": False, "load": {"running": 3}}
+        {
+            "pod": "qwen-worker-0",
+            "address": "127.0.0.1:1",
+            "ready": True,
+            "draining": True,
+            "usable": False,
+            "load": {"running": 3},
+            "prediction": {"answers": 40, "over": 0.02, "under": 0.31, "recalls": 1},
+        }
     ],
 }
 
@@ -76,7 +85,7 @@ def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as left:
         main(["status", "--url", f"{router}/v1"])
     shown = capsys.readouterr().out
-    assert left.value.code == 0 and "qwen-worker-0" in shown and "Draining" in shown and "index ok" in shown
+    assert left.value.code == 0 and "qwen-worker-0" in shown and "Draining" in shown and "index ok (mirror)" in shown and "-31%" in shown
 
 
 def test_status_names_an_address_where_no_router_is(router: str) -> None:

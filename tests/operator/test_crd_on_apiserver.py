@@ -15,7 +15,10 @@ def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServ
     spec = made["spec"]
     assert spec["replicas"] == 1 and spec["routing"] == {
         "policy": "PrefixAware",
+        "indexMode": "auto",
+        "indexGroups": 1,
         "replicas": 2,
+        "holdTimeout": "30s",
         "steering": "Proxy",
         "metricsNames": "Fairlead",
     }

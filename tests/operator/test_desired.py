@@ -50,7 +50,12 @@ specs = st.fixed_dictionaries(
         ),
         "resources": st.fixed_dictionaries({}, optional={"cpu": st.sampled_from(["4", "500m"]), "memory": st.just("8Gi")}),
         "routing": st.fixed_dictionaries(
-            {}, optional={"replicas": st.integers(1, 8), "policy": st.sampled_from(["Random", "PrefixAware"])}
+            {},
+            optional={
+                "replicas": st.integers(1, 8),
+                "policy": st.sampled_from(["Random", "PrefixAware"]),
+                "indexMode": st.sampled_from(["auto", "remote"]),
+            },
         ),
         "rollout": st.fixed_dictionaries({}, optional={"drainTimeout": st.sampled_from(["0s", "90s", "1h30m"])}),
         "podTemplate": st.just(
@@ -279,6 +284,10 @@ def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.
     router_config = read_config(given("router"))
     assert router_config.namespace == "default/qwen"
     assert (router_config.policy, router_config.steering, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
+    assert not [flag for flag in given("router") if flag.startswith("--index-mode")]  # the default: routers of before know no such flag
+    made = objects(service(routing={"policy": "Session", "indexMode": "mirror"}))
+    routing = read_config(given("router"))
+    assert (routing.policy, routing.index_mode) == ("Session", "mirror")
 
     made = objects(service(engine={"tensorParallel": 2}))
     with pytest.raises(SystemExit):

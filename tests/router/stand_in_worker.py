@@ -3,9 +3,10 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from tests.router.prompt_format import encoded, make_format
 
 from fairlead_index.hashing import block_hashes, tokens_from_bytes
@@ -35,8 +36,16 @@ class Exchange:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     cached: int = 0
+    backlog: int = 0
+    hashes: Sequence[int] = ()
+
+    def begun(self) -> None:
+        """The prompt is computed: it is in the worker's cache, and in its backlog no longer."""
+        self.worker.computed(self.backlog, self.hashes)
+        self.backlog, self.hashes = 0, ()
 
     async def head(self, status: int = 200, length: int | None = None, kind: str = "text/event-stream", **extra: str) -> None:
+        self.begun()
         lines = [
             f"HTTP/1.1 {status} X",
             f"content-type: {kind}",
@@ -108,6 +117,12 @@ class StandIn:
     received: list[Received] = field(default_factory=list)
     stopped: bool = False
     """Looks get no answer, as after SIGSTOP."""
+    backlog: int = 0
+    """Prompt tokens to compute, of requests whose answer has not begun."""
+    lease: float = 2.0
+    """Seconds that the index believes it without a word."""
+    reports: bool = True
+    """Whether the index is told of new loads."""
     gone: int = 0
     """Requests whose client went away before the end."""
     format_fetches: int = 0
@@ -126,7 +141,7 @@ class StandIn:
         self._index = None
         if self.redis:
             url, namespace = self.redis
-            self._index = IndexWriter(url, namespace, WorkerCard(self.pod, self.address, self.format.block_tokens), lease_seconds=2)
+            self._index = IndexWriter(url, namespace, WorkerCard(self.pod, self.address, self.format.block_tokens), self.lease)
             self._index.start()
             reporting = asyncio.create_task(self._report(self._index))
             self._tasks.add(reporting)
@@ -135,8 +150,15 @@ class StandIn:
     async def _report(self, index: IndexWriter) -> None:
         """As an engine's heartbeat: reservations that no router releases (its call timed out, and Redis had made them) end by it."""
         while True:
-            index.report(WorkerLoad())
+            if self.reports:
+                index.report(msgspec.convert({"backlog_tokens": self.backlog, **self.load}, WorkerLoad))
             await asyncio.sleep(0.2)
+
+    def computed(self, tokens: int, hashes: Sequence[int]) -> None:
+        self.backlog -= tokens
+        self._cache.update(hashes)
+        if self._index is not None:
+            self._index.stored(hashes)
 
     @property
     def joined(self) -> bool:
@@ -186,7 +208,17 @@ class StandIn:
         if path == "/ready":
             await exchange.whole(200 if self.ready else 503, {"ready": self.ready})
         elif path == "/load":
-            await exchange.whole(200, {"pod": self.pod, "address": self.address, "draining": False, "ready": self.ready, **self.load})
+            await exchange.whole(
+                200,
+                {
+                    "pod": self.pod,
+                    "address": self.address,
+                    "draining": False,
+                    "ready": self.ready,
+                    "backlog_tokens": self.backlog,
+                    **self.load,
+                },
+            )
         elif path == "/internal/prompt-format":
             self.format_fetches += 1
             data, tag = encoded(self.format)
@@ -209,11 +241,13 @@ class StandIn:
         if tokens:
             hashes = block_hashes(self.format.root(), tokens, self.format.block_tokens)
             exchange.cached = self.format.block_tokens * sum(1 for block in hashes if block in self._cache)
-            self._cache.update(hashes)
-            if self._index is not None:
-                self._index.stored(hashes)
+            exchange.hashes = hashes
+            exchange.backlog = len(tokens) - exchange.cached
+            self.backlog += exchange.backlog
         try:
             await self.behaviour(exchange)
         except (ConnectionError, asyncio.CancelledError):
             self.gone += 1
             raise
+        finally:
+            exchange.begun()

@@ -8,8 +8,9 @@ import pytest
 from tests.router.harness import Fleet
 
 from fairlead_index.load import WorkerLoad
+from fairlead_router.alone import soonest_alone
 from fairlead_router.breaker import Breaker
-from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted, by_affinity, rendezvous
+from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted
 from fairlead_router.workers import WorkerTable
 
 
@@ -67,13 +68,20 @@ async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: Worker
         assert now != lost and (address == lost or now == address)
 
 
-async def test_affinity_keeps_a_prefix_on_two_workers_until_waiting_costs_more_than_it_saves(table: WorkerTable) -> None:
-    wanted = Wanted(2000, array("Q", [123456789]))
-    near = rendezvous(123456789, table.usable(), 2)
-    assert by_affinity(wanted, table.usable()) in near
-    for worker in near:
-        worker.load = WorkerLoad(backlog_tokens=1_000_000)
-    assert by_affinity(wanted, table.usable()) not in near
+async def test_alone_a_prefix_keeps_to_two_workers_until_others_are_much_sooner(table: WorkerTable) -> None:
+    def chosen(hashes: list[int]) -> str:
+        return soonest_alone(Wanted(64 * len(hashes), array("Q", hashes)), table.usable()).address
+
+    talk = [123456789 + number for number in range(40)]
+    home = chosen(talk)
+    assert chosen([*talk, 5]) == home  # its next turn, for what names it lies within its first thousand tokens
+    table.get(home).pending_tokens = 100_000  # type: ignore[union-attr]
+    second = chosen(talk)
+    assert second != home
+    others = {chosen([number * 7919 + at for at in range(40)]) for number in range(40)}
+    assert len(others) >= 6 and home not in others
+    table.get(second).load = WorkerLoad(backlog_tokens=1_000_000)  # type: ignore[union-attr]
+    assert chosen(talk) not in (home, second)
 
 
 async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: WorkerTable) -> None:
@@ -86,6 +94,26 @@ async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: Wo
     for worker in others:
         worker.ready = False
     assert table.usable({(fourth.address, fourth.life)}) == [second]  # silent, but better than none
+
+
+async def test_role_and_adapter_are_hard_filters(table: WorkerTable) -> None:
+    first, second, third, *_ = table
+    first.role, second.role = "prefill", "both"
+    third.adapters = frozenset({"tuned"})
+    assert first not in table.usable() and second in table.usable() and first.address in table.unusable_addresses()
+    assert table.usable((), "tuned") == [third] and third.address not in table.unusable_addresses("tuned")
+    assert len(table.unusable_addresses("tuned")) == 7 and table.adapters() == {"tuned"}
+
+
+async def test_a_request_for_an_adapter_goes_to_a_worker_that_has_it(fleet: Fleet) -> None:
+    plain, tuned = await fleet.worker(), await fleet.worker(load={"adapters": ["tuned"]})
+    router = await fleet.router(plain, tuned)
+    for number in range(6):
+        answer = await router.client.post("/v1/completions", json={"model": "tuned", "prompt": f"{number} " * 40})
+        assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == tuned.pod
+    assert "tuned" in {model["id"] for model in (await router.client.get("/v1/models")).json()["data"]}
+    refused = await router.client.post("/v1/completions", json={"model": "other", "prompt": "x"})
+    assert refused.status_code == 404
 
 
 async def test_what_discovery_dropped_is_not_adopted_from_the_index(table: WorkerTable) -> None:

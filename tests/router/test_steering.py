@@ -12,6 +12,8 @@ from tests.router.stand_in_worker import StandIn
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader
+from fairlead_router.policies import Wanted
+from fairlead_router.steering import PrefixAware
 
 
 @pytest.fixture
@@ -25,26 +27,36 @@ def namespace() -> str:
     return f"tests/{uuid.uuid4().hex[:8]}"
 
 
-async def steered(fleet: Fleet, redis: RedisServer, namespace: str, count: int, **settings: Any) -> tuple[RunningRouter, list[StandIn]]:
+@pytest.fixture(params=["remote", "mirror"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def steered(
+    fleet: Fleet, redis: RedisServer, namespace: str, count: int, mode: str = "auto", **settings: Any
+) -> tuple[RunningRouter, list[StandIn]]:
     workers = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(count)]
     router = await fleet.router(
-        *workers,
-        workers=fleet.list_in_file(*workers),
-        policy="PrefixAware",
-        redis_url=redis.url,
-        index_namespace=namespace,
-        **settings,
+        *workers, workers=fleet.list_in_file(*workers), redis_url=redis.url, index_namespace=namespace, index_mode=mode, **settings
     )
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
+    policy = router.server.router.policy
+    assert isinstance(policy, PrefixAware)
+    await eventually(lambda: policy.reading == ("remote" if mode == "remote" else "mirror"), "the index is read as wanted", 5)
     return router, workers
 
 
-async def indexed(redis: RedisServer, namespace: str, worker: StandIn) -> None:
-    """Until the index knows that the worker holds its last prompt."""
+async def indexed(redis: RedisServer, namespace: str, worker: StandIn, router: RunningRouter | None = None) -> None:
+    """Until the index knows that the worker holds its last prompt, and the router's copy, if any."""
     reader = IndexReader(redis.url, namespace, deadline=1)
     hashes = block_hashes(worker.format.root(), worker.received[-1].tokens, 16)
 
+    policy = router.server.router.policy if router is not None else None
+    mirrored = policy._mirrored if isinstance(policy, PrefixAware) else None
+
     async def holds() -> bool:
+        if mirrored is not None and mirrored.held(Wanted(16 * len(hashes), hashes), worker.address) != 16 * len(hashes):
+            return False
         return (await reader.match(hashes)).get(worker.address, 0) == 16 * len(hashes)
 
     try:
@@ -57,8 +69,8 @@ def holder(workers: list[StandIn], pod: str) -> StandIn:
     return next(worker for worker in workers if worker.pod == pod)
 
 
-async def test_a_conversation_returns_to_the_worker_that_holds_it(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 3)
+async def test_a_conversation_returns_to_the_worker_that_holds_it(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 3, mode)
     for talk in ("alpha ", "beta ", "gamma "):
         prompt, home, before = talk * 60, "", 0
         for _ in range(4):
@@ -68,17 +80,19 @@ async def test_a_conversation_returns_to_the_worker_that_holds_it(fleet: Fleet, 
                 assert answer.headers["x-fairlead-predicted-tokens"] == answer.headers["x-fairlead-cached-tokens"] == str(before)
             home = answer.headers["x-fairlead-pod"]
             before = len(prompt) // 16 * 16
-            await indexed(redis, namespace, holder(workers, home))
+            await indexed(redis, namespace, holder(workers, home), router)
             prompt += "and what it said, and the next turn of it "
     assert await router.metric("fairlead_router_prediction_error_tokens_sum") == 0
     assert await router.metric("fairlead_router_predicted_cached_tokens_total") > 3000
 
 
-async def test_a_dead_holder_is_not_asked_again_although_its_lease_still_runs(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2)
+async def test_a_dead_holder_is_not_asked_again_although_its_lease_still_runs(
+    fleet: Fleet, redis: RedisServer, namespace: str, mode: str
+) -> None:
+    router, workers = await steered(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
     first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
-    await indexed(redis, namespace, first)
+    await indexed(redis, namespace, first, router)
     first._index = None  # it dies without a word to the index
     await first.kill()
     answers = await asyncio.gather(*(router.complete(prompt + str(number)) for number in range(20)))
@@ -86,18 +100,18 @@ async def test_a_dead_holder_is_not_asked_again_although_its_lease_still_runs(fl
     assert {answer.headers["x-fairlead-pod"] for answer in answers} == {worker.pod for worker in workers if worker is not first}
 
 
-async def test_a_holder_that_is_not_ready_is_not_chosen(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2)
+async def test_a_holder_that_is_not_ready_is_not_chosen(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 2, mode)
     prompt = "prefix " * 50
     first = holder(workers, (await router.complete(prompt)).headers["x-fairlead-pod"])
-    await indexed(redis, namespace, first)
+    await indexed(redis, namespace, first, router)
     first.ready = False
     await router.usable(1)
     assert (await router.complete(prompt)).headers["x-fairlead-pod"] != first.pod
 
 
-async def test_a_worker_that_only_the_index_knows_may_be_used(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    router, (known,) = await steered(fleet, redis, namespace, 1)
+async def test_a_worker_that_only_the_index_knows_may_be_used(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    router, (known,) = await steered(fleet, redis, namespace, 1, mode)
     newer = await fleet.worker(redis=(redis.url, namespace))
     await eventually(lambda: newer.joined, "it joined the index")
     known.ready = False
@@ -120,16 +134,16 @@ async def test_a_worker_that_only_the_index_knows_is_forgotten_when_it_stays_sil
 
 
 async def test_a_worker_restarts_on_another_address_under_load_and_no_client_notices(
-    fleet: Fleet, redis: RedisServer, namespace: str
+    fleet: Fleet, redis: RedisServer, namespace: str, mode: str
 ) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2)
+    router, workers = await steered(fleet, redis, namespace, 2, mode)
     failures, done, stop = [], 0, False
 
     async def client(name: int) -> None:
         nonlocal done
         turn = 0
         while not stop:
-            answer = await router.complete(f"client {name} " * (10 + turn % 20))
+            answer = await router.complete(f"{turn} of client {name} " * (10 + turn % 20))
             turn += 1
             done += 1
             if answer.status_code != 200:
@@ -148,9 +162,9 @@ async def test_a_worker_restarts_on_another_address_under_load_and_no_client_not
 
 
 async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_it(
-    fleet: Fleet, redis: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
+    fleet: Fleet, redis: RedisServer, namespace: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    router, _ = await steered(fleet, redis, namespace, 2)
+    router, _ = await steered(fleet, redis, namespace, 2, mode)
     caplog.set_level("INFO", "fairlead_router.steering")
 
     async def burst() -> list[int]:
@@ -162,21 +176,76 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
     assert await router.metric("fairlead_router_index_up") == 0
     assert await router.metric("fairlead_router_index_unavailable_total") > 30
     answer = await router.complete("x" * 50)
-    assert answer.status_code == 200 and "x-fairlead-predicted-tokens" not in answer.headers
+    assert answer.status_code == 200 and ("x-fairlead-predicted-tokens" in answer.headers) == (mode == "mirror")
     picture = (await router.client.get("/fairlead/workers")).json()
-    assert picture["index"] == "unavailable" and "redis is away" in picture["index_reason"]
+    assert picture["index"] == "unavailable" and picture["index_reason"]
     assert (await router.client.get("/ready")).status_code == 200
     redis.start()
 
     async def steers() -> bool:
-        return "x-fairlead-predicted-tokens" in (await router.complete("y" * 50)).headers
+        steered = "x-fairlead-predicted-tokens" in (await router.complete("y" * 50)).headers
+        return steered and bool((await router.client.get("/fairlead/workers")).json()["index"] == "ok")
 
     await eventually(steers, "steering is back", 15)
     assert [record.levelname for record in caplog.records if record.name == "fairlead_router.steering"][:2] == ["WARNING", "INFO"]
 
 
-async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    router, workers = await steered(fleet, redis, namespace, 2)
+async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 4, "mirror")
+    talks = [f"{name} and what was said " * 20 for name in ("ann", "bob", "eve", "joe", "kim", "lee")]
+    policy = router.server.router.policy
+    assert isinstance(policy, PrefixAware) and policy._mirrored is not None
+    held, homes = policy._mirrored.held, []
+    for talk in talks:
+        homes.append((await router.complete(talk)).headers["x-fairlead-pod"])
+        home = holder(workers, homes[-1])
+        wanted = Wanted(len(talk), block_hashes(home.format.root(), home.received[-1].tokens or [], 16))
+        await eventually(lambda: held(wanted, home.address) == len(talk) // 16 * 16, "it is mirrored")  # noqa: B023 (awaited here)
+    redis.kill()
+    await eventually(lambda: policy.index == "unavailable", "its absence is noticed", 5)
+    answers = [await router.complete(talk + "and the next turn") for talk in talks]
+    assert [answer.headers["x-fairlead-pod"] for answer in answers] == homes
+    assert all(int(answer.headers["x-fairlead-predicted-tokens"]) > 400 for answer in answers)
+    workers[0].ready = False  # the router's own view of who lives
+    await router.usable(3)
+    answers = [await router.complete(talk + "and one more") for talk in talks]
+    assert workers[0].pod not in {answer.headers["x-fairlead-pod"] for answer in answers}
+
+
+async def test_auto_asks_redis_where_the_fleet_is_large(
+    fleet: Fleet, redis: RedisServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"pages_total": 1000, "pages_free": 1000, "page_size": 16}
+    workers = [await fleet.worker(redis=(redis.url, namespace), load=pages) for _ in range(2)]
+    reader = IndexReader(redis.url, namespace, deadline=1)
+
+    async def told() -> bool:
+        return [state.load.pages_total for state in await reader.workers()] == [1000, 1000]
+
+    await eventually(told, "their sizes are in the index")
+    await reader.close()
+    monkeypatch.setattr("fairlead_router.steering.AUTO_BLOCKS", 1999)
+    router = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace)
+    policy = router.server.router.policy
+    assert isinstance(policy, PrefixAware) and policy._mirrored is not None
+    fleet_reader = policy._mirrored.fleet
+    await eventually(lambda: fleet_reader.capacity == 2000, "the fleet is seen")
+    answer = await router.complete("prefix " * 50)
+    assert policy.reading == "remote" and "x-fairlead-predicted-tokens" in answer.headers
+
+
+async def test_a_router_is_exact_within_a_second_of_its_start(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    first, workers = await steered(fleet, redis, namespace, 2, mode)
+    prompt = "prefix " * 50
+    home = holder(workers, (await first.complete(prompt)).headers["x-fairlead-pod"])
+    await indexed(redis, namespace, home)
+    second = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace, index_mode=mode)
+    answer = await second.complete(prompt)  # ready or not, its first answer
+    assert answer.headers["x-fairlead-pod"] == home.pod and answer.headers["x-fairlead-predicted-tokens"] == str(len(prompt) // 16 * 16)
+
+
+async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    router, workers = await steered(fleet, redis, namespace, 2, mode)
     await router.complete("a " * 100)
     await workers[0].kill()
     await asyncio.gather(*(router.complete(f"{number} " * 100) for number in range(10)))
@@ -191,8 +260,8 @@ async def test_reservations_end_with_the_first_byte_and_with_failure(fleet: Flee
         await reader.close()
 
 
-async def test_a_dead_worker_that_only_the_index_knows_is_tried_once(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
-    router, (known,) = await steered(fleet, redis, namespace, 1)
+async def test_a_dead_worker_that_only_the_index_knows_is_tried_once(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
+    router, (known,) = await steered(fleet, redis, namespace, 1, mode)
     newer = await fleet.worker(redis=(redis.url, namespace), load={"prefill_rate": 1e6})
     await eventually(lambda: newer.joined, "it joined the index")
     writer, newer._index = newer._index, None  # it dies without a word to the index, and its lease is kept for longer than the test

@@ -69,6 +69,7 @@ def show(outcomes: list[Outcome], requests: int, pods: int) -> None:
     console.print(table)
     means = {outcome.policy: outcome.figures()["ttft_mean"] for outcome in outcomes}
     ours = means.pop("fairlead", None)
+    means.pop("fairlead-alone", None)  # ours as well
     if ours is not None and means:
         best = min(means, key=means.__getitem__)
         ratio = ours / max(means[best], 1e-9)

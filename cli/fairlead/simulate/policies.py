@@ -18,6 +18,7 @@ from fairlead.simulate.trace import Request
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.score import ScoredWorker, best_starts
 from fairlead_index.table import PrefixTable
+from fairlead_router.alone import home_block
 
 ARRIVAL_SECONDS = 0.25  # route.lua: a reservation older than the load by this much is in it
 
@@ -107,6 +108,25 @@ class Fairlead:
         blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
         best = best_starts(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1)[0]
         return int(best.address), best.cached
+
+
+class Alone:
+    """Our router while Redis is away: the same score without cached prefixes, by the workers' loads and what was sent and not answered."""
+
+    def __init__(self, fleet: Fleet, draw: random.Random) -> None:
+        self._fleet, self._draw = fleet, draw
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        workers = []
+        for number, pod in enumerate(self._fleet.pods):
+            at, reported = pod.load(request.at)
+            model = pod.model
+            backlog = max(0.0, reported - model.rate * (request.at - at))
+            pending = sum(flight.cost for flight in self._fleet.flights[number].values() if flight.waiting)
+            workers.append(ScoredWorker(str(number), 1, 0, max(0.0, pending - backlog), backlog, model.rate, model.step_seconds))
+        blocks = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
+        home = hash_bytes(home_block(blocks, request.prompt_tokens))
+        return int(best_starts(workers, home, request.prompt_tokens, self._draw.randbytes(8), 1)[0].address), 0
 
 
 class RoundRobin:
@@ -239,6 +259,7 @@ class LlmdLike:
 
 POLICIES: dict[str, Callable[[Fleet, random.Random], Policy]] = {
     "fairlead": Fairlead,
+    "fairlead-alone": Alone,
     "round-robin": RoundRobin,
     "random": Random,
     "least-load": LeastLoad,

@@ -57,15 +57,17 @@ def picture(url: str) -> dict[str, Any]:
 
 
 def show(console: Console, url: str, found: dict[str, Any]) -> None:
+    read = f" ({found['index_read']})" if found.get("index_read") else ""
     console.print(
-        f"[bold]{found.get('service', '')}[/]  {url}  policy {found.get('policy', '')}, index {found.get('index', '')}", soft_wrap=True
+        f"[bold]{found.get('service', '')}[/]  {url}  policy {found.get('policy', '')}, index {found.get('index', '')}{read}",
+        soft_wrap=True,
     )
     if found.get("index_reason"):
         console.print(f"[yellow]index unavailable:[/] {found['index_reason']}", soft_wrap=True, highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("POD")
     table.add_column("STATE")
-    for column in ("RUNNING", "WAITING", "BACKLOG TOKENS", "PREFILL TOKENS/S", "PAGES FREE"):
+    for column in ("RUNNING", "WAITING", "BACKLOG TOKENS", "PREFILL TOKENS/S", "PAGES FREE", "CACHE ERROR"):
         table.add_column(column, justify="right")
     table.add_column("ADDRESS")
     for worker in found["workers"]:
@@ -77,8 +79,17 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
             str(load.get("backlog_tokens", 0)),
             f"{load.get('prefill_rate', 0):.0f}",
         )
-        table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, worker.get("address", ""))
+        table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, wrong_of(worker), worker.get("address", ""))
     console.print(table if found["workers"] else "  no workers")
+
+
+def wrong_of(worker: dict[str, Any]) -> str:
+    """How far the index was off about its cache lately, as a share of the prompt: `+` said too much, `-` too little."""
+    said = worker.get("prediction") or {}
+    if not said.get("answers"):
+        return "-"
+    over, under = said.get("over", 0.0), said.get("under", 0.0)
+    return f"+{over:.0%}" if over >= under else f"-{under:.0%}"
 
 
 def state_of(worker: dict[str, Any]) -> str:

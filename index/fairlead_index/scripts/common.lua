@@ -99,6 +99,16 @@ local function rate_of(measured) return measured > 0 and measured or 4000 end
 local USUAL = 2048
 local function set_ready(p, slot, free_at, rate) call('ZADD', p .. 'ready', free_at + 1000 * USUAL / rate, slot) end
 
+-- What the index says about a slot's blocks is in doubt: from now on it holds nothing, and may still be chosen. Its worker's next call finds its
+-- incarnation over, and it joins again with a snapshot. False when the slot is not live, or in doubt already.
+local function cast_doubt(p, slot)
+  local record = call('HGET', p .. 'live', slot)
+  if not record or call('HDEL', p .. 'fence', slot) == 0 then return false end
+  set_lease(p, slot, -read_live(record).lease)
+  tell(p, 'K' .. slot)
+  return true
+end
+
 -- The slot's sequence when (slot, epoch) is a living incarnation, else nil.
 local function sequence(p, slot, epoch)
   local record = call('HGET', p .. 'fence', slot)

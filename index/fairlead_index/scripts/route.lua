@@ -1,6 +1,8 @@
 -- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, excluded addresses...
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, ...}, best first; {''} when no worker may be used.
-local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best
+local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
+local FLEET = 1          -- seconds of our work that count twice: those who come after wait for it too
+local ITL_STEPS = 4      -- steps of the decodes beside us that count, so that a pod whose streams are slow already gets less
 local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet
 local NO_ROOM = 1e9      -- seconds
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
@@ -63,7 +65,7 @@ repeat
 until #soonest < CONSIDERED or #slots >= enough
 if #slots == 0 then return { '' } end
 
-local function sooner(a, b)  -- `late` is in seconds; one that has no room is the last resort
+local function sooner(a, b)  -- `late` is the score, in seconds; one that has no room is the last resort
   if a.late ~= b.late then return a.late < b.late end
   return ranks[a.number] < ranks[b.number]
 end
@@ -78,13 +80,17 @@ for i, slot in ipairs(slots) do
   local cached = max(0, min((depth[number] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
   local cost = max(prompt - cached, bt)                              -- even a prompt that is all cached takes its turn in a batch
   backlog = max(0, backlog - rate * max(0, now - at) / 1000)         -- worked off since the report; what came since is owed
-  local seconds = (backlog + (promised[i] or 0) + cost) / rate_of(rate) + step
+  local speed = rate_of(rate)
+  local work = cost / speed
+  local seconds = (backlog + (promised[i] or 0)) / speed + work + step
+  local score = seconds + min(FLEET, work) + ITL_STEPS * step
   local fits = total == 0 or page == 0 or free * page >= prompt - cached
-  local late, place = fits and seconds or seconds + NO_ROOM, #all
+  local late, place = fits and score or score + NO_ROOM, #all
   local home = number == first or number == second
   local last = all[place]
   if home or place < wanted or late < last.late or late == last.late and ranks[number] < ranks[last.number] then
-    local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, seconds = seconds, late = late, rate = rate_of(rate) }
+    local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, work = work, seconds = seconds,
+                late = late, rate = speed }
     if home then homes[#homes + 1] = w end
     while place > 0 and sooner(w, all[place]) do
       all[place + 1] = all[place]
@@ -98,7 +104,8 @@ end
 -- A cold prefix has two homes, so that its next prompts find it; a burst overflows to the others before it queues there.
 if second then
   local home = sooner(homes[1], homes[2]) and homes[1] or homes[2]
-  if home ~= all[1] and home.seconds <= SLACK * all[1].seconds and (home.late < NO_ROOM or all[1].late >= NO_ROOM) then
+  local latest = min(SLACK * all[1].seconds, all[1].seconds + home.work)
+  if home ~= all[1] and home.seconds <= latest and (home.late < NO_ROOM or all[1].late >= NO_ROOM) then
     for i = 2, #all do
       if all[i] == home then table.remove(all, i) break end
     end

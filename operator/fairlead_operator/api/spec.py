@@ -116,6 +116,11 @@ class Routing(Part):
     policy: Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"] = Field(
         "PrefixAware", description="PrefixAware: to the pod where the request will start soonest, given what its KV cache holds."
     )
+    index_mode: Literal["auto", "mirror", "remote"] = Field(
+        "auto",
+        description="How PrefixAware reads the index: remote asks Redis for each request, mirror keeps a copy in each router and steers on"
+        " while Redis is away, auto keeps a copy while it is small.",
+    )
     replicas: int = Field(2, ge=1, le=64, description="Router pods. They share nothing but the index: any number works.")
     index_groups: int = Field(
         1,

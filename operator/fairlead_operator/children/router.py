@@ -15,7 +15,7 @@ KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
 
 
 def revision(service: InferenceService) -> str:
-    choices = ("policy", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
+    choices = ("policy", "index_mode", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
     routing = said(service.spec.routing, *choices)
     parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
     if service.spec.access is not None:
@@ -89,6 +89,7 @@ def _mounts(service: InferenceService) -> list[Object]:
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
     workers = f"{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}"
+    mode = service.spec.routing.index_mode
     flags: dict[str, object] = {
         "service-name": service.name,
         "served-model-name": service.served_model_name,
@@ -102,6 +103,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         # Only where they are not the default: a router of an older image knows no such flag.
         "steering": service.spec.routing.steering.lower() if service.spec.routing.steering != "Proxy" else "",
         "metrics-names": service.spec.routing.metrics_names.lower() if service.spec.routing.metrics_names != "Fairlead" else "",
+        "index-mode": "" if mode == "auto" else mode,  # the default is left out: routers' images of before start with these flags too
     }
     routing = service.spec.routing
     if said(routing, "hold_timeout"):

@@ -1,0 +1,83 @@
+"""What one choice costs the router, with its reservation and release: by its copy of the index and by a round trip, taken in turns.
+
+A real redis-server on a unix socket; workers that hold the first half of the prompt. Microseconds of wall time, one choice at a time.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+from tests.redis_server import RedisServer
+from tests.router.harness import eventually
+
+from fairlead_index.hashing import block_hashes
+from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.writer import IndexWriter
+from fairlead_router.metrics import Metrics
+from fairlead_router.policies import Wanted
+from fairlead_router.steering import IndexAt, PrefixAware
+from fairlead_router.workers import WorkerTable
+
+BLOCK_TOKENS, TURNS, EACH = 64, 20, 50
+HASHES = block_hashes(7, range(256 * BLOCK_TOKENS), BLOCK_TOKENS)
+
+
+async def measure(url: str, count: int) -> dict[str, list[float]]:
+    """Microseconds of each choice, by mode."""
+    namespace = f"bench/steering{count}"
+    addresses = [f"10.0.{number // 250}.{number % 250 + 1}:8000" for number in range(count)]
+    writers = [IndexWriter(url, namespace, WorkerCard(address, address, BLOCK_TOKENS), buckets=256) for address in addresses]
+    for writer in writers:
+        writer.start()
+        writer.stored(HASHES[:128])
+        writer.report(WorkerLoad(prefill_rate=8000.0, pages_free=10_000, pages_total=10_000, page_size=16))
+    policies: dict[str, PrefixAware] = {}
+    for mode in ("remote", "mirror"):
+        table = WorkerTable()
+        table.discovered(addresses)
+        for worker in table:
+            worker.ready = True
+        policies[mode] = PrefixAware(table, IndexAt(url, namespace, mode), Metrics(table))  # type: ignore[arg-type]
+        policies[mode].start()
+    mirrored = policies["mirror"]._mirrored
+    assert mirrored is not None
+    wanted = Wanted(len(HASHES) * BLOCK_TOKENS, HASHES)
+    await eventually(lambda: mirrored.preferred and len(mirrored.fleet.workers) == count, "the workers are in the copy", 60)
+    await eventually(lambda: all(mirrored.held(wanted, address) for address in addresses), "their blocks too", 60)
+    found: dict[str, list[float]] = {mode: [] for mode in policies}
+    for _ in range(TURNS):
+        for mode, policy in policies.items():
+            for _ in range(EACH):
+                began = time.perf_counter()
+                choice = await policy.choose(wanted, ())
+                found[mode].append(1e6 * (time.perf_counter() - began))
+                assert choice is not None
+                policy.release(choice)
+                await asyncio.sleep(0)
+    await asyncio.gather(*(policy.close() for policy in policies.values()), *(writer.leave(0.1) for writer in writers))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    figures: dict[str, dict[str, float]] = {}
+    with RedisServer("6.2", unix_socket=True) as redis:
+        for count in arguments.workers:
+            for mode, times in asyncio.run(measure(redis.url, count)).items():
+                figures[f"{count} {mode}"] = {"p50": median(times), "p99": quantiles(times, n=100)[98]}
+    print(f"{'workers, read':<16} {'p50 us':>8} {'p99 us':>8}")
+    for name, row in figures.items():
+        print(f"{name:<16} {row['p50']:>8.0f} {row['p99']:>8.0f}")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+-- A router found that the index is wrong about what a worker holds: that worker has to tell everything again, in a fresh slot. ARGV: address.
+-- Returns {'OK'}, {'LATER'} or {'UNKNOWN'}.
+-- However many routers ask: one worker in 5 s, and the same one after a minute, which doubles up to an hour while that does not help.
+local p, address = KEYS[1], ARGV[1]
+local APART, FIRST, LONGEST = 5000, 60000, 3600000
+
+local slot = call('HGET', p .. 'names', 'a' .. address)
+if not slot or call('HEXISTS', p .. 'fence', slot) == 0 then return { 'UNKNOWN' } end
+local now, any, own = now_ms(), p .. 'recalled', p .. 'recalled:' .. address
+if call('EXISTS', any) == 1 then return { 'LATER' } end
+local wait = FIRST
+local before = call('GET', own)
+if before then
+  local at, waited = struct.unpack('<dd', before)
+  if now >= at and now - at < waited then return { 'LATER' } end
+  wait = math.min(LONGEST, waited * 2)
+end
+call('SET', any, address, 'PX', APART)
+call('SET', own, struct.pack('<dd', now, wait), 'PX', 4 * wait)
+return { cast_doubt(p, slot) and 'OK' or 'UNKNOWN' }

@@ -1,0 +1,35 @@
+"""How far predictions of one worker's cached tokens were off, lately."""
+
+from typing import Any
+
+WEIGHT = 1 / 16
+
+
+class Prediction:
+    """Moving averages of the error as a share of the prompt: `over`, the index said too much; `under`, too little."""
+
+    def __init__(self) -> None:
+        self.recalls = 0
+        self._life = 0
+        self.forget()
+
+    def forget(self) -> None:
+        self.answers = 0
+        self.over = self.under = 0.0
+
+    def note(self, life: int, over: float, under: float) -> None:
+        """One answer of this life of the worker."""
+        if life != self._life:
+            self._life = life
+            self.forget()
+        self.answers += 1
+        weight = max(WEIGHT, 1 / self.answers)  # a plain mean at first
+        self.over += weight * (over - self.over)
+        self.under += weight * (under - self.under)
+
+    @property
+    def worst(self) -> float:
+        return max(self.over, self.under)
+
+    def shown(self) -> dict[str, Any]:
+        return {"answers": self.answers, "over": round(self.over, 4), "under": round(self.under, 4), "recalls": self.recalls}

@@ -1,0 +1,103 @@
+"""Reservations of routers that choose by themselves: each sees the others', the index sees all, and none is left over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.index.conftest import eventually
+from tests.redis_server import RedisServer
+
+from fairlead_index.fleet import FleetReader
+from fairlead_index.ledger import Ledger
+from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.reader import IndexReader
+from fairlead_index.writer import IndexWriter
+
+
+def test_a_change_counts_until_the_index_is_known_to_include_it() -> None:
+    ledger = Ledger()
+    ledger.settle({b"aa": 100.0}, (5, 0))
+    mine, theirs = ledger.note(b"aa", 30.0), ledger.note(b"aa", 7.0, (7, 0))
+    assert ledger.owed(b"aa") == 137
+    ledger.settle({b"aa": 107.0}, (7, 0))  # with theirs; mine is on its way
+    assert ledger.owed(b"aa") == 137
+    mine.position = (8, 1)
+    ledger.settle({b"aa": 107.0}, (8, 0))
+    assert ledger.owed(b"aa") == 137
+    ledger.settle({b"aa": 137.0}, (8, 1))
+    assert ledger.owed(b"aa") == 137 and theirs.position == (7, 0)
+    ledger.note(b"bb", -50.0)
+    assert ledger.owed(b"bb") == 0
+
+
+@pytest.fixture
+async def writer(own_server: RedisServer, namespace: str) -> AsyncIterator[IndexWriter]:
+    writer = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", 16), lease_seconds=2.0, call_seconds=0.5)
+    writer.report(WorkerLoad(pages_total=100, page_size=16))
+    writer.start()
+    yield writer
+    await writer.leave(0.5)
+
+
+async def test_routers_see_each_others_claims_and_redis_sees_all(own_server: RedisServer, namespace: str, writer: IndexWriter) -> None:
+    routers = [FleetReader(own_server.url, namespace, call_seconds=0.5) for _ in range(3)]
+    index = IndexReader(own_server.url, namespace, deadline=1.0)
+    for router in routers:
+        router.start()
+
+    def owed(router: FleetReader) -> float:
+        scored = router.workers["a:1"]
+        router.refresh(scored)
+        return scored.owed
+
+    async def everybody(tokens: float) -> bool:
+        reserved = {state.reserved_tokens for state in await index.workers()}
+        return reserved == {tokens} and all(owed(router) == tokens for router in routers)
+
+    async def all_see_it() -> bool:
+        return all(router.fresh and router.capacity == 100 for router in routers)
+
+    try:
+        await eventually(all_see_it)
+        writer._load, writer._load_is_new = None, False  # no later load settles what follows
+        claims = [[router.reserve("a:1", 100.0 + number) for number in range(20)] for router in routers]
+        assert all(owed(router) == 20 * 100 + 190 for router in routers)  # its own at once
+        await eventually(lambda: everybody(3 * (20 * 100 + 190)))
+        assert not routers[0].release(claims[1][0])  # not its own
+        for router, mine in zip(routers, claims, strict=True):
+            assert all(router.release(claim) for claim in mine[5:])
+            assert not router.release(mine[5])
+        await eventually(lambda: everybody(3 * (5 * 100 + 10)))
+        own_server.kill()
+
+        async def nobody_is_fresh() -> bool:
+            return not any(router.fresh for router in routers)
+
+        await eventually(nobody_is_fresh)
+        assert routers[0].reserve("a:1", 100.0) == b"" and not routers[0].release(claims[0][0])
+        own_server.start()
+
+        async def all_are_back() -> bool:
+            return all(router.fresh and "a:1" in router.workers for router in routers)
+
+        await eventually(all_are_back)
+        await eventually(lambda: everybody(0))
+    finally:
+        await asyncio.gather(*(router.close() for router in routers), index.close())
+
+
+async def test_what_is_left_is_told_at_the_end(own_server: RedisServer, namespace: str, writer: IndexWriter) -> None:
+    router, index = FleetReader(own_server.url, namespace), IndexReader(own_server.url, namespace, deadline=1.0)
+    router.start()
+
+    async def known() -> bool:
+        return "a:1" in router.workers
+
+    try:
+        await eventually(known)
+        writer._load = None
+        router.reserve("a:1", 70.0)
+        await router.close()
+        assert [state.reserved_tokens for state in await index.workers()] == [70]
+    finally:
+        await index.close()

@@ -1,0 +1,139 @@
+"""What the index foretold against what workers found: figures, and a worker that is wrong for long tells all anew."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from tests.redis_server import RedisServer
+from tests.router.harness import Fleet, eventually
+
+from fairlead_index.connection import Scripts
+from fairlead_index.hashing import block_hashes, hash_bytes
+from fairlead_index.load import WorkerCard
+from fairlead_index.reader import IndexReader
+from fairlead_index.writer import IndexWriter
+from fairlead_router.audit import ANSWERS, Audit
+from fairlead_router.metrics import Metrics
+from fairlead_router.policies import Choice, Wanted
+from fairlead_router.workers import Worker, WorkerTable
+
+HASHES = block_hashes(7, range(640), 16)
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+class Judge:
+    """An audit whose index holds `held` and grants what it is asked for."""
+
+    def __init__(self) -> None:
+        self.held, self.recalled = 0, list[str]()
+        table = WorkerTable()
+        table.discovered(["10.0.0.1:1"])
+        self.worker = next(iter(table))
+        self.audit = Audit(Metrics(table), self._held, self._recall)
+
+    async def _held(self, wanted: Wanted, worker: Worker) -> int:
+        return self.held
+
+    async def _recall(self, address: str) -> bool:
+        self.recalled.append(address)
+        return True
+
+    async def answers(self, predicted: int, cached: int, count: int = ANSWERS) -> None:
+        for _ in range(count):
+            self.audit.answered(Wanted(640, HASHES), Choice(self.worker, predicted), cached)
+            await asyncio.gather(*self.audit._tasks)
+        await asyncio.gather(*self.audit._tasks)
+
+
+async def test_less_than_a_block_is_no_error_and_good_answers_recall_nobody() -> None:
+    judge = Judge()
+    await judge.answers(predicted=320, cached=332, count=40)
+    await judge.answers(predicted=320, cached=310, count=40)
+    assert judge.worker.prediction.shown() == {"answers": 80, "over": 0.0, "under": 0.0, "recalls": 0} and not judge.recalled
+
+
+async def test_said_too_much_for_long_recalls_once() -> None:
+    judge = Judge()
+    await judge.answers(predicted=320, cached=0, count=ANSWERS - 1)
+    assert not judge.recalled and judge.worker.prediction.over == 0.5
+    await judge.answers(predicted=320, cached=0, count=60)
+    assert judge.recalled == ["10.0.0.1:1"]  # and then it is given time
+    assert judge.worker.prediction.recalls == 1
+
+
+async def test_said_too_little_counts_only_while_the_index_still_does_not_know() -> None:
+    judge = Judge()
+    judge.held = 640  # followers of a prompt that was under way when they were routed
+    await judge.answers(predicted=0, cached=624, count=60)
+    assert not judge.recalled and judge.worker.prediction.under == 0
+    judge.held = 0
+    await judge.answers(predicted=0, cached=624, count=60)
+    assert judge.recalled == ["10.0.0.1:1"]
+
+
+async def test_a_new_life_begins_without_blame() -> None:
+    judge = Judge()
+    await judge.answers(predicted=320, cached=0, count=ANSWERS - 1)
+    judge.worker.life += 1
+    await judge.answers(predicted=320, cached=0, count=ANSWERS - 1)
+    assert not judge.recalled
+
+
+async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: RedisServer) -> None:
+    namespace = f"tests/{uuid.uuid4().hex[:8]}"
+    writers = [IndexWriter(redis.url, namespace, WorkerCard(pod, f"{pod}:1", 16), lease_seconds=1.0) for pod in "ab"]
+    readers = [IndexReader(redis.url, namespace, deadline=2.0) for _ in range(4)]
+    scripts = Scripts(redis.url, namespace, timeout=2, connections=1)
+
+    async def shows(blocks: int) -> bool:
+        return await readers[0].match(HASHES) == {"a:1": 16 * blocks, "b:1": 16 * 40}
+
+    try:
+        for writer in writers:
+            writer.start()
+            writer.stored(HASHES)
+        await eventually(lambda: shows(40), "both are in the index")
+        me = writers[0]._self
+        assert me is not None
+        await scripts.call("apply", me.slot, me.epoch, me.sequence + 1, "R", hash_bytes(HASHES[10:][::-1]))  # an index that is wrong
+        me.sequence += 1
+        assert await shows(10)
+        granted = await asyncio.gather(*(reader.recall(address) for reader in readers for address in ("a:1", "b:1")))
+        assert sum(granted) == 1 and granted[0]
+        await eventually(lambda: shows(40), "it told all anew", 10)
+        assert writers[0].stats.joins == 2 and writers[1].stats.joins == 1
+        assert not await readers[1].recall("a:1") and not await readers[1].recall("nobody:1")
+    finally:
+        await asyncio.gather(*(writer.leave() for writer in writers), *(reader.close() for reader in readers), scripts.close())
+
+
+@pytest.mark.parametrize("mode", ["remote", "mirror"])
+async def test_a_worker_that_lost_its_cache_unsaid_is_found_out(fleet: Fleet, redis: RedisServer, mode: str) -> None:
+    worker = await fleet.worker(redis=(redis.url, "tests/audit"))
+    await eventually(lambda: worker.joined, "it joined")
+    router = await fleet.router(worker, redis_url=redis.url, index_namespace="tests/audit", index_mode=mode)
+    prompts = [f"{number} of many things that were said before " * 10 for number in range(ANSWERS + 4)]
+    for prompt in prompts:
+        await router.complete(prompt)
+    assert worker._index is not None
+    await eventually(lambda: worker._index.stats.pending == 0, "all is told")
+    index, worker._index = worker._index, None  # from here on nothing it does is told
+    for prompt in prompts:
+        worker._cache.clear()
+        await router.complete(prompt)
+
+    async def recalled() -> bool:
+        return index.stats.joins == 2 and await router.metric("fairlead_router_recalls_total") == 1
+
+    try:
+        await eventually(recalled, "it was recalled", 10)
+        (shown,) = (await router.client.get("/fairlead/workers")).json()["workers"]
+        assert shown["prediction"]["recalls"] == 1
+    finally:
+        await index.leave()
