@@ -38,6 +38,12 @@ class RouterConfig(BaseSettings):
     hold_timeout: float = Field(30.0, ge=0, description="seconds that a request waits for a worker before 503")
     poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
 
+    picker_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the endpoint picker for gateways (empty: none; 0: any free one)"
+    )
+    picker_tls: str = Field("self-signed", description="of that port: self-signed, off, or a folder with tls.crt and tls.key")
+    picker_max_wait: float = Field(60.0, ge=0, description="seconds of expected wait beyond which the picker answers 429 (0: never)")
+
     @field_validator("workers")
     @classmethod
     def _known_scheme(cls, value: str) -> str:

@@ -21,6 +21,7 @@ class Metrics:
         self.retries = Counter(
             "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
         )
+        self.picks = Counter("fairlead_router_picks", "Gateway requests by what the endpoint picker said", ["code"], registry=registry)
         self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
         self.held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
         self.ttfb = Histogram(

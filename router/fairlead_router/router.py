@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,6 +20,9 @@ from fairlead_router.prompts import Prompts
 from fairlead_router.proxy import Proxy
 from fairlead_router.steering import PrefixAware
 from fairlead_router.workers import WorkerTable
+
+if TYPE_CHECKING:
+    from fairlead_router.picker.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +43,16 @@ class Router:
         self._created = int(time.time())
         self.policy = self._make_policy()
         self.proxy = Proxy(config, self.table, self.policy, self.metrics)
+        self.picker = self._make_picker()
 
     async def start(self) -> None:
+        if self.picker is not None:
+            await self.picker.start()
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
 
     async def close(self) -> None:
+        if self.picker is not None:
+            await self.picker.close()
         if self._following is not None:
             self._following.cancel()
         await self._poller.close()
@@ -56,6 +64,19 @@ class Router:
     def drain(self) -> None:
         """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
         self.proxy.draining = True
+
+    def leave(self) -> None:
+        """The drain's grace is over: nothing new is taken."""
+        if self.picker is not None:
+            self.picker.drain()
+
+    def _make_picker(self) -> "PickerServer | None":
+        if self.config.picker_port is None:
+            return None
+        from fairlead_router.picker.picker import Picker
+        from fairlead_router.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
+
+        return PickerServer(Picker(self), self.config)
 
     def _make_policy(self) -> Policy:
         match self.config.policy:

@@ -102,4 +102,5 @@ class RouterServer(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._grace, self._leave)
 
     def _leave(self) -> None:
+        self.router.leave()
         self.should_exit = True
