@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import uuid
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -18,6 +20,7 @@ from tests.redis_server import RedisServer
 from tests.router.gateway import Exchange, Gateway, gateway, named_in
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
+from tests.router.test_process import router_process, until_ready
 
 from fairlead_index.hashing import block_hashes, tokens_from_bytes
 from fairlead_index.reader import IndexReader
@@ -362,6 +365,48 @@ async def test_tls_from_a_folder_follows_its_renewal(fleet: Fleet, tmp_path: Pat
     assert await status(second) == HealthCheckResponse.SERVING
     (folder / "tls.crt").write_bytes(b"half of")
     assert await status(second) == HealthCheckResponse.SERVING
+
+
+async def test_the_process_serves_both_ports_and_drains_both(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    flags = ("--workers", f"static://{worker.address}", "--picker-port", "0", "--picker-tls", "off", "--drain-grace", "0.1")
+    async with router_process(*flags, "--poll-interval", "0.1") as (process, url, lines):
+        port = next(int(found[1]) for line in lines if (found := re.search(r"endpoint picker on \S+:(\d+)", line)))
+        async with gateway(port) as asking, httpx.AsyncClient(base_url=url) as client:
+            await until_ready(client, 200)
+            exchange = asking.exchange()
+            await exchange.request(PATH, prompt())
+            assert (await exchange.picked())[0] == [worker.address]
+            await exchange.streamed()
+            await exchange.respond()
+            process.terminate()
+            with pytest.raises(grpc.aio.AioRpcError):
+                while (await HealthStub(asking.channel).Check(HealthCheckRequest())).status:
+                    await asyncio.sleep(0.01)
+            await exchange.response_body(b"", end=True)
+            await exchange.call.done_writing()
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--picker-tls", "/nowhere"], "--picker-tls '/nowhere'"), (["--picker-port", "x"], "--picker-port 'x'")],
+)
+def test_flags_that_cannot_be_are_named(flags: list[str], words: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fairlead_router.main",
+        "--workers",
+        "static://127.0.0.1:9",
+        "--port",
+        "0",
+        "--picker-port",
+        "0",
+        *flags,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2 and words in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_the_compiled_messages_are_those_of_the_source(tmp_path: Path) -> None:

@@ -79,7 +79,10 @@ def configuration(port: int, admin: int, picker: int, pool: list[str], request_b
         ],
     }
     http2 = {"@type": TYPE + "extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config": {"http2_protocol_options": {}}}
-    tls = {"@type": TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext", "common_tls_context": {"alpn_protocols": ["h2"], "validation_context": {}}}
+    tls = {
+        "@type": TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "common_tls_context": {"alpn_protocols": ["h2"], "validation_context": {}},
+    }
     return {
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}},
         "static_resources": {

@@ -22,39 +22,46 @@ class PickerServer:
     """`start` it on a running loop, `drain` it when the process is to end, `close` it there."""
 
     def __init__(self, picker: Picker, config: RouterConfig) -> None:
+        """Raises ValueError for certificates that cannot be used."""
         assert config.picker_port is not None
         self._picker, self._config = picker, config
-        self._server = grpc.aio.server(options=_OPTIONS)
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process, request_deserializer=ProcessingRequest.FromString, response_serializer=ProcessingResponse.SerializeToString
-        )
-        handler = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
-        self._server.add_generic_rpc_handlers((handler, health_handler(Health(picker))))
+        try:
+            self._credentials = credentials(config.picker_tls)
+        except (OSError, ValueError) as error:
+            hint = "give self-signed, off, or a folder with tls.crt and tls.key"
+            raise ValueError(f"--picker-tls {config.picker_tls!r}: {error}; {hint}") from error
+        self._server: grpc.aio.Server | None = None
         self._stopping: asyncio.Task[None] | None = None
         self.port = config.picker_port
 
     async def start(self) -> None:
-        """Raises RuntimeError for a port that is taken, OSError or ValueError for certificates that cannot be used."""
-        where = f"{self._config.host}:{self.port}" if ":" not in self._config.host else f"[{self._config.host}]:{self.port}"
-        secure = credentials(self._config.picker_tls)
+        """Raises RuntimeError for a port that is taken."""
+        self._server = server = grpc.aio.server(options=_OPTIONS)  # bound to the loop that runs now
+        process = grpc.stream_stream_rpc_method_handler(
+            self._process, request_deserializer=ProcessingRequest.FromString, response_serializer=ProcessingResponse.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
+        server.add_generic_rpc_handlers((handler, health_handler(Health(self._picker))))
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        where, secure = f"{host}:{self.port}", self._credentials
         try:
-            self.port = self._server.add_secure_port(where, secure) if secure else self._server.add_insecure_port(where)
+            self.port = server.add_secure_port(where, secure) if secure else server.add_insecure_port(where)
         except RuntimeError as error:
             raise RuntimeError(f"--picker-port {self.port}: cannot listen there: {error}") from None
-        await self._server.start()
-        logger.info("endpoint picker on %s:%d, TLS %s", self._config.host, self.port, self._config.picker_tls)
+        await server.start()
+        logger.info("endpoint picker on %s:%d, TLS %s", host, self.port, self._config.picker_tls)
 
     def drain(self) -> None:
         """No new streams from now on; those under way have their time."""
-        if self._stopping is None:
+        if self._stopping is None and self._server is not None:
             self._stopping = asyncio.create_task(self._server.stop(self._config.drain_timeout), name="picker drain")
 
     async def close(self) -> None:
         """Ends what the drain has not: immediately, if there was none."""
-        if self._stopping is None:
-            await self._server.stop(None)
-        else:
+        if self._stopping is not None:
             await self._stopping
+        elif self._server is not None:
+            await self._server.stop(None)
 
     async def _process(
         self, said: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
