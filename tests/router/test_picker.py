@@ -380,9 +380,15 @@ async def test_the_process_serves_both_ports_and_drains_both(fleet: Fleet) -> No
             await exchange.streamed()
             await exchange.respond()
             process.terminate()
-            with pytest.raises(grpc.aio.AioRpcError):
-                while (await HealthStub(asking.channel).Check(HealthCheckRequest())).status:
-                    await asyncio.sleep(0.01)
+
+            async def refuses() -> bool:
+                try:
+                    await HealthStub(asking.channel).Check(HealthCheckRequest())
+                except grpc.aio.AioRpcError:
+                    return True
+                return False
+
+            await eventually(refuses, "new streams are refused")
             await exchange.response_body(b"", end=True)
             await exchange.call.done_writing()
         assert await process.wait() == 0
