@@ -53,13 +53,20 @@ def least_loaded(workers: Sequence[Worker]) -> Worker:
 
 
 def by_affinity(wanted: Wanted, workers: Sequence[Worker]) -> Worker:
-    """The less loaded of two workers that the prompt's first block names; but never a wait that its cached prefix could not repay."""
-    least = least_loaded(workers)
-    if not len(wanted.hashes):
-        return least
-    near = least_loaded(rendezvous(wanted.hashes[0], workers, 2))
-    saved = wanted.prompt_tokens / near.rate
-    return near if near.expected_wait() <= least.expected_wait() + saved else least
+    """The worker whose expected wait is shortest, less what the prompt's beginning would save where it is at home.
+
+    Each depth that is a power of two has a home: the worker that its block names. So a conversation stays until it is twice as long, and a
+    beginning that all prompts share draws them together by no more than it is worth. docs/index.md has what the trace says of it.
+    """
+    best = least_loaded(workers)
+    soonest, blocks = best.expected_wait(), len(wanted.hashes)
+    for level in range(blocks.bit_length()):
+        depth = 1 << level
+        (home,) = rendezvous(wanted.hashes[depth - 1], workers, 1)
+        start = home.expected_wait() - wanted.prompt_tokens * depth / (blocks * home.rate)
+        if start < soonest:
+            best, soonest = home, start
+    return best
 
 
 class LocalPolicy:

@@ -1,6 +1,7 @@
 """Choosing without the index."""
 
 import asyncio
+import random
 from array import array
 from collections import Counter
 
@@ -67,13 +68,25 @@ async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: Worker
         assert now != lost and (address == lost or now == address)
 
 
-async def test_affinity_keeps_a_prefix_on_two_workers_until_waiting_costs_more_than_it_saves(table: WorkerTable) -> None:
+async def test_affinity_keeps_a_prefix_at_home_until_waiting_costs_more_than_it_saves(table: WorkerTable) -> None:
     wanted = Wanted(2000, array("Q", [123456789]))
-    near = rendezvous(123456789, table.usable(), 2)
-    assert by_affinity(wanted, table.usable()) in near
-    for worker in near:
-        worker.load = WorkerLoad(backlog_tokens=1_000_000)
-    assert by_affinity(wanted, table.usable()) not in near
+    (home,) = rendezvous(123456789, table.usable(), 1)
+    assert by_affinity(wanted, table.usable()) is home
+    home.load = WorkerLoad(backlog_tokens=1900)
+    assert by_affinity(wanted, table.usable()) is home
+    home.load = WorkerLoad(backlog_tokens=2100)
+    assert by_affinity(wanted, table.usable()) is not home
+
+
+async def test_a_conversation_keeps_its_home_until_it_doubles_although_all_share_its_beginning(table: WorkerTable) -> None:
+    draw = random.Random(5)
+    homes = []
+    for _ in range(200):
+        talk = array("Q", [42, *(draw.getrandbits(64) for _ in range(30))])
+        turns = [by_affinity(Wanted(64 * blocks, talk[:blocks]), table.usable()) for blocks in range(16, 32)]
+        assert len(set(turns)) == 1
+        homes.append(turns[0].address)
+    assert len(set(homes)) == 8 and max(homes.count(address) for address in homes) < 2 * 200 / 8
 
 
 async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: WorkerTable) -> None:
