@@ -15,7 +15,7 @@ REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """Everything that means "Redis did not do it": away, too slow, read-only after a failover, loading, out of memory."""
 
 _READ_ONLY: Final = frozenset({"match", "workers"})
-_SCRIPTS: Final = ("join", "apply", "heartbeat", "leave", "match", "route", "release", "sweep", "workers")
+_SCRIPTS: Final = ("join", "apply", "heartbeat", "leave", "match", "route", "release", "sweep", "workers", "quota")
 _USE_MATCH: Final = frozenset({"match", "route"})
 
 

@@ -1,19 +1,20 @@
-"""The router as an ASGI application: paths, errors, and one line of access log for each request (no prompts, tokens or keys in it)."""
+"""What the router answers: paths, errors, and one line of access log for each request (no prompts, tokens or keys in it)."""
 
 import asyncio
 import logging
-from collections.abc import MutableMapping
+from functools import partial
 from time import monotonic
-from typing import Any
 
 import msgspec
 
-from fairlead_router.errors import ApiError, Headers, Receive, Send, answer
-from fairlead_router.inbound import Call, ClientGone, linger
+from fairlead_router.access_log import AccessLog
+from fairlead_router.client import Request
+from fairlead_router.errors import ApiError, Headers, unavailable
+from fairlead_router.inbound import Call, linger
 from fairlead_router.prompts import Prompt
+from fairlead_router.reply import Reply
 from fairlead_router.router import Router
 
-access = logging.getLogger("fairlead_router.access")
 logger = logging.getLogger(__name__)
 
 PROMPTED = ("/v1/completions", "/v1/chat/completions")
@@ -22,10 +23,11 @@ MODEL = "/v1/models/"
 
 
 class App:
-    """`await app(scope, receive, send)`, as a server calls it."""
+    """`await app(request, reply)`, as a client's connection calls it, in a task that is cancelled when the client goes."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._access = AccessLog(logging.getLogger("fairlead_router.access"))
         self._pages = {
             "/health": self._health,
             "/ready": self._ready,
@@ -34,142 +36,113 @@ class App:
             "/v1/models": self._models,
         }
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._http(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        await self._router.start()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._router.close()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        page = self._pages.get(path)
-        if path.startswith(MODEL) and scope["method"] in ("GET", "HEAD"):
-            await self._model(path.removeprefix(MODEL), send)
-            return
-        if page is not None and scope["method"] in ("GET", "HEAD"):
-            await page(send)
-            return
-        call = Call.of(scope)
+    async def __call__(self, request: Request, reply: Reply) -> None:
+        path = request.path
+        front, page = self._router.front, self._pages.get(path)
+        if request.method in ("GET", "HEAD"):
+            if path.startswith(MODEL):
+                page = partial(self._model, path.removeprefix(MODEL))
+            if page is not None and not (front.keys.required and path.startswith("/v1/")):
+                page(reply)
+                return
+        call = Call.of(request)
         try:
+            if path.startswith("/v1/") or path in PASSED:
+                front.identify(call)
             if path not in PROMPTED and path not in PASSED and page is None:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
-            if call.method != ("GET" if page is not None else "POST"):
-                raise ApiError(405, f"{call.method} is not allowed on {path}.", code="method_not_allowed")
-            await call.read_body(receive, self._router.config.max_body_bytes)
-            await self._proxied(call, receive, send)
+            if page is not None and request.method in ("GET", "HEAD"):
+                call.status = 200
+                page(reply)
+                return
+            if page is not None or call.method != "POST":
+                raise ApiError(405, f"{call.method} is not allowed on {path[:200]}.", code="method_not_allowed")
+            if path in PROMPTED:
+                front.check_quota(call)
+            await call.read_body(request, self._router.config.max_body_bytes)
+            if path in PROMPTED:
+                await front.forward(call, await self._prompt(call), reply)
+            else:
+                await front.pass_on(call, reply)
         except ApiError as error:
-            call.status = error.status
-            await self._refuse(call, error, receive, send)
-        except ClientGone:
-            call.ending = "client_gone"
+            await self._refuse(call, error, request, reply)
+        except asyncio.CancelledError:
+            if request.gone:
+                call.ending = "client_gone"
+            else:  # the drain is over
+                call.ending = "broken"
+                if not reply.started or call.waits:
+                    await self._refuse(call, unavailable("The router is shutting down.", retry_after=1), request, reply)
         except Exception:
             logger.exception("request %s: a fault of the router", call.id)
             call.ending = "broken"
-            if not call.status:  # else the answer has begun, and the server closes the connection
-                call.status = 500
-                await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), receive, send)
+            if not reply.started or call.waits:  # else the connection is closed, as a sign that the answer is not whole
+                await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), request, reply)
         finally:
+            call.let_go()
             self._log(call)
 
-    async def _proxied(self, call: Call, receive: Receive, send: Send) -> None:
-        """Prepare and forward, for as long as the client is there. Raises ClientGone as soon as it is not."""
-        task = asyncio.current_task()
-        assert task is not None
-        gone = False
-
-        def client_gone(_: object) -> None:
-            nonlocal gone
-            gone = True
-            task.cancel()
-
-        watch = asyncio.ensure_future(receive())  # after the body, the only message left is that the client has gone
-        watch.add_done_callback(client_gone)
-        try:
-            await self._router.proxy.forward(call, await self._prompt(call), send)
-        except asyncio.CancelledError:
-            if not gone:
-                raise
-            task.uncancel()
-            raise ClientGone from None
-        finally:
-            watch.remove_done_callback(client_gone)
-            watch.cancel()
+    def close(self) -> None:
+        """What is left of the access log is written."""
+        self._access.flush()
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
-        prompt = await self._router.prompts.read(call.path, call.body) if call.path in PROMPTED else Prompt()
+        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens = prompt.length
         return prompt
 
-    async def _refuse(self, call: Call, error: ApiError, receive: Receive, send: Send) -> None:
-        headers: Headers = [*error.headers, (b"x-request-id", call.id.encode())]
-        if error.status != 413:
-            await answer(send, error.status, error.body, headers)
+    async def _refuse(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:
+        call.status = error.status
+        if call.waits and call.held is not None:
+            call.held.fail(error.body)
             return
-        fixed = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(error.body))]
-        await send({"type": "http.response.start", "status": 413, "headers": fixed + headers})
-        await send({"type": "http.response.body", "body": error.body, "more_body": True})
-        await linger(receive)
-        await send({"type": "http.response.body", "body": b""})
+        headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(error.body))]
+        reply.start(error.status, [*headers, *error.headers, (b"x-request-id", call.id.encode())])
+        reply.write(error.body)
+        if (b"connection", b"close") in error.headers:
+            await linger(request)
+        reply.end()
 
     def _log(self, call: Call) -> None:
         now = monotonic()
         path = call.path if call.path in PROMPTED + PASSED else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.requests.labels(path, status).inc()
-        if access.isEnabledFor(logging.INFO):
-            access.info(
-                "%s %s %s %s worker=%s attempts=%d prompt_tokens=%s predicted=%s cached=%s ttfb_ms=%s total_ms=%.1f bytes=%d end=%s",
-                call.id,
-                call.method,
-                path,
-                status,
-                call.worker or "-",
-                call.attempts,
-                _or_dash(call.prompt_tokens),
-                _or_dash(call.predicted),
-                _or_dash(call.cached),
-                "-" if call.first_byte is None else f"{1000 * (call.first_byte - call.began):.1f}",
-                1000 * (now - call.began),
-                call.bytes_out,
-                call.ending,
+        self._router.metrics.request(path, status)
+        if self._access.on:
+            self._access.write(
+                f"{call.id} {call.method} {path} {status} caller={call.sender} worker={call.worker or '-'} attempts={call.attempts}"
+                f" prompt_tokens={_or_dash(call.prompt_tokens)} predicted={_or_dash(call.predicted)} cached={_or_dash(call.cached)}"
+                f" ttfb_ms={'-' if call.first_byte is None else f'{1000 * (call.first_byte - call.began):.1f}'}"
+                f" total_ms={1000 * (now - call.began):.1f} bytes={call.bytes_out} end={call.ending}"
             )
 
     # Pages
 
-    async def _health(self, send: Send) -> None:
-        await answer(send, 200, b'{"status":"ok"}', [])
+    def _health(self, reply: Reply) -> None:
+        reply.whole(200, b'{"status":"ok"}')
 
-    async def _ready(self, send: Send) -> None:
+    def _ready(self, reply: Reply) -> None:
         reason = self._router.not_ready_reason()
-        body = msgspec.json.encode({"ready": not reason, "reason": reason})
-        await answer(send, 503 if reason else 200, body, [])
+        reply.whole(503 if reason else 200, msgspec.json.encode({"ready": not reason, "reason": reason}))
 
-    async def _metrics(self, send: Send) -> None:
-        await answer(send, 200, self._router.metrics.text(), [], b"text/plain; version=0.0.4; charset=utf-8")
+    def _metrics(self, reply: Reply) -> None:
+        reply.whole(200, self._router.metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def _workers(self, send: Send) -> None:
-        await answer(send, 200, msgspec.json.encode(self._router.picture()), [])
+    def _workers(self, reply: Reply) -> None:
+        reply.whole(200, msgspec.json.encode(self._router.picture()))
 
-    async def _models(self, send: Send) -> None:
-        await answer(send, 200, msgspec.json.encode({"object": "list", "data": self._router.models()}), [])
+    def _models(self, reply: Reply) -> None:
+        reply.whole(200, msgspec.json.encode({"object": "list", "data": self._router.models()}))
 
-    async def _model(self, name: str, send: Send) -> None:
+    def _model(self, name: str, reply: Reply) -> None:
         for model in self._router.models():
             if model["id"] == name:
-                await answer(send, 200, msgspec.json.encode(model), [])
+                reply.whole(200, msgspec.json.encode(model))
                 return
         error = ApiError(404, f"There is no model {name[:200]!r} here; GET /v1/models lists them.", param="model", code="model_not_found")
-        await answer(send, error.status, error.body, error.headers)
+        reply.whole(error.status, error.body, error.headers)
 
 
 def _or_dash(value: int | None) -> str:

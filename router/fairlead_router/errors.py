@@ -1,12 +1,7 @@
 """Errors in OpenAI's shape."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
-
 import msgspec
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -40,8 +35,5 @@ def unavailable(message: str, retry_after: int) -> ApiError:
     )
 
 
-async def answer(send: Send, status: int, body: bytes, headers: Headers, content_type: bytes = b"application/json") -> None:
-    """One whole, small answer."""
-    fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": fixed + headers})
-    await send({"type": "http.response.body", "body": body})
+def overloaded(message: str, retry_after: int) -> ApiError:
+    return ApiError(429, message, kind="rate_limit_error", code="overloaded", headers=[(b"retry-after", str(retry_after).encode())])

@@ -1,19 +1,23 @@
 """A client's request: its headers, its body within bounds, and what the access log will say of it."""
 
 import asyncio
-import os
+import random
 import re
-from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
-from fairlead_router.errors import ApiError, Headers, Receive
+from fairlead_router.client import Request
+from fairlead_router.errors import ApiError, Headers
+from fairlead_router.held import HeldStream
+from fairlead_router.memory import Bodies
+from fairlead_router.quota import Account
+from fairlead_router.tenants import ANYONE, Caller
+from fairlead_router.usage import Meter
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NOT_PASSED = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect host "
-    b"content-length accept-encoding authorization cookie x-request-id".split()
+    b"content-length accept-encoding authorization x-api-key cookie x-request-id".split()
 )
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
 """How much of a refused body is read away: a client still sending would see a reset, not the answer (nginx: lingering_close)."""
@@ -25,13 +29,13 @@ class Call:
 
     method: str
     path: str
-    target: bytes
-    """Path and query as the client wrote them."""
     id: str
     passed: Headers
     """Headers for the worker: none of the hop, of the client's credentials, or of ours."""
     length: int | None
     session: str
+    credential: bytes = field(default=b"", repr=False)
+    """The client's API key, until it was looked at."""
     began: float = field(default_factory=monotonic)
     body: bytes = b""
     status: int = 0
@@ -44,19 +48,36 @@ class Call:
     bytes_out: int = 0
     ending: str = "ok"
     """`ok`, `client_gone` or `broken`."""
+    refused: bool = False
+    caller: Caller = ANYONE
+    account: Account | None = None
+    instructions: list[bytes] = field(default_factory=list)
+    """Headers of ours for the worker."""
+    meter: Meter | None = None
+    """Reads what the answer used; None where nobody counts."""
+    held: HeldStream | None = None
+    """Of a stream: what it is told while it waits."""
+    bodies: Bodies | None = None
+    kept: int = 0
+    """Bytes of the body, counted in `bodies`."""
 
     @classmethod
-    def of(cls, scope: MutableMapping[str, Any]) -> "Call":
+    def of(cls, request: Request) -> "Call":
         passed: Headers = []
-        request_id, session, length = "", "", None
+        request_id, session, length, bearer, key = "", "", None, b"", b""
         of_the_hop: set[bytes] = set()
-        for name, value in scope["headers"]:
+        for name, value in request.headers:
             if name == b"x-request-id":
                 request_id = value.decode("latin-1")
             elif name == b"content-length":
                 length = int(value) if value.isdigit() else None
             elif name == b"x-session-id":
                 session = value.decode("latin-1")
+            elif name == b"authorization":
+                scheme, _, token = value.partition(b" ")
+                bearer = token.strip() if scheme.lower() == b"bearer" else b""
+            elif name == b"x-api-key":
+                key = value.strip()
             elif name == b"connection":
                 of_the_hop.update(word.strip().lower() for word in value.split(b","))
             if name not in _NOT_PASSED and not name.startswith(b"x-fairlead-"):
@@ -64,31 +85,49 @@ class Call:
         if of_the_hop:  # the client names headers that are for us alone (RFC 9110, 7.6.1)
             passed = [(name, value) for name, value in passed if name not in of_the_hop]
         if not _ID.fullmatch(request_id):
-            request_id = os.urandom(16).hex()
-        query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        return cls(scope["method"], scope["path"], target, request_id, passed, length, session)
+            request_id = f"{random.getrandbits(128):032x}"
+        # The query is left out: no path here takes one, and some clients put their key there.
+        return cls(request.method, request.path, request_id, passed, length, session, bearer or key)
 
-    async def read_body(self, receive: Receive, limit: int) -> None:
-        """The whole body. Raises ClientGone; ApiError 413 before reading if the announced length is over `limit`, or once what came is."""
+    @property
+    def waits(self) -> bool:
+        """Its client has been told that it is held, and nothing of a worker's answer yet."""
+        return self.held is not None and self.held.begun and self.first_byte is None
+
+    @property
+    def sender(self) -> str:
+        """Tenant and key by name, for the log."""
+        return f"{self.caller.tenant.name}/{self.caller.key}" if self.caller.tenant.name else "-"
+
+    def session_of(self, user: str) -> str:
+        """What a session policy goes by; one tenant's cannot be another's."""
+        session = self.session or user
+        return f"{self.caller.tenant.name}/{session}" if session and self.caller.tenant.name else session
+
+    def keep(self, size: int) -> None:
+        """Count `size` bytes of the body in all. Raises ApiError where the router keeps too many."""
+        if self.bodies is not None and size > self.kept:
+            self.bodies.take(self.caller.tenant.name, size - self.kept)
+            self.kept = size
+
+    def let_go(self) -> None:
+        """The body is not needed any more."""
+        self.body = b""
+        if self.bodies is not None and self.kept:
+            self.bodies.give_back(self.caller.tenant.name, self.kept)
+            self.kept = 0
+
+    async def read_body(self, request: Request, limit: int) -> None:
+        """The whole body. Raises ApiError 413: before reading if the announced length is over `limit`, or once what came is."""
         if self.length is not None and self.length > limit:
             raise self._too_large(limit)
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            self.body = message.get("body", b"")
-            if len(self.body) > limit:
-                raise self._too_large(limit)
-            return
-        body = bytearray()
-        while message["type"] == "http.request":
-            body += message.get("body", b"")
-            if len(body) > limit:
-                raise self._too_large(limit)
-            if not message.get("more_body"):
-                self.body = bytes(body)
-                return
-            message = await receive()
-        raise ClientGone
+        while not request.whole and request.size <= limit:
+            self.keep(request.size)
+            await request.more()
+        if request.size > limit:
+            raise self._too_large(limit)
+        self.keep(request.size)
+        self.body = request.take()
 
     def _too_large(self, limit: int) -> ApiError:
         size = f"is {self.length} bytes" if self.length is not None else "has no announced length and"
@@ -98,19 +137,12 @@ class Call:
         )
 
 
-class ClientGone(Exception):
-    """The client closed its connection."""
-
-
-async def linger(receive: Receive) -> None:
+async def linger(request: Request) -> None:
     """Read away a bounded part of a body that was refused."""
-    left = LINGER_BYTES
     try:
         async with asyncio.timeout(LINGER_SECONDS):
-            while left > 0:
-                message = await receive()
-                left -= len(message.get("body", b"")) + 1
-                if message["type"] != "http.request" or not message.get("more_body"):
-                    return
+            while not request.whole and request.size < LINGER_BYTES:
+                request.take()
+                await request.more()
     except TimeoutError:
         return

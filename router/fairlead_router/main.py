@@ -28,11 +28,15 @@ def main() -> None:
     except ValueError as error:
         print(f"fairlead-router: {error}", file=sys.stderr)
         sys.exit(2)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     gc.collect()
     gc.freeze()  # what is loaded now stays: later collections pass it over
-    server.run()
+    try:
+        server.run()
+    except OSError as error:
+        print(f"fairlead-router: --host {config.host} --port {config.port}: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

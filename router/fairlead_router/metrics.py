@@ -1,6 +1,6 @@
 """What /metrics says, in a registry of its own for each router."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -40,7 +40,32 @@ class Metrics:
         )
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)
+        self.refused = Counter(
+            "fairlead_router_refused",
+            "Requests refused before a worker: key, quota, queue, queue_timeout, expected_ttft, hold",
+            ["reason"],
+            registry=registry,
+        )
+        self.key_file_ok = Gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used", registry=registry)
+        self.key_file_ok.set(1)
+        self.tenant_tokens = Counter("fairlead_router_tenant_tokens", "Tokens used", ["tenant", "kind"], registry=registry)
+        self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
+        self._queued = Gauge("fairlead_router_queued_requests", "Requests that wait for their turn or a worker", registry=registry)
+        self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of their bodies", registry=registry)
         registry.register(_WorkerGauges(table))
+        self._requests: dict[tuple[str, str], Counter] = {}
+
+    def request(self, path: str, code: str) -> None:
+        """Count an answered request. The child of a pair of labels is looked up once: each look-up takes a lock."""
+        child = self._requests.get((path, code))
+        if child is None:
+            child = self._requests[path, code] = self.requests.labels(path, code)
+        child.inc()
+
+    def waiting(self, count: Callable[[], float], size: Callable[[], float]) -> None:
+        """Where to read the queue's length at scrape time."""
+        self._queued.set_function(count)
+        self._queued_bytes.set_function(size)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -27,6 +27,7 @@ class _Load(WorkerLoad, frozen=True):
     pod: str = ""
     draining: bool = False
     ready: bool = True
+    max_running: int = 0
 
 
 class _NotReady(msgspec.Struct):
@@ -110,7 +111,7 @@ class Poller:
         if head.status != 200:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)
-        worker.load, worker.draining = load, load.draining
+        worker.load, worker.draining, worker.max_running = load, load.draining, load.max_running
         worker.pod = load.pod or worker.pod
         return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"
 

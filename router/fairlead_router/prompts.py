@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +11,16 @@ import msgspec
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptError
+from fairlead_router.asked import Asked
 from fairlead_router.errors import ApiError
 from fairlead_router.formats import KnownFormat, PromptFormats
+from fairlead_router.tenants import ANYONE
 
 _CHAT = "/v1/chat/completions"
 _BYTES_A_TOKEN = 4
 """For prompts that are not tokenized here, a length good enough to compare waits."""
+INLINE_BYTES = 1024
+"""Bodies up to this size are read on the event loop: a thread's wake-up costs more than they do (0.1 ms to tokenize a thousand bytes)."""
 
 
 class _Body(msgspec.Struct):
@@ -37,6 +41,11 @@ class _Body(msgspec.Struct):
     documents: Any = None
     suffix: Any = None
     truncate_prompt_tokens: Any = None
+    stream: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    priority: Any = None
+    cache_salt: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,9 @@ class Prompt:
     tokens: "array[int] | None" = None
     format_tag: str = ""
     user: str = ""
+    asked: Asked = field(default_factory=Asked)
+    salt: str = ""
+    """Of the caller's tenant and its own `cache_salt`: part of the root of `hashes`, and for the worker to say the same."""
 
 
 class Prompts:
@@ -59,15 +71,21 @@ class Prompts:
         self._served_name = served_name
         self._decoder = msgspec.json.Decoder(_Body)
 
-    async def read(self, path: str, body: bytes) -> Prompt:
-        """Raises ApiError: 400 for what is not a JSON object, 404 for a model that no worker serves."""
+    async def read(self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt) -> Prompt:
+        """`salt_of`: the caller's salt, given the client's own.
+
+        Raises ApiError: 400 for what is not a JSON object, 404 for a model that no worker serves.
+        """
         names = self.model_names()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, body, names, self._formats.current)
+        if len(body) <= INLINE_BYTES:
+            return self._read(path, body, names, self._formats.current, salt_of)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._read, path, body, names, self._formats.current, salt_of)
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), self._served_name} - {""})
 
-    def _read(self, path: str, raw: bytes, names: Collection[str], known: KnownFormat | None) -> Prompt:
+    def _read(self, path: str, raw: bytes, names: Collection[str], known: KnownFormat | None, salt_of: Callable[[str], str]) -> Prompt:
         try:
             body = self._decoder.decode(raw)
         except msgspec.ValidationError:
@@ -80,7 +98,9 @@ class Prompts:
             message = f"The model {body.model[:200]!r} does not exist. Models served here: {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
         user = body.user if isinstance(body.user, str) else ""
-        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user)
+        asked = Asked.by(path, body)
+        salt = salt_of(asked.salt)
+        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt)
         if not self._tokenize or known is None:
             return guess
         try:
@@ -89,8 +109,9 @@ class Prompts:
             return guess  # the worker refuses it, in its own words
         if tokens is None:
             return guess
-        hashes = block_hashes(known.root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user)
+        root = known.format.root(salt=salt) if salt else known.root
+        hashes = block_hashes(root, tokens, known.format.block_tokens)
+        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt)
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat) -> "tuple[array[int] | None, bool]":
         """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker."""

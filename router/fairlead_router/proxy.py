@@ -4,12 +4,14 @@ import asyncio
 import logging
 from time import monotonic
 
+from fairlead_router.admission import Admission, Ticket
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, Headers, Send, error_body, unavailable
+from fairlead_router.errors import ApiError, Headers, error_body, overloaded
 from fairlead_router.inbound import Call
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import Choice, Policy, Wanted
 from fairlead_router.prompts import Prompt
+from fairlead_router.reply import Reply
 from fairlead_router.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
 from fairlead_router.workers import Worker, WorkerTable
 
@@ -17,28 +19,30 @@ logger = logging.getLogger(__name__)
 
 MOST_LOST = 3
 """Workers that may die under one request before it is taken for the cause."""
-RECHECK_SECONDS = 1.0
-"""How often a held request asks again unasked: the index may know of a worker, or a breaker have closed, without anybody saying so here."""
 _HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
 class Proxy:
     """Forwards calls to workers."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy, metrics: Metrics) -> None:
-        self._config, self._table, self._policy, self._metrics = config, table, policy, metrics
+    def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy, metrics: Metrics, admission: Admission) -> None:
+        self._config, self._table, self._policy, self._metrics, self._admission = config, table, policy, metrics, admission
         self.draining = False
 
-    async def forward(self, call: Call, prompt: Prompt, send: Send) -> None:
-        """Answer the call. Raises ApiError where nothing has been sent yet. When cancelled, the worker's connection is closed at once."""
-        wanted = Wanted(prompt.length, prompt.hashes, call.session or prompt.user)
+    async def forward(self, call: Call, prompt: Prompt, reply: Reply, ticket: Ticket) -> None:
+        """Answer the call, whose turn it is. When cancelled, the worker's connection is closed at once.
+
+        Raises ApiError where no worker's answer has begun.
+        """
+        wanted = Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user))
         tried: set[tuple[str, int]] = set()
         lost = 0
+        busy: list[int] = []
         while True:
-            choice = self._note(call, await self._choose(wanted, tried))
+            choice = self._note(call, await self._choose(wanted, tried, busy, ticket))
             tried.add((choice.worker.address, choice.worker.life))
             try:
-                connection, head = await self._attempt(call, prompt, choice)
+                connection, head = await self._attempt(call, prompt, choice, ticket)
             except ConnectFailed as error:
                 self._failed(choice, "connect", error)
                 continue
@@ -54,37 +58,41 @@ class Proxy:
                 raise ApiError(504, f"The worker gave no answer: {error}.", kind="server_error", code="timeout") from error
             worker = choice.worker
             try:
+                if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
+                    self._metrics.retries.labels("busy").inc()
+                    busy.append(_seconds(head.get(b"retry-after")))
+                    continue
                 if head.status in (502, 503) and head.get(b"x-fairlead-retry") is not None:
                     self._metrics.retries.labels("refused").inc()
                     worker.suspect()
                     continue
                 worker.breaker.succeeded()
-                await self._pass_on(call, worker, connection, head, send)
+                self._admission.begun(ticket)
+                call.let_go()
+                await self._pass_on(call, worker, connection, head, reply)
                 return
             finally:
                 worker.in_flight -= 1
                 worker.pool.give_back(connection)
 
-    async def _choose(self, wanted: Wanted, tried: set[tuple[str, int]]) -> Choice:
-        """A worker; waits for one while there is none. Raises ApiError 503 when the wait is over."""
-        choice = await self._policy.choose(wanted, tried)
-        if choice is not None:
-            return choice
-        deadline = monotonic() + self._config.hold_timeout
-        with self._metrics.held.track_inprogress():
-            while (left := deadline - monotonic()) > 0:
-                await self._table.changed(min(left, RECHECK_SECONDS))
-                choice = await self._policy.choose(wanted, tried)
-                if choice is not None:
-                    return choice
-        raise unavailable(f"No worker became ready within {self._config.hold_timeout:g} s. Try again later.", retry_after=5)
+    async def _choose(self, wanted: Wanted, tried: set[tuple[str, int]], busy: list[int], ticket: Ticket) -> Choice:
+        """A worker; waits for one while there is none. Raises ApiError: 503 when that took too long, 429 when all are full."""
+        while True:
+            choice = await self._policy.choose(wanted, tried)
+            if choice is not None:
+                return choice
+            if busy:
+                raise overloaded("The service is overloaded: the queues of all workers are full.", min(busy))
+            await self._admission.again(ticket)
 
-    async def _attempt(self, call: Call, prompt: Prompt, choice: Choice) -> tuple[Connection, Head]:
+    async def _attempt(self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket) -> tuple[Connection, Head]:
         """Send to one worker and wait for its answer's head. Counts the request as in flight there; on failure takes that back."""
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
         worker.in_flight += 1
+        worker.unanswered += 1
         worker.pending_tokens += pending
+        self._admission.sent(ticket)
         answered = False
         try:
             request = self._request(call, prompt, choice)
@@ -92,6 +100,7 @@ class Proxy:
             answered = True
             return began
         finally:
+            worker.unanswered -= 1
             worker.pending_tokens -= pending
             self._policy.release(choice)
             if not answered:
@@ -105,47 +114,51 @@ class Proxy:
             tokens = None  # the worker's bound is the same, and counts both
         length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
         lines = [
-            call.method.encode() + b" " + call.target + b" HTTP/1.1",
+            call.method.encode() + b" " + call.path.encode() + b" HTTP/1.1",
             b"host: " + worker.address.encode(),
             b"x-request-id: " + call.id.encode(),
             b"content-length: %d" % length,
         ]
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
+        lines += call.instructions
         lines += [name + b": " + value for name, value in call.passed]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 
-    async def _pass_on(self, call: Call, worker: Worker, connection: Connection, head: Head, send: Send) -> None:
-        """The worker's answer, piece by piece as it comes; a slow client slows the worker's socket."""
+    async def _pass_on(self, call: Call, worker: Worker, connection: Connection, head: Head, reply: Reply) -> None:
+        """The worker's answer, from socket to socket as it comes; a slow client slows the worker's socket."""
         self._began(call, head)
-        await send({"type": "http.response.start", "status": head.status, "headers": self._headers(call, head)})
-        tail = b"\n\n"
+        if call.meter is not None:
+            call.meter.head(head.get(b"x-fairlead-usage"))
+            reply.tap = call.meter.feed
         try:
-            while True:
-                piece = await connection.read()
-                call.bytes_out += len(piece)
-                more = not connection.drained
-                await send({"type": "http.response.body", "body": piece, "more_body": more})
-                if not more:
-                    return
-                tail = piece[-2:]
+            if call.held is None or not call.held.begun:
+                reply.start(head.status, self._headers(call, head))
+            elif not _streams(head):
+                call.held.fail(await connection.document())
+                return
+            await connection.pour(reply)
         except LostAfterHead as error:
             call.ending = "broken"
             worker.suspect()
             self._metrics.broken_streams.inc()
             logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
-            await self._cut(head, tail, "The worker was lost while it was answering.", send)
+            self._cut(head, reply, "The worker was lost while it was answering.")
         except asyncio.CancelledError:  # the client has gone, and this goes nowhere; or the drain is over
-            await self._cut(head, tail, "The router is shutting down.", send)
+            self._cut(head, reply, "The router is shutting down.")
             raise
+        finally:
+            call.bytes_out = reply.sent
 
-    async def _cut(self, head: Head, tail: bytes, message: str, send: Send) -> None:
-        """Tell the client of a stream that it is not whole. For other answers the server closes the connection, which says the same."""
-        if (head.get(b"content-type") or b"").startswith(b"text/event-stream"):
-            lead = b"" if tail == b"\n\n" else b"\n\n"  # an event cut in two would swallow ours
-            event = error_body(message, "server_error", code="stream_cut")
-            await send({"type": "http.response.body", "body": lead + b"data: " + event + b"\n\n"})
+    def _cut(self, head: Head, reply: Reply, message: str) -> None:
+        """Tell the client of a stream that it is not whole. For other answers the connection is closed, which says the same."""
+        if not _streams(head) or head.get(b"content-length") is not None:
+            reply.flush()
+            return
+        lead = b"" if reply.last.endswith(b"\n\n") or not reply.last else b"\n\n"  # an event cut in two would swallow ours
+        event = error_body(message, "server_error", code="stream_cut")
+        reply.end(lead + b"data: " + event + b"\n\n")
 
     def _began(self, call: Call, head: Head) -> None:
         call.status = head.status
@@ -166,6 +179,8 @@ class Proxy:
             headers.append((b"x-request-id", call.id.encode()))
         if call.predicted is not None:
             headers.append((b"x-fairlead-predicted-tokens", b"%d" % call.predicted))
+        if call.account is not None and call.account.bounded:
+            headers += call.account.headers()
         if self.draining:
             headers.append((b"connection", b"close"))
         return headers
@@ -180,3 +195,11 @@ class Proxy:
         choice.worker.breaker.failed()
         choice.worker.suspect()
         logger.info("worker %s failed a request before its first byte (%s), another is asked", choice.worker.address, error)
+
+
+def _streams(head: Head) -> bool:
+    return (head.get(b"content-type") or b"").startswith(b"text/event-stream")
+
+
+def _seconds(retry_after: bytes | None) -> int:
+    return int(retry_after) if retry_after is not None and retry_after.isdigit() and len(retry_after) < 5 else 1

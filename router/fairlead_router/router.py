@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead_index.reader import IndexReader
+from fairlead_router.admission import Admission
 from fairlead_router.config import RouterConfig
 from fairlead_router.discovery import follow, source_of
 from fairlead_router.formats import PromptFormats
+from fairlead_router.front import Front
 from fairlead_router.metrics import Metrics
 from fairlead_router.policies import LeastLoad, Policy, Random, RoundRobin, Session
 from fairlead_router.poller import Poller
@@ -42,10 +44,13 @@ class Router:
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
         self.policy = self._make_policy()
-        self.proxy = Proxy(config, self.table, self.policy, self.metrics)
+        self.admission = Admission(config, self.table, self.metrics)
+        self.proxy = Proxy(config, self.table, self.policy, self.metrics, self.admission)
+        self.front = Front(config, self.admission, self.proxy, self.metrics)
         self.picker = self._make_picker()
 
     async def start(self) -> None:
+        self.front.start()
         if self.picker is not None:
             await self.picker.start()
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
@@ -56,6 +61,7 @@ class Router:
         if self._following is not None:
             self._following.cancel()
         await self._poller.close()
+        await self.front.close()
         await self.policy.close()
         for worker in self.table:
             worker.pool.close()
@@ -64,6 +70,7 @@ class Router:
     def drain(self) -> None:
         """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
         self.proxy.draining = True
+        self.admission.drain(max(0.0, self.config.drain_grace + self.config.drain_timeout - 1))
 
     def leave(self) -> None:
         """The drain's grace is over: nothing new is taken."""
@@ -100,6 +107,8 @@ class Router:
         """
         if self.proxy.draining:
             return "draining"
+        if not self.front.keys.usable:
+            return f"the key file cannot be used: {self.front.keys.problem}"
         if self.formats.current:
             return ""
         return "no prompt format yet" if self.table.usable() else "no worker is ready"

@@ -1,58 +1,28 @@
-"""The listening side: uvicorn, with bounds on headers, and a drain that Kubernetes can rely on."""
+"""The listening side: takes connections, looks after them, and drains in a way that Kubernetes can rely on."""
 
 import asyncio
-import contextlib
 import logging
 import signal
-from collections.abc import Iterator
+from time import monotonic
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import uvloop
 
 from fairlead_router.app import App
+from fairlead_router.client import ClientConnection
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import error_body
+from fairlead_router.guard import Guard
 from fairlead_router.router import Router
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 64 * 1024
-KEEP_ALIVE_SECONDS = 75
-"""Longer than the idle time of common clients' pools, so that it is not we who close under a request on its way."""
+BACKLOG = 4096
+LOOK_SECONDS = 1.0
+"""Between looks at clients that are idle, slow or take nothing."""
+FLUSH_SECONDS = 1.0
+"""For the last bytes of answers that were cut."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol sets no bound on a request's line and headers; a client could fill the memory with them."""
-
-    _head_bytes = 0
-    _in_head = True
-
-    def on_message_begin(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        super().on_message_complete()
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += min(len(data), MAX_HEADER_BYTES + 1)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            body = error_body(f"The request's headers exceed {MAX_HEADER_BYTES} bytes.", "invalid_request_error", code="headers_too_large")
-            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-            self.transport.close()
-
-
-class RouterServer(uvicorn.Server):
+class RouterServer:
     """On SIGTERM or SIGINT: not ready, accept for `drain_grace` more, then close the listener and finish what is under way.
 
     A second signal ends at once.
@@ -60,47 +30,97 @@ class RouterServer(uvicorn.Server):
 
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
-        self._grace = config.drain_grace
-        super().__init__(
-            uvicorn.Config(
-                App(self.router),
-                host=config.host,
-                port=config.port,
-                http=BoundedProtocol,
-                ws="none",
-                lifespan="on",
-                loop="uvloop",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                backlog=4096,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=max(1, int(config.drain_timeout)),
-            )
-        )
+        self._config = config
+        self._guard = Guard(config)
+        self._app = App(self.router)
+        self._connections: set[ClientConnection] = set()
+        self._listener: asyncio.Server | None = None
+        self._leaving: asyncio.Event | None = None
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # uvicorn's raises the signal again at the end: exit code 143, not 0
+    def run(self) -> None:
+        """Until a signal, on uvloop."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self.serve())
+
+    @property
+    def started(self) -> bool:
+        """It listens."""
+        return self._listener is not None
+
+    @property
+    def port(self) -> int:
+        """The one it listens on, once it has started."""
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def serve(self) -> None:
+        """Listen until `leave`, then drain. Raises OSError for an address that cannot be listened on."""
         loop = asyncio.get_running_loop()
+        self._leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            yield
+            await self.router.start()
+            try:
+                await self._serve(loop, self._leaving)
+            finally:
+                await self.router.close()
+                self._app.close()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    def leave(self) -> None:
+        """Take no more connections, finish what is under way, end."""
+        if self._leaving is not None:
+            self._leaving.set()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, leaving: asyncio.Event) -> None:
+        make = lambda: ClientConnection(self._app, self._connections, loop, self._guard)  # noqa: E731
+        self._listener = await loop.create_server(make, self._config.host, self._config.port, backlog=BACKLOG)
+        logger.info("running on http://%s:%d", self._config.host, self.port)
+        looking = loop.create_task(self._look_after())
+        await leaving.wait()
+        looking.cancel()
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.finish()
+        if tasks := self._under_way():
+            logger.info("waiting for %d requests", len(tasks))
+            _, tasks = await asyncio.wait(tasks, timeout=max(1.0, self._config.drain_timeout))
+        self._cut(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connections:
+            await asyncio.wait([connection.closed for connection in self._connections], timeout=FLUSH_SECONDS)
+
+    async def _look_after(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = monotonic()
+            self._guard.look(now)
+            for connection in list(self._connections):
+                connection.look(now)
+
     def _on_signal(self, number: int) -> None:
         if not self.started or self.router.proxy.draining:
             logger.info("%s again: ending now", signal.Signals(number).name)
-            self.should_exit = self.force_exit = True
+            self.leave()
+            self._cut(self._under_way())
             return
-        logger.info("%s: draining, %d requests under way", signal.Signals(number).name, len(self.server_state.tasks))
+        logger.info("%s: draining, %d requests under way", signal.Signals(number).name, len(self._under_way()))
         self.router.drain()
-        asyncio.get_running_loop().call_later(self._grace, self._leave)
+        asyncio.get_running_loop().call_later(self._config.drain_grace, self._leave)
 
     def _leave(self) -> None:
         self.router.leave()
-        self.should_exit = True
+        self.leave()
+
+    def _under_way(self) -> set[asyncio.Task[None]]:
+        return {connection.task for connection in self._connections if connection.task is not None}
+
+    @staticmethod
+    def _cut(tasks: set[asyncio.Task[None]]) -> None:
+        """Streams get an error event, the others a 503: nobody is left without an answer."""
+        for task in tasks:
+            task.cancel()

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection to a worker: bodies pass through as bytes, with backpressure.
 
-Made for one thing, so that a streamed token costs one parser call and one wake-up: no pools of streams, no redirects, no decoding.
+Made for one thing, so that a streamed token costs one parser call and one write: no task wakes up for it; no redirects, no decoding.
 """
 
 import asyncio
@@ -9,8 +9,16 @@ from typing import NamedTuple, cast
 
 import httptools
 
+from fairlead_router.reply import Reply
+
 HIGH_WATER = 256 * 1024
-"""Bytes of a body held for a slow client before the worker's socket is no longer read."""
+"""Bytes of a body that nobody has asked for yet before the worker's socket is no longer read."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a worker's status line and headers."""
+
+
+MAX_DOCUMENT = 64 * 1024
+"""Bytes of an error that are kept, where one has to become an event."""
 
 
 class UpstreamError(Exception):
@@ -48,22 +56,25 @@ class Head(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one exchange at a time: `exchange` gives the head, `read` the body in pieces, `b""` at its end."""
+    """One connection, one exchange at a time: `exchange` gives the head; then `pour` hands the body on, or `read` gives it in pieces."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpResponseParser | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._head: asyncio.Future[Head] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._pieces: list[bytes] = []
         self._buffered = 0
+        self._head_bytes = 0
+        self._reply: Reply | None = None
         self._paused = False
         self._framed = False
         self._failure: UpstreamError | None = None
         self._timeout = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._touched = 0.0
         self._keep_alive = True
         self.complete = True
@@ -97,15 +108,16 @@ class Connection(asyncio.Protocol):
         if self.closed:
             raise LostBeforeHead("the worker had closed the connection")
         assert self._transport is not None and self.complete
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers, self._pieces, self._buffered = [], [], 0
+        self._headers, self._pieces, self._buffered, self._head_bytes = [], [], 0, 0
         self.complete, self._framed, self._keep_alive = False, False, True
         self._head = self._loop.create_future()
         self._timeout = timeout
         self._touched = self._loop.time()
         self.sent_at = monotonic()
         self.exchanges += 1
-        self._timer = self._loop.call_later(timeout, self._look_at_clock)
+        if self._timer is None or self._due > self._touched + timeout:  # else the last exchange's goes on
+            self._stop_timer()
+            self._set_timer(timeout)
         self._transport.writelines(request)
         try:
             return await self._head
@@ -125,15 +137,49 @@ class Connection(asyncio.Protocol):
         piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces, self._buffered = [], 0
         self._touched = self._loop.time()
-        if self._paused and self._transport is not None and not self._transport.is_closing():
-            self._paused = False
-            self._transport.resume_reading()
+        self.resume()
         return piece
 
-    @property
-    def drained(self) -> bool:
-        """The whole body has been read."""
-        return self.complete and not self._pieces
+    async def document(self) -> bytes:
+        """The rest of a small body, whole; what is beyond 64 KiB is left out. Raises LostAfterHead."""
+        body = bytearray()
+        while piece := await self.read():
+            if len(body) < MAX_DOCUMENT:
+                body += piece[: MAX_DOCUMENT - len(body)]
+        return bytes(body)
+
+    async def pour(self, reply: Reply) -> None:
+        """Hand the rest of the body on as it comes, and end the reply with it. Raises LostAfterHead."""
+        self._reply, reply.source = reply, self
+        try:
+            if self._pieces or self.complete:
+                self._hand_on()
+            else:
+                reply.flush()
+            self.resume()
+            if reply.congested:
+                self.pause()
+            while not self.complete:
+                if self._failure is not None:
+                    raise LostAfterHead(str(self._failure))
+                self._waiter = self._loop.create_future()
+                await self._waiter
+        finally:
+            self._reply = reply.source = None
+            self.resume()
+
+    def pause(self) -> None:
+        """Read no more for now: nobody takes it."""
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._touched = self._loop.time()
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def fail(self, error: UpstreamError) -> None:
         """End the exchange: whoever waits gets the error."""
@@ -154,22 +200,38 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._touched = self._loop.time()
-        if self.complete or self._parser is None:
+        if self.complete:
             self.abort()  # bytes that nobody asked for: this connection is out of step
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.fail(self._lost(f"the worker's answer is not HTTP: {error}"))
+            if not self.complete:
+                self.fail(self._lost(f"the worker's answer is not HTTP: {error}"))
+                return
+            self._keep_alive = False  # what follows the answer is nobody's
+        if self._reply is not None:
+            self._hand_on()
+        elif self._head is not None and not self._head.done():
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.fail(self._lost(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         headed = self._head is not None and self._head.done()
         if headed and not self._framed and exc is None and self._failure is None and not self.complete:
             self.on_message_complete()  # a body without a length ends with its connection
+            if self._reply is not None:
+                self._hand_on()
+        self._stop_timer()
         self.fail(self._lost(f"the worker closed the connection ({exc or 'end of file'})"))
 
     # httptools
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -178,7 +240,7 @@ class Connection(asyncio.Protocol):
         self._headers.append((name, value or b""))
 
     def on_headers_complete(self) -> None:
-        assert self._parser is not None and self._head is not None
+        assert self._head is not None
         status = self._parser.get_status_code()
         if status < 200:
             return
@@ -188,21 +250,30 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
-        self._buffered += len(body)
-        if self._buffered > HIGH_WATER and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
-        self._wake()
+        if self._reply is None:
+            self._buffered += len(body)
+            if self._buffered > HIGH_WATER:
+                self.pause()
+            self._wake()
 
     def on_message_complete(self) -> None:
         if self._head is None or not self._head.done():
             self._headers = []  # 100 Continue and its like: the real answer follows
             return
         self.complete = True
-        self._stop_timer()
         self._wake()
 
     # Inside
+
+    def _hand_on(self) -> None:
+        """What one read brought goes on in one write."""
+        assert self._reply is not None
+        piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces, self._buffered = [], 0
+        if self.complete:
+            self._reply.end(piece)
+        else:
+            self._reply.write(piece)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -217,10 +288,17 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
 
+    def _set_timer(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._look_at_clock)
+
     def _look_at_clock(self) -> None:
+        self._timer = None
+        if self.complete:
+            return  # idle in the pool
         left = self._touched + self._timeout - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look_at_clock)
+        if left > 0 or self._paused:  # paused: it is the client that is slow, and client.py bounds that
+            self._set_timer(max(left, 1.0) if self._paused else left)
             return
         error = self._lost(f"no byte from the worker for {self._timeout:g} s")
         self.fail(TooSilent(str(error)) if isinstance(error, LostBeforeHead) else error)

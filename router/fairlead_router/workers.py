@@ -37,6 +37,10 @@ class Worker:
         self.in_flight = 0
         self.pending_tokens = 0
         """Prompt tokens of our attempts whose answer has not begun: the part of its backlog that no report can show yet."""
+        self.unanswered = 0
+        """Our attempts whose answer has not begun."""
+        self.max_running = 0
+        """Requests that it can run at once, as it says; 0: unknown."""
         self.look_now = asyncio.Event()
 
     @property

@@ -27,7 +27,7 @@ class RunningRouter:
     def __init__(self, server: RouterServer, client: httpx.AsyncClient) -> None:
         self.server, self.client = server, client
         self.table = server.router.table
-        self.port: int = server.servers[0].sockets[0].getsockname()[1]
+        self.port = server.port
 
     async def complete(self, prompt: Any = "hello there", **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"model": "stand-in", "prompt": prompt, **fields})
@@ -47,12 +47,12 @@ async def running_router(**settings: Any) -> AsyncIterator[RunningRouter]:
     task = asyncio.create_task(server.serve())
     try:
         await eventually(lambda: server.started or task.done(), "the router listens")
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = server.port
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, limits=limits) as client:
             yield RunningRouter(server, client)
     finally:
-        server.should_exit = True
+        server.leave()
         await task
 
 

@@ -48,6 +48,9 @@ class WorkerConfig(BaseSettings):
         float,
         Field(ge=0, allow_inf_nan=False, description="milliseconds of a step with decodes that prefill keeps to; 0: the fixed chunk size"),
     ] = 0
+    max_waiting_requests: Annotated[
+        NonNegative, Field(description="sequences that may wait for their first token; further ones get 429; 0: no bound")
+    ] = 1024
     max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
     prefill_max_requests: Annotated[NonNegative, Field(description="most prompts computed in one step; 0: no limit")] = 0
     dedupe_tokens: Annotated[

@@ -8,6 +8,7 @@ from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation import Prepared, prepare
 from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.internal import USAGE, instructed
 from fairlead_worker.api.logprobs import CompletionLogprobs, prompt_logprobs
 from fairlead_worker.api.sampling import wanted
 from fairlead_worker.api.schema import CompletionRequest, parse
@@ -68,7 +69,7 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes))
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
-    how = wanted(request, worker.ready.sampling_defaults)
+    how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
     prompts = [given] if given is not None else await _prompts(worker, request, how.best_of)
     prepared = prepare(worker, prompts, how)
     options = request.stream_options
@@ -79,6 +80,7 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
         stream=bool(request.stream),
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
+        usage_comment=USAGE in exchange.headers,
     )
     await answer(exchange, worker, prepared, reply)
 

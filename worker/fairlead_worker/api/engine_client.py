@@ -14,6 +14,9 @@ from fairlead_worker.transport import Channel
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN_RATE = 2000.0
+"""Prompt tokens a second, before any were measured."""
+
 Phase = Literal["starting", "loading", "ready", "failed"]
 
 
@@ -122,11 +125,22 @@ class EngineClient:
         self.on_step: Callable[[Step], None] = lambda step: None
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
+        self._unbegun: set[str] = set()
         self._numbers = itertools.count()
 
     @property
     def serving(self) -> bool:
         return self.state.phase == "ready"
+
+    @property
+    def unbegun(self) -> int:
+        """Sequences that wait for their first token."""
+        return len(self._unbegun)
+
+    def expected_wait(self) -> float:
+        """Seconds until what waits now has been begun: by the prefill rate, or a guess of one where none was measured."""
+        load = self.state.load
+        return load.backlog_tokens / (load.prefill_rate or UNKNOWN_RATE) + load.step_seconds
 
     def next_id(self) -> str:
         return f"r{next(self._numbers)}"
@@ -149,8 +163,10 @@ class EngineClient:
             )
         )
         self._receivers[id] = deliver
+        self._unbegun.add(id)
 
     def abort(self, id: str) -> None:
+        self._unbegun.discard(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
 
@@ -174,6 +190,7 @@ class EngineClient:
             self.state.reason = reason
             logger.error("engine: %s", reason)
         receivers, self._receivers = self._receivers, {}
+        self._unbegun.clear()
         for deliver in receivers.values():
             deliver(EngineGone(self.state.reason))
         self.gone.set()
@@ -207,6 +224,7 @@ class EngineClient:
         if step.events:
             self.on_events(step.events)
         for output in step.outputs:
+            self._unbegun.discard(output.id)
             deliver = self._receivers.get(output.id)
             if deliver is None:
                 continue

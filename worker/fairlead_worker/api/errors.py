@@ -45,6 +45,12 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, type="server_error", code="unavailable", headers=dict([RETRY_OTHER]))
 
 
+def busy(message: str, retry_after: int) -> ApiError:
+    """This worker's queue is full; another's may not be."""
+    headers = dict([RETRY_OTHER, ("retry-after", str(retry_after))])
+    return ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
+
+
 def failed(message: str) -> ApiError:
     """The engine could not do this request."""
     return ApiError(500, message, type="server_error", code="engine_error")

@@ -26,6 +26,7 @@ OPENAI: dict[str, tuple[str, ...]] = {
 """OpenAI's fields that the worker does not know: ignored, like any other unknown name."""
 NOTES = {
     "allowed_token_ids": "not empty",
+    "cache_salt": "prompts of another salt share no cached KV with it; as vLLM",
     "best_of": "at least `n`; above it not with `stream`",
     "echo": "the prompt before the answer",
     "logit_bias": "token ids as keys, values from -100 to 100, at most 1024",

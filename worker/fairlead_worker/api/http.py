@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS, LINGER_BYTES = 1.0, 2 << 20
 """How long and how much of a refused body is read and thrown away: a connection closed on unread data is reset, and a reset
 may overtake the answer."""
-INFERENCE = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+GENERATING = ("/v1/completions", "/v1/chat/completions")
+INFERENCE = (*GENERATING, "/tokenize", "/detokenize")
 
 
 class ClientGone(Exception):
@@ -139,6 +140,8 @@ class Gate:
         try:
             if scope["path"] in INFERENCE:
                 self._worker.admit()
+                if scope["path"] in GENERATING:
+                    self._worker.make_way(1)  # before the body is read and tokenized for nothing
                 with self._worker.request():
                     self._check_length(exchange)
                     await self._app(scope, exchange.receive, exchange.send)

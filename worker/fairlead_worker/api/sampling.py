@@ -40,6 +40,8 @@ class Wanted:
     """Lower goes first, policy `priority`."""
     tenant: str = ""
     """Who is to have a fair share, policy `fair`."""
+    salt: str = ""
+    """Prompts of another salt share no KV with it; empty: the salt of all that have none."""
 
 
 def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:

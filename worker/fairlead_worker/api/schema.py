@@ -47,6 +47,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=Limit)] | None = None
     user: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

@@ -32,7 +32,8 @@ async def ready(worker: Worker, exchange: Exchange) -> None:
 async def load(worker: Worker, exchange: Exchange) -> None:
     """The worker's load, for routers that have no index."""
     numbers = msgspec.to_builtins(worker_load(worker.engine.state.load, worker.config.page_size))
-    who = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
+    who: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
+    who["max_running"] = worker.config.max_num_seqs
     await exchange.json(who | numbers)
 
 

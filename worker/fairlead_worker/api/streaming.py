@@ -16,7 +16,7 @@ from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-CACHED_HEADER = "x-fairlead-cached-tokens"
+CACHED_HEADER, USAGE_HEADER = "x-fairlead-cached-tokens", "x-fairlead-usage"
 _MARK = "\x00text\x00"
 """Stands for the text of a chunk while what surrounds it is encoded: control characters are in no model's name and no request id."""
 
@@ -51,6 +51,8 @@ class Reply:
     stream: bool
     include_usage: bool = False
     continuous_usage: bool = False
+    usage_comment: bool = False
+    """The router wants to know, whether the client does or not."""
 
     def document(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.shape.id, "object": object, "created": self.created, "model": self.model, "choices": choices}
@@ -61,6 +63,7 @@ async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, reply: 
     run = Run(worker, prepared)
 
     async def work() -> None:
+        worker.make_way(len(prepared.submissions))
         async with worker.engine.generate(prepared.submissions) as generation:
             pieces = run.pieces(generation)
             if reply.stream:
@@ -90,7 +93,14 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
     choices = await asyncio.to_thread(shape) if prepared.scored else shape()
     usage = prepared.usage()
     document = reply.document(reply.shape.whole_object, choices) | {"usage": usage} | reply.shape.beside()
-    await exchange.json(document, {CACHED_HEADER: str(usage["prompt_tokens_details"]["cached_tokens"])})
+    cached = str(usage["prompt_tokens_details"]["cached_tokens"])
+    await exchange.json(document, {CACHED_HEADER: cached, USAGE_HEADER: "%d %d" % _spent(prepared)})
+
+
+def _spent(prepared: Prepared) -> tuple[int, int]:
+    """Prompt tokens and generated ones."""
+    usage = prepared.usage()
+    return usage["prompt_tokens"], usage["completion_tokens"]
 
 
 @dataclass(slots=True)
@@ -127,6 +137,8 @@ class _Stream:
             return
         if self.reply.include_usage:
             self._event(self.reply.document(self.reply.shape.chunk_object, []) | {"usage": self.prepared.usage()})
+        if self.reply.usage_comment:
+            self._out += b": usage %d %d\n\n" % _spent(self.prepared)
         self._out += b"data: [DONE]\n\n"
         await self.exchange.write(bytes(self._out), more=False)
 

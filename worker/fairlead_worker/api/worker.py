@@ -11,7 +11,7 @@ import msgspec
 
 from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, digest
 from fairlead_worker.api.engine_client import EngineClient
-from fairlead_worker.api.errors import ApiError, invalid, unavailable
+from fairlead_worker.api.errors import ApiError, busy, invalid, unavailable
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.messages import Ready
 
@@ -61,6 +61,14 @@ class Worker:
             raise unavailable(f"the engine has ended: {state.reason}")
         if not self.serving:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
+
+    def make_way(self, sequences: int) -> None:
+        """Raises the 429 that sends the router to another pod where `sequences` more would be too many that wait. One request always may:
+        however many sequences it has, it could otherwise never be served."""
+        limit, waiting = self.config.max_waiting_requests, self.engine.unbegun
+        if limit and waiting and waiting + sequences > limit:
+            message = f"{waiting} sequences wait for their first token here, and at most {limit} may (--max-waiting-requests)"
+            raise busy(message, max(1, round(self.engine.expected_wait())))
 
     @contextmanager
     def request(self) -> Iterator[None]:

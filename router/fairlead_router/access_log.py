@@ -1,0 +1,44 @@
+"""The access log: a line for each request, written in batches: through `logging` and a write of its own, each cost 20 microseconds."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+FLUSH_SECONDS = 0.1
+FLUSH_LINES = 512
+
+
+class AccessLog:
+    """Lines gather for `FLUSH_SECONDS`, then go to the log as one record. Silent where the logger is."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.time) -> None:
+        self._logger, self._clock = logger, clock
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._second, self._stamp = 0, ""
+
+    @property
+    def on(self) -> bool:
+        return self._logger.isEnabledFor(logging.INFO)
+
+    def write(self, line: str) -> None:
+        """Call it on a running loop."""
+        now = self._clock()
+        if int(now) != self._second:
+            self._second = int(now)
+            self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        self._lines.append(f"{self._stamp},{int(now * 1000) % 1000:03d} {line}")
+        if len(self._lines) >= FLUSH_LINES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Write what has gathered."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines = self._lines, []
+        if lines:
+            self._logger.info("%s", "\n".join(lines))

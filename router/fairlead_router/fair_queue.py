@@ -1,0 +1,122 @@
+"""Who goes next: by priority, then the tenant that was served least, then the order of arrival.
+
+Tokens served, by weight, are a virtual counter for each tenant; one that comes back after a rest starts level with the least served of
+those that wait, so that rest is not saved up (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+"""
+
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
+
+
+class Standing(Protocol):
+    """A tenant's account, as far as the queue is concerned."""
+
+    served: float
+
+
+class Waiting(Protocol):
+    """One request. `number`: its arrival; `size`: bytes kept for it; `tokens`: of its prompt; lower `priority` goes first."""
+
+    @property
+    def account(self) -> Standing: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Waiting)
+
+
+@dataclass(slots=True)
+class _Sum:
+    count: int = 0
+    size: int = 0
+    tokens: int = 0
+
+    def add(self, item: Waiting, sign: int = 1) -> None:
+        self.count += sign
+        self.size += sign * item.size
+        self.tokens += sign * item.tokens
+
+
+class FairQueue(Generic[Item]):
+    """`push` and `pop`; `total` of all that wait. Costs grow with the tenants that wait, and little with the requests."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, dict[Standing, list[Item]]] = {}
+        """By priority and tenant, each in the order of arrival."""
+        self._each: dict[Standing, _Sum] = {}
+        self.total = _Sum()
+
+    def __len__(self) -> int:
+        return self.total.count
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter([item for lines in self._lines.values() for line in lines.values() for item in line])
+
+    def push(self, item: Item) -> None:
+        """To its place by arrival: one that had its turn and comes back is before those that came after it."""
+        account = item.account
+        if account not in self._each:
+            if self._each:
+                account.served = max(account.served, min(other.served for other in self._each))
+            self._each[account] = _Sum()
+        line = self._lines.setdefault(item.priority, {}).setdefault(account, [])
+        line.insert(bisect(line, item.number, key=_number), item)
+        self._each[account].add(item)
+        self.total.add(item)
+
+    def pop(self) -> Item:
+        """The next, out of the queue. Raises IndexError when nobody waits."""
+        if not self._lines:
+            raise IndexError("nobody waits")
+        lines = self._lines[min(self._lines)]
+        line = lines[min(lines, key=lambda account: (account.served, lines[account][0].number))]
+        item = line[0]
+        self.discard(item)
+        return item
+
+    def discard(self, item: Item) -> None:
+        """Out of the queue, if it is in it."""
+        lines = self._lines.get(item.priority, {})
+        line = lines.get(item.account, [])
+        if item not in line:
+            return
+        line.remove(item)
+        if not line:
+            del lines[item.account]
+        if not lines:
+            del self._lines[item.priority]
+        self.total.add(item, -1)
+        each = self._each[item.account]
+        each.add(item, -1)
+        if not each.count:
+            del self._each[item.account]
+
+    def to_displace(self, newcomer: Waiting) -> Item | None:
+        """Who should go where there is no room: the newest and least urgent request of the tenant with the most, unless the newcomer's own
+        tenant would then have as many, or it is less urgent. So nobody can fill the queue against the others."""
+        own = self._each.get(newcomer.account, _Sum()).count + 1
+        account = max(self._each, key=lambda account: self._each[account].count, default=None)
+        if account is None or account is newcomer.account or self._each[account].count <= own:
+            return None
+        priority = max(priority for priority, lines in self._lines.items() if account in lines)
+        return self._lines[priority][account][-1] if priority >= newcomer.priority else None
+
+    def ahead(self, newcomer: Waiting) -> int:
+        """Tokens that will probably go before a newcomer: all that are as urgent, or its own tenant's and as many of each of the others."""
+        urgent = [lines for priority, lines in self._lines.items() if priority <= newcomer.priority]
+        own = newcomer.tokens + self._each.get(newcomer.account, _Sum()).tokens
+        sums = {account: self._each[account].tokens for lines in urgent for account in lines if account is not newcomer.account}
+        return own - newcomer.tokens + sum(min(own, tokens) for tokens in sums.values())
+
+
+_number = attrgetter("number")

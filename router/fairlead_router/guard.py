@@ -1,0 +1,83 @@
+"""Bounds on connections: how many there are, and how long each may take to say what it wants (slow loris).
+
+The protocol tells what happens on its connection; one look a second at all of them closes what is late, so that a request costs no timer.
+"""
+
+from time import monotonic
+from typing import Protocol
+
+from fairlead_router.config import RouterConfig
+
+SPARE = 64
+"""Connections beyond the bound that may still ask for the pages of probes: a kubelet that gets no answer would end the router."""
+SPARE_PATHS = ("/health", "/ready", "/metrics")
+
+
+class Guarded(Protocol):
+    """One client's connection. `deadline`: monotonic seconds by which it must have said what it has begun to say; 0 for none."""
+
+    deadline: float
+
+    def late(self) -> None:
+        """Its deadline is over: answer 408 if anything came, and close."""
+
+    def close_idle(self) -> None:
+        """Nothing is under way on it, and others need its place: close."""
+
+
+class Guard:
+    """Knows every connection of the router."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.max_header_bytes, self.max_headers = config.max_header_bytes, config.max_headers
+        self.max_connections = config.max_connections
+        self._header_timeout, self._body_timeout = config.header_timeout, config.body_timeout
+        self._open: set[Guarded] = set()
+        self._idle: dict[Guarded, None] = {}
+        """Those without a request, the longest idle first."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, connection: Guarded) -> bool:
+        """A new connection; False where it must be closed at once. Takes the place of the longest idle one when there is no other."""
+        if len(self._open) >= self.max_connections and self._idle:
+            longest = next(iter(self._idle))
+            self.closed(longest)
+            longest.close_idle()
+        if len(self._open) >= self.max_connections + SPARE:
+            return False
+        self._open.add(connection)
+        self.expects_head(connection)
+        return True
+
+    def closed(self, connection: Guarded) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+    def full_for(self, path: str) -> bool:
+        """A request for `path` has to be refused, as there are too many connections."""
+        return len(self._open) > self.max_connections and path not in SPARE_PATHS
+
+    def expects_head(self, connection: Guarded) -> None:
+        """A request has begun, or should soon on a new connection."""
+        self._idle.pop(connection, None)
+        connection.deadline = monotonic() + self._header_timeout
+
+    def expects_body(self, connection: Guarded) -> None:
+        connection.deadline = monotonic() + self._body_timeout
+
+    def whole(self, connection: Guarded) -> None:
+        """Everything has come of the request."""
+        connection.deadline = 0.0
+
+    def answered(self, connection: Guarded) -> None:
+        """It waits for its next request, unless that has begun."""
+        if not connection.deadline and connection in self._open:
+            self._idle[connection] = None
+
+    def look(self, now: float) -> None:
+        """End what is late. Once a second is enough."""
+        for connection in [one for one in self._open if 0 < one.deadline < now]:
+            connection.deadline = 0.0
+            connection.late()

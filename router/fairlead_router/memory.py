@@ -1,0 +1,34 @@
+"""A bound on the request bodies that the router keeps, from their first byte until their answers begin."""
+
+from collections import Counter
+
+from fairlead_router.errors import ApiError, overloaded, unavailable
+
+
+class Bodies:
+    """Counts bytes by tenant. No tenant may have more than half."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._each: Counter[str] = Counter()
+        self.total = 0
+
+    def take(self, tenant: str, size: int) -> None:
+        """Raises ApiError: 429 where the tenant has its half, 503 where there is no more for anybody."""
+        if self.total + size > self._limit:
+            raise self._closed(unavailable("The router keeps as many request bodies as it may (--max-inflight-bytes).", retry_after=1))
+        if tenant and self._each[tenant] + size > self._limit // 2:
+            raise self._closed(overloaded("Your other requests have half of the router's room for bodies. Try again in 1 s.", 1))
+        self._each[tenant] += size
+        self.total += size
+
+    def give_back(self, tenant: str, size: int) -> None:
+        self.total -= size
+        self._each[tenant] -= size
+        if not self._each[tenant]:
+            del self._each[tenant]
+
+    @staticmethod
+    def _closed(error: ApiError) -> ApiError:
+        error.headers.append((b"connection", b"close"))  # the rest of the body is not read
+        return error

@@ -1,0 +1,206 @@
+"""Who may ask: keys from a file that changes, tenants that cannot be forged, and nothing secret in the logs."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import StandIn
+
+from fairlead_index.hashing import block_hashes
+from fairlead_index.salts import cache_salt
+from fairlead_router.tenants import KeyFileError, read_keys
+
+SECRET = "a secret for salts of at least 32 characters"
+ANNA, BORIS = "fl-anna-key-which-is-random-in-life", "fl-boris-key-which-is-random-in-life"
+
+
+def key_file(tenants: dict[str, dict[str, Any]] | None = None) -> str:
+    """Tenants anna and boris, each with one key."""
+    found: dict[str, dict[str, Any]] = {"anna": {}, "boris": {}} if tenants is None else tenants
+    for (name, said), key in zip(found.items(), (ANNA, BORIS), strict=False):
+        said.setdefault("keys", [{"name": f"{name}-1", "sha256": sha256(key.encode()).hexdigest()}])
+    return yaml.safe_dump({"saltSecret": SECRET, "tenants": found})
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def guarded(
+    fleet: Fleet, tmp_path: Path, tenants: dict[str, dict[str, Any]] | None = None, **settings: Any
+) -> tuple[RunningRouter, StandIn]:
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file(tenants))
+    worker = await fleet.worker()
+    return await fleet.router(worker, api_keys_file=str(path), **settings), worker
+
+
+async def ask(router: RunningRouter, key: str, prompt: str = "hello there", **fields: Any) -> Any:
+    return await router.client.post("/v1/completions", json={"prompt": prompt, **fields}, headers=bearer(key))
+
+
+async def test_a_key_is_asked_for_in_openais_words(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path)
+    for headers in ({}, bearer("fl-wrong"), {"authorization": ANNA}, {"authorization": f"Basic {ANNA}"}, {"x-api-key": "no"}):
+        for method, path in (
+            ("POST", "/v1/completions"),
+            ("POST", "/v1/chat/completions"),
+            ("POST", "/tokenize"),
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/stand-in"),
+        ):
+            answer = await router.client.request(method, path, json={"prompt": "x"}, headers=headers)
+            error = answer.json()["error"]
+            assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+            assert error["code"] == "invalid_api_key" and error["type"] == "invalid_request_error" and "wrong" not in error["message"]
+    assert (await router.client.post(f"/v1/completions?api_key={ANNA}", json={"prompt": "x"})).status_code == 401
+    assert not worker.received
+    for headers in (bearer(ANNA), {"Authorization": f"bearer {BORIS}"}, {"x-api-key": ANNA}):
+        assert (await router.client.post("/v1/completions?key=k", json={"prompt": "x"}, headers=headers)).status_code == 200
+        assert (await router.client.get("/v1/models", headers=headers)).json()["data"]
+    seen = worker.received[-1]
+    assert seen.path == "/v1/completions", "no query, which may hold a key"
+    assert not {"authorization", "x-api-key"} & seen.headers.keys()
+    assert (await router.client.get("/health")).status_code == (await router.client.get("/metrics")).status_code == 200
+
+
+async def test_the_tenant_is_the_keys_whatever_the_request_says(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, {"anna": {"priority": -5}, "boris": {"salt": "shared"}})
+    forged = {
+        "X-Fairlead-Tenant": "anna",
+        "x-fairlead-cache-salt": cache_salt(SECRET.encode(), "tenant:anna"),
+        "X-Fairlead-Priority": "-99",
+        "X-FAIRLEAD-PROMPT-TOKENS": "0",
+        "Connection": "x-fairlead-tenant, x-session-id",
+    }
+    body = {"prompt": "hello there " * 10, "user": "anna", "priority": -99, "cache_salt": "mine"}
+    assert (await router.client.post("/v1/completions", json=body, headers=bearer(BORIS) | forged)).status_code == 200
+    seen = worker.received[-1]
+    salt = cache_salt(SECRET.encode(), "salt:shared", "mine")
+    assert seen.headers["x-fairlead-tenant"] == "boris" and seen.headers["x-fairlead-priority"] == "0"
+    assert seen.headers["x-fairlead-cache-salt"] == salt and seen.headers["x-fairlead-prompt-tokens"] == str(len(seen.tokens or []))
+    for asked, said in ((-99, "-5"), (-5, "-5"), (3, "3"), (10**6, "1000")):
+        assert (await ask(router, ANNA, priority=asked)).status_code == 200
+        assert worker.received[-1].headers["x-fairlead-priority"] == said
+    assert (await ask(router, ANNA)).status_code == 200
+    assert worker.received[-1].headers["x-fairlead-priority"] == "-5"
+
+
+async def test_tenants_hash_their_prompts_apart(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path)
+    prompts = router.server.router.prompts
+    hashes = {}
+    for key in (ANNA, BORIS):
+        caller = router.server.router.front.keys.caller(key.encode())
+        hashes[key] = list((await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20), caller.salt)).hashes)
+    plain = await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20))
+    assert not set(hashes[ANNA]) & set(hashes[BORIS]) and not set(plain.hashes) & set(hashes[ANNA] + hashes[BORIS])
+    root = worker.format.root(salt=cache_salt(SECRET.encode(), "tenant:anna"))
+    assert hashes[ANNA] == list(block_hashes(root, plain.tokens, worker.format.block_tokens)), "as the worker hashes them"
+
+
+async def test_the_file_is_followed_and_a_broken_one_is_not_used(fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As the kubelet does it: `keys.yaml -> ..data/keys.yaml`, and `..data` is swapped."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+
+    def swap(version: str, text: str) -> None:
+        (secret / version).mkdir()
+        (secret / version / "keys.yaml").write_text(text)
+        (secret / "fresh").symlink_to(version)
+        (secret / "fresh").replace(secret / "..data")
+
+    swap("v1", key_file({"anna": {}}))
+    (secret / "keys.yaml").symlink_to("..data/keys.yaml")
+    router = await fleet.router(await fleet.worker(), api_keys_file=str(secret / "keys.yaml"))
+
+    def answers(key: str, status: int) -> Callable[[], Awaitable[bool]]:
+        async def holds() -> bool:
+            return (await ask(router, key)).status_code == status
+
+        return holds
+
+    assert await answers(ANNA, 200)() and await answers(BORIS, 401)()
+    swap("v2", key_file())
+    await eventually(answers(BORIS, 200), "the new key is known")
+    swap("v3", key_file() + f"\n  broken: [{BORIS}\n")
+    await eventually(lambda: bool(router.server.router.front.keys.problem), "the broken file was seen")
+    assert await answers(ANNA, 200)() and await answers(BORIS, 200)()
+    assert await router.metric("fairlead_router_key_file_ok") == 0
+    assert "stay in use" in caplog.text and BORIS not in caplog.text, "a broken file is not quoted"
+    swap("v4", key_file({"anna": {"keys": []}, "boris": {}}))
+    await eventually(answers(ANNA, 401), "a key that was taken out ends")
+    assert await router.metric("fairlead_router_key_file_ok") == 1
+
+
+async def test_without_a_usable_file_nobody_is_served_until_it_is_repaired(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    router = await fleet.router(await fleet.worker(), api_keys_file=str(path))
+    answer = await ask(router, ANNA)
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    ready = await router.client.get("/ready")
+    assert ready.status_code == 503 and "No such file" in ready.json()["reason"]
+    path.write_text(key_file())
+
+    async def served() -> bool:
+        return (await ask(router, ANNA)).status_code == 200
+
+    await eventually(served, "the file is read")
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"saltSecret": "short"}, "saltSecret"),
+        ({"tenants": {"no spaces": {"keys": []}}}, "tenants"),
+        ({"tenants": {"a": {"keys": [{"sha256": "abc"}]}}}, "sha256"),
+        ({"tenants": {"a": {"keys": [], "tokensPerMinute": 0}}}, "tokensPerMinute"),
+        ({"tenants": {"a": {"keys": [], "colour": "red"}}}, "colour"),
+        ({"tenants": {"a": {"keys": [{"sha256": "a" * 64}]}, "b": {"keys": [{"sha256": "a" * 64}]}}}, "tenant b is key"),
+    ],
+)
+def test_a_key_file_is_refused_by_its_field(change: dict[str, Any], where: str) -> None:
+    with pytest.raises(KeyFileError, match=where):
+        read_keys(yaml.safe_dump({"saltSecret": SECRET, "tenants": {}} | change).encode())
+
+
+async def test_nothing_confidential_is_logged_at_any_level(fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("fairlead_router").setLevel(logging.DEBUG)
+    router, worker = await guarded(fleet, tmp_path, {"anna": {"tokensPerMinute": 10_000}, "boris": {}}, hold_timeout=0.3)
+    prompt, tokens = "xyzzy-prompt-secret " * 20, [7, 11, 4000123456, 17]
+    for key in (ANNA, "fl-wrong-key-secret"):
+        for fields in ({}, {"stream": True}, {"n": 2}, {"user": "user-secret", "cache_salt": "salt-secret"}):
+            await ask(router, key, prompt, **fields)
+        await router.client.post("/v1/completions", json={"prompt": tokens}, headers=bearer(key))
+        await router.client.post(
+            f"/v1/chat/completions?api_key={key}", json={"messages": [{"role": "user", "content": prompt}]}, headers=bearer(key)
+        )
+        await router.client.post("/v1/completions", content=b'{"prompt": "xyzzy-prompt-secret', headers=bearer(key))
+        await router.client.post(f"/{key}", json={"prompt": prompt}, headers=bearer(key))
+        await router.client.post("/v1/completions", json={"prompt": prompt}, headers=bearer(key) | {"x-request-id": "forged\tline secret"})
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    writer.write(
+        b"POST /v1/completions?xyzzy-prompt-secret HTTP/1.1\r\nAuthorization: Bearer " + ANNA.encode() + b"\r\nbroken header\r\n\r\n"
+    )
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    worker.ready = False
+    await worker.kill()
+    await ask(router, BORIS, prompt, max_tokens=1)
+    router.server._app.close()
+    said = "\n".join(
+        f"{record.name} {record.getMessage()} {record.exc_text or ''}" for record in caplog.records if not record.name.startswith("http")
+    )
+    assert "caller=anna/anna-1" in said, "who asked is there, by name"
+    salt = cache_salt(SECRET.encode(), "tenant:anna")
+    for secret in ("xyzzy", "secret", ANNA, BORIS, sha256(ANNA.encode()).hexdigest(), SECRET, salt, "4000123456"):
+        assert secret not in said, secret
+    text = (await router.client.get("/metrics")).text + (await router.client.get("/fairlead/workers")).text
+    assert ANNA not in text and "xyzzy" not in text

@@ -1,0 +1,62 @@
+"""What the router tells a worker about a request (salt, tenant, priority), what it asks of it (usage), and the bound of its queue."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.worker.api.process import WorkerProcess, until
+
+from fairlead_index.salts import cache_salt
+
+
+def cached(worker: WorkerProcess, prompt: str, salt: str = "", **fields: Any) -> int:
+    headers = {"X-Fairlead-Cache-Salt": salt} if salt else {}
+    answer = worker.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, **fields}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == int(answer.headers["x-fairlead-cached-tokens"])
+    return int(answer.headers["x-fairlead-cached-tokens"])
+
+
+def test_prompts_of_different_salts_share_no_kv(shared: WorkerProcess) -> None:
+    prompt = "a secret of one tenant, long enough for a page or more of it, told twice to be sure. " * 3
+    anna, boris = cache_salt(b"secret", "anna"), cache_salt(b"secret", "boris")
+    assert cached(shared, prompt, anna) == 0
+    assert cached(shared, prompt, boris) == 0, "another tenant sees nothing of it"
+    assert cached(shared, prompt) == 0, "nor does who has no salt"
+    assert cached(shared, prompt, cache_salt=anna) == 0, "nor who names the salt in the body: that is salted again"
+    assert cached(shared, prompt, cache_salt="mine") == 0
+    assert all(cached(shared, prompt, *one[:1], **one[1]) > 0 for one in ((anna, {}), (boris, {}), ("", {}), ("", {"cache_salt": "mine"})))
+
+
+@pytest.mark.parametrize(("name", "value"), [("X-Fairlead-Cache-Salt", "no hex"), ("X-Fairlead-Priority", "high")])
+def test_headers_that_make_no_sense_are_refused(shared: WorkerProcess, name: str, value: str) -> None:
+    answer = shared.client.post("/v1/completions", json={"prompt": "x"}, headers={name: value})
+    assert answer.status_code == 400 and name in answer.json()["error"]["message"]
+
+
+def test_usage_is_told_in_a_header_or_where_asked_in_a_comment_before_the_end(shared: WorkerProcess) -> None:
+    body = {"prompt": "one two three", "max_tokens": 7, "ignore_eos": True}
+    whole = shared.client.post("/v1/completions", json=body)
+    usage = whole.json()["usage"]
+    told = f"{usage['prompt_tokens']} {usage['completion_tokens']}"
+    assert usage["completion_tokens"] == 7 and whole.headers["x-fairlead-usage"] == told
+    stream = shared.client.post("/v1/completions", json=body | {"stream": True}, headers={"X-Fairlead-Usage": "1"}).text
+    assert stream.endswith(f"\n\n: usage {told}\n\ndata: [DONE]\n\n")
+    assert ": usage" not in shared.client.post("/v1/completions", json=body | {"stream": True}).text
+
+
+def test_a_full_queue_answers_429_with_the_time_to_wait(start: Callable[..., WorkerProcess]) -> None:
+    worker = start("--max-num-seqs", "1", "--max-waiting-requests", "2").wait_ready()
+    body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(worker.client.post, "/v1/completions", json=body)]
+        until(lambda: worker.metric("fairlead_num_requests_running") == 1, "one running")
+        asked += [pool.submit(worker.client.post, "/v1/completions", json=body | {"max_tokens": 1}) for _ in range(2)]
+        until(lambda: worker.metric("fairlead_num_requests_waiting") == 2, "two waiting")
+        refused = worker.client.post("/v1/completions", json=body)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.headers["retry-after"]) >= 1 and refused.headers["x-fairlead-retry"] == "other"
+        assert worker.client.post("/tokenize", json={"prompt": "x"}).status_code == 200, "what needs no engine goes on"
+        assert [one.result().status_code for one in asked] == [200] * 3
+    assert worker.client.post("/v1/completions", json={"prompt": "x", "n": 5, "max_tokens": 1}).status_code == 200, "alone, any number"
