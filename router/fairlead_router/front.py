@@ -12,6 +12,7 @@ from fairlead_router.prompts import Prompt
 from fairlead_router.proxy import Proxy
 from fairlead_router.quota import Account, Accounts
 from fairlead_router.reply import Reply
+from fairlead_router.tenants import Caller
 from fairlead_router.usage import Meter
 
 _BYTES_A_TOKEN = 4
@@ -41,6 +42,13 @@ class Front:
         call.credential = b""
         call.account = self._accounts.of(call.caller.tenant)
         call.bodies = self._bodies
+
+    def visitor(self, credential: bytes) -> tuple[Caller, Account]:
+        """Who comes by way of a gateway. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
+        caller = self.keys.caller(credential)
+        account = self._accounts.of(caller.tenant)
+        self._admit(account, 1)
+        return caller, account
 
     def check_quota(self, call: Call) -> None:
         """A tenant in debt is refused before its prompt costs anything. Raises ApiError 429."""

@@ -3,13 +3,14 @@
 import ipaddress
 import math
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.picker.turn import Turn
+from fairlead_router.picker.visitor import Visitor
 from fairlead_router.policies import Choice, Wanted
 from fairlead_router.pool import split_address
 from fairlead_router.prompts import Prompt
@@ -35,6 +36,7 @@ class Asked:
     length: int
     session: str
     subset: list[str] | None
+    visitor: Visitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Picked:
     endpoints: list[str]
     turn: Turn
     tokens: "array[int] | None"
+    instructions: list[tuple[str, str]]
 
 
 class Picker:
@@ -57,12 +60,22 @@ class Picker:
     def max_body_bytes(self) -> int:
         return self._config.max_body_bytes
 
+    def identify(self, headers: Mapping[bytes, bytes]) -> Visitor:
+        """Before anything of the body is read. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        bearer = token.strip() if scheme.lower() == b"bearer" else b""
+        caller, account = self._router.front.visitor(bearer or headers.get(b"x-api-key", b"").strip())
+        return Visitor(caller, account)
+
     async def pick(self, asked: Asked) -> Picked:
         """Raises ApiError: 400 and 404 for what no worker would take, 503 without a usable endpoint, 429 when the wait is too long."""
         try:
             prompt = await self._prompt(asked)
-            choice = await self._choose(Wanted(prompt.length, prompt.hashes, asked.session or prompt.user), asked.subset)
+            session, tenant = asked.session or prompt.user, asked.visitor.caller.tenant.name
+            session = f"{tenant}/{session}" if session and tenant else session  # one tenant's cannot be another's
+            choice = await self._choose(Wanted(prompt.length, prompt.hashes, session), asked.subset)
             self._check_wait(choice)
+            self._charge(asked, prompt, choice)
         except ApiError as error:
             self._metrics.picks.labels(str(error.status)).inc()
             raise
@@ -72,13 +85,21 @@ class Picker:
         others = [w for w in self._table.usable() if w is not first and _may(w.address, asked.subset) and w.format_tag == first.format_tag]
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
-        return Picked([first.address, *(worker.address for worker in others[:FALLBACKS])], turn, tokens)
+        return Picked([first.address, *(worker.address for worker in others[:FALLBACKS])], turn, tokens, asked.visitor.instructions(prompt))
+
+    def _charge(self, asked: Asked, prompt: Prompt, choice: Choice) -> None:
+        try:
+            if asked.path in PROMPTED:
+                asked.visitor.charge(prompt)
+        except ApiError:
+            self._policy.release(choice)
+            raise
 
     async def _prompt(self, asked: Asked) -> Prompt:
         if asked.path not in PROMPTED or asked.body is None:
             return Prompt(length=asked.length // 4)  # bytes of a token, roughly: enough to compare waits
         began = monotonic()
-        prompt = await self._router.prompts.read(asked.path, asked.body)
+        prompt = await self._router.prompts.read(asked.path, asked.body, asked.visitor.caller.salt)
         self._metrics.overhead.observe(monotonic() - began)
         return prompt
 

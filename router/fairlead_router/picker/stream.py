@@ -28,6 +28,7 @@ from fairlead_router.picker.ext_proc_pb2 import (
     TrailersResponse,
 )
 from fairlead_router.picker.picker import PROMPTED, Asked, Picked, Picker
+from fairlead_router.picker.visitor import Visitor
 
 logger = logging.getLogger(__name__)
 Answers = list[ProcessingResponse]
@@ -43,6 +44,7 @@ class Stream:
         self._picker = picker
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
         self._headers: dict[bytes, bytes] = {}
+        self._visitor = Visitor()
         self._subset: list[str] | None = None
         self._body = bytearray()
         self._picked: Picked | None = None
@@ -84,11 +86,13 @@ class Stream:
         """The request is over, or Envoy has gone. May be said again."""
         if self._picked is not None:
             self._picked.turn.over()
+            self._visitor.settle()
 
     # The request
 
     async def _on_request_headers(self, said: HttpHeaders) -> Answers:
         self._headers = dict(messages.read_headers(said.headers))
+        self._visitor = self._picker.identify(self._headers)
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._picker.max_body_bytes:
             raise self._too_large(int(length))
@@ -126,17 +130,19 @@ class Stream:
     async def _pick(self, body: bytes | None) -> Picked:
         length = self._headers.get(b"content-length", b"")
         session = self._headers.get(b"x-session-id", b"").decode("latin-1")
-        asked = Asked(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset)
+        asked = Asked(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._visitor)
         self._picked = await self._picker.pick(asked)
         logger.debug("request %s: to %s", self._request_id(), self._picked.endpoints)
         return self._picked
 
     def _way(self, picked: Picked) -> HeaderMutation:
-        return messages.changes([(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id())], self._stale())
+        ours = [(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id()), *picked.instructions]
+        return messages.changes(ours, self._stale())
 
     def _stale(self) -> list[str]:
-        """Headers in our name that a client made up: a worker believes them."""
-        return [name.decode("latin-1") for name in self._headers if name.startswith(_OURS.encode())]
+        """Headers that no worker may see: in our name, which it would believe, and the key that was meant for us."""
+        ours = [name.decode("latin-1") for name in self._headers if name.startswith(_OURS.encode())]
+        return [*ours, "authorization", "x-api-key"] if self._visitor.caller.tenant.name else ours
 
     def _path(self) -> str:
         return self._headers.get(b":path", b"").decode("latin-1").partition("?")[0]
@@ -162,6 +168,7 @@ class Stream:
             status = dict(headers).get(b":status", b"")
             served = messages.endpoints_in(message.metadata_context, messages.NAMESPACE, messages.SERVED) or [""]
             self._picked.turn.began(int(status) if status.isdigit() else 0, headers, served[0])
+            self._visitor.began(int(status) if status.isdigit() else 0, headers)
             predicted = self._picked.turn.choice.predicted
             shown = [("x-fairlead-predicted-tokens", str(predicted))] if predicted is not None else []
         if message.response_headers.end_of_stream:
@@ -169,6 +176,7 @@ class Stream:
         return messages.response_headers(messages.changes(shown))
 
     def _on_response_body(self, said: HttpBody) -> Answers:
+        self._visitor.read(said.body)
         if said.end_of_stream:
             self.close()
         if self._response_mode == FULL_DUPLEX_STREAMED:

@@ -18,6 +18,7 @@ class Turn:
         self._since = monotonic()
         self._at = choice.worker
         self._at.in_flight += 1
+        self._at.unanswered += 1
         self._at.pending_tokens += self._pending
         self._begun = self._over = False
 
@@ -57,6 +58,7 @@ class Turn:
 
     def _settle(self) -> None:
         self._begun = True
+        self.choice.worker.unanswered -= 1
         self.choice.worker.pending_tokens -= self._pending
         self._policy.release(self.choice)
 
