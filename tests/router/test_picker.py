@@ -71,6 +71,7 @@ async def test_full_duplex_holds_everything_until_the_body_is_whole_and_then_nam
         assert len(set(endpoints)) == 3 and set(endpoints) <= {worker.address for worker in workers}
         passed = await exchange.streamed()
         tokens = int(headers["x-fairlead-prompt-tokens"])  # ours, not the client's: the worker need not tokenize again
+        assert headers["x-fairlead-prompt-format"] == router.table.get(endpoints[0]).format_tag
         assert passed[4 * tokens :] == body and len(tokens_from_bytes(passed[: 4 * tokens])) == tokens >= len(text)
         assert in_flight(router) == 1
         await exchange.call.done_writing()

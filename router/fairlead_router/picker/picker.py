@@ -41,11 +41,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """`endpoints`: IP:PORT, best first. `tokens`: the prompt's, where every one of them takes these in place of the text."""
+    """`endpoints`: IP:PORT, best first. `tokens`: the prompt's in the format of that tag, where every one of them has it."""
 
     endpoints: list[str]
     turn: Turn
     tokens: "array[int] | None"
+    format_tag: str
     instructions: list[tuple[str, str]]
 
 
@@ -85,7 +86,8 @@ class Picker:
         others = [w for w in self._table.usable() if w is not first and _may(w.address, asked.subset) and w.format_tag == first.format_tag]
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
-        return Picked([first.address, *(worker.address for worker in others[:FALLBACKS])], turn, tokens, asked.visitor.instructions(prompt))
+        endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
+        return Picked(endpoints, turn, tokens, prompt.format_tag, asked.visitor.instructions(prompt))
 
     def _charge(self, asked: Asked, prompt: Prompt, choice: Choice) -> None:
         try:

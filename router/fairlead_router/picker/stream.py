@@ -122,7 +122,8 @@ class Stream:
         picked = await self._pick(body)
         way, tokens = self._way(picked), picked.tokens
         if tokens is not None and len(body) + 4 * len(tokens) <= self._picker.max_body_bytes:
-            way.MergeFrom(messages.changes([("x-fairlead-prompt-tokens", str(len(tokens)))]))
+            said = [("x-fairlead-prompt-tokens", str(len(tokens))), ("x-fairlead-prompt-format", picked.format_tag)]
+            way.MergeFrom(messages.changes(said))  # the tag, so that a worker which has changed since can take the text
             body = tokens.tobytes() + body
         head = messages.request_headers(way, messages.destination(picked.endpoints))
         return [head, *(messages.request_body(piece) for piece in messages.pieces(body, end_of_stream))]
