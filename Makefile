@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements bench-router-engines clean
+.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -92,6 +92,9 @@ crds: install ## write crds/ and the chart's copy from the operator's models
 
 api-docs: install ## write docs/api.md from the worker's request schema
 	$(BIN)/python -m fairlead_worker.api.fields
+
+protos: install ## compile the endpoint picker's messages
+	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/picker/ext_proc.proto
 
 requirements: ## pin every dependency with its hashes
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt

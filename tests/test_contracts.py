@@ -22,12 +22,12 @@ def table(program: str) -> dict[str, str]:
 
 
 def shown(config: type[BaseSettings]) -> dict[str, str]:
-    words = {"": "empty", True: "on", False: "off"}
+    words = {"": "empty", None: "empty", True: "on", False: "off"}
     made = {}
     for name, field in config.model_fields.items():
         value = field.default
         plain = int(value) if isinstance(value, float) and value.is_integer() else value
-        named = words[value] if isinstance(value, bool | str) and value in words else f"`{plain}`"
+        named = words[value] if isinstance(value, bool | str | None) and value in words else f"`{plain}`"
         made[name.replace("_", "-")] = "required" if field.is_required() else named
     return made
 

@@ -1,39 +1,44 @@
 """Choosing without the index: by what each worker last said of itself, and by our own requests there that have no answer yet."""
 
-import os
-from array import array
+import random
 from collections.abc import Sequence
 from time import monotonic
 
-from fairlead_index.hashing import hash_bytes
-from fairlead_index.score import ScoredWorker, best_starts
-from fairlead_router.policies import Wanted
+from fairlead_index.score import ScoredWorker
+from fairlead_router.policies import Wanted, rendezvous
 from fairlead_router.workers import Worker
 
-HOME_TOKENS = 1024
-"""How much of a prompt names its two homes: more than most system prompts, which all have in common, less than most conversations."""
+
+def soonest_alone(wanted: Wanted, workers: Sequence[Worker], now: float | None = None) -> Worker:
+    """The worker whose expected wait is shortest, less what the prompt's beginning would save where it is at home.
+
+    Each depth that is a power of two has a home: the worker that its block names. So a conversation stays until it is twice as long, and a
+    beginning that all prompts share draws them together by no more than it is worth.
+    """
+    starts = {worker.address: _start(worker, wanted.prompt_tokens, now) for worker in workers}
+    best = min(workers, key=lambda worker: (starts[worker.address], random.random()))
+    soonest, blocks = starts[best.address], len(wanted.hashes)
+    for level in range(blocks.bit_length()):
+        depth = 1 << level
+        (home,) = rendezvous(wanted.hashes[depth - 1], workers, 1)
+        full, seconds = starts[home.address]
+        start = (full, seconds - wanted.prompt_tokens * depth / (blocks * home.rate))
+        if start < soonest:
+            best, soonest = home, start
+    return best
 
 
-def soonest_alone(wanted: Wanted, workers: Sequence[Worker]) -> Worker:
-    """The worker that should start the prompt soonest, one of the two that its beginning names where they are nearly as soon."""
-    home = home_block(wanted.hashes, wanted.prompt_tokens)
-    scored = [scored_alone(worker, 1) for worker in workers]
-    best = best_starts(scored, hash_bytes(home), wanted.prompt_tokens, os.urandom(8), 1)[0]
-    return next(worker for worker in workers if worker.address == best.address)
+def _start(worker: Worker, prompt_tokens: int, now: float | None) -> tuple[bool, float]:
+    """Whether it has no room for the prompt, and seconds until it would begin it."""
+    known = scored_alone(worker, 1, now)
+    full = bool(known.pages_total) and known.pages_free * known.page_size < prompt_tokens
+    return full, (known.backlog + known.owed) / worker.rate + known.step
 
 
-def home_block(hashes: Sequence[int], prompt_tokens: int) -> "array[int]":
-    """The block that stands for the whole prompt; none for a prompt without blocks."""
-    if not len(hashes):
-        return array("Q")
-    block_tokens = max(1, prompt_tokens // len(hashes))  # or a little more
-    return array("Q", [hashes[min(len(hashes), -(-HOME_TOKENS // block_tokens)) - 1]])
-
-
-def scored_alone(worker: Worker, block_tokens: int) -> ScoredWorker:
+def scored_alone(worker: Worker, block_tokens: int, now: float | None = None) -> ScoredWorker:
     """What is waiting there is what it said, less what it has done since, or what we know to have sent it: whichever is more."""
     load = worker.load
-    backlog = max(0.0, load.backlog_tokens - load.prefill_rate * (monotonic() - worker.load_at))
+    backlog = max(0.0, load.backlog_tokens - load.prefill_rate * ((monotonic() if now is None else now) - worker.load_at))
     return ScoredWorker(
         address=worker.address,
         block_tokens=block_tokens,

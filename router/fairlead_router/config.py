@@ -68,6 +68,12 @@ class RouterConfig(BaseSettings):
     poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least important lines that are logged")
 
+    picker_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the endpoint picker for gateways (empty: none; 0: any free one)"
+    )
+    picker_tls: str = Field("self-signed", description="of that port: self-signed, off, or a folder with tls.crt and tls.key")
+    picker_max_wait: float = Field(60.0, ge=0, description="seconds of expected wait beyond which the picker answers 429 (0: never)")
+
     @field_validator("workers")
     @classmethod
     def _known_scheme(cls, value: str) -> str:

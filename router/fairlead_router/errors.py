@@ -20,6 +20,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.headers = headers or []
         self.body = error_body(message, kind, param, code)
 

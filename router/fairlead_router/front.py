@@ -13,6 +13,7 @@ from fairlead_router.prompts import Prompt
 from fairlead_router.proxy import Proxy
 from fairlead_router.quota import Account, Accounts
 from fairlead_router.reply import Reply
+from fairlead_router.tenants import Caller
 from fairlead_router.usage import Meter
 
 _BYTES_A_TOKEN = 4
@@ -48,6 +49,13 @@ class Front:
     def admit_anyone(self, call: Call) -> None:
         """For a request of our own: no key, no quota, and a place in the queue like any tenant's."""
         call.account = self._accounts.of(call.caller.tenant)
+
+    def visitor(self, credential: bytes) -> tuple[Caller, Account]:
+        """Who comes by way of a gateway. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
+        caller = self.keys.caller(credential)
+        account = self._accounts.of(caller.tenant)
+        self._admit(account, 1)
+        return caller, account
 
     def check_quota(self, call: Call) -> None:
         """A tenant in debt is refused before its prompt costs anything. Raises ApiError 429."""

@@ -24,6 +24,7 @@ class Metrics:
         self.retries = Counter(
             "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
         )
+        self.picks = Counter("fairlead_router_picks", "Gateway requests by what the endpoint picker said", ["code"], registry=registry)
         self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
         self._held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
         self.ttfb = Histogram(
@@ -57,6 +58,13 @@ class Metrics:
         registry.register(_WorkerGauges(table))
         self._requests: dict[tuple[str, str], Counter] = {}
         self._stack: StackMetrics | None = None
+
+    def compared(self, predicted: int | None, cached: int) -> None:
+        """Count what an answer's worker had in its cache, beside what the index had foretold, if it was asked."""
+        self.actual.inc(cached)
+        if predicted is not None:
+            self.predicted.inc(predicted)
+            self.prediction_error.observe(abs(predicted - cached))
 
     def finished(self, call: Call, path: str, code: str) -> None:
         """Count a request that is over. `path` and `code` as they are shown. A pair's child is looked up once: that takes a lock."""

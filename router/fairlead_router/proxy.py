@@ -171,12 +171,8 @@ class Proxy:
         call.first_byte = monotonic()
         self._metrics.ttfb.observe(call.first_byte - call.began)
         call.cached = _cached(head)
-        if call.cached is None:
-            return
-        self._metrics.actual.inc(call.cached)
-        if call.predicted is not None:
-            self._metrics.predicted.inc(call.predicted)
-            self._metrics.prediction_error.observe(abs(call.predicted - call.cached))
+        if call.cached is not None:
+            self._metrics.compared(call.predicted, call.cached)
 
     def _headers(self, call: Call, head: Head) -> Headers:
         headers = [(name, value) for name, value in head.headers if name not in _HOP and name != b"x-fairlead-predicted-tokens"]

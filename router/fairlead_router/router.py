@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +27,9 @@ from fairlead_router.redirect import Redirector
 from fairlead_router.stack_metrics import StackMetrics
 from fairlead_router.steering import IndexAt, PrefixAware
 from fairlead_router.workers import WorkerTable
+
+if TYPE_CHECKING:
+    from fairlead_router.picker.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +65,18 @@ class Router:
         self.redirector = Redirector(config, self.table, self.policy)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
         self.queries = Queries(self.formats, self.table, match, self._threads)
+        self.picker = self._make_picker()
 
     async def start(self) -> None:
         self.front.start()
         self.policy.start()
+        if self.picker is not None:
+            await self.picker.start()
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
 
     async def close(self) -> None:
+        if self.picker is not None:
+            await self.picker.close()
         if self._following is not None:
             self._following.cancel()
         await self._poller.close()
@@ -83,6 +91,19 @@ class Router:
         """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
         self.proxy.draining = True
         self.admission.drain(max(0.0, self.config.drain_grace + self.config.drain_timeout - 1))
+
+    def leave(self) -> None:
+        """The drain's grace is over: nothing new is taken."""
+        if self.picker is not None:
+            self.picker.drain()
+
+    def _make_picker(self) -> "PickerServer | None":
+        if self.config.picker_port is None:
+            return None
+        from fairlead_router.picker.picker import Picker
+        from fairlead_router.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
+
+        return PickerServer(Picker(self), self.config)
 
     def _make_policy(self) -> Policy:
         match self.config.policy:

@@ -113,6 +113,7 @@ class RouterServer:
         asyncio.get_running_loop().call_later(self._config.drain_grace, self._leave)
 
     def _leave(self) -> None:
+        self.router.leave()
         self.leave()
 
     def _under_way(self) -> set[asyncio.Task[None]]:

@@ -3,7 +3,9 @@
 import json
 import random
 from array import array
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -11,7 +13,7 @@ from fairlead.main import main
 from fairlead.simulate.pods import Pod, PodModel, PrefixLRU
 from fairlead.simulate.policies import POLICIES
 from fairlead.simulate.replay import replay
-from fairlead.simulate.trace import BLOCK_TOKENS, Request, read_trace
+from fairlead.simulate.trace import BLOCK_TOKENS, Request, read_trace, rotated
 
 
 @pytest.fixture
@@ -66,6 +68,8 @@ def test_every_policy_serves_every_request_the_same_way_twice(policy: str, trace
     assert len(outcome.ttft) == 240 and min(outcome.ttft) > 0 and len(outcome.computed) == 4
     assert 0 <= outcome.hit_rate < 1 <= outcome.imbalance
     assert outcome == replay(policy, requests, 4, PodModel(), seed=7)
+    several = replay(policy, requests, 4, PodModel(), seed=7, routers=3)
+    assert len(several.ttft) == 240 and several == replay(policy, requests, 4, PodModel(), seed=7, routers=3)
 
 
 def test_steering_by_the_index_beats_taking_turns(trace: Path) -> None:
@@ -75,15 +79,46 @@ def test_steering_by_the_index_beats_taking_turns(trace: Path) -> None:
     assert ours["ttft_mean"] < 0.7 * turns["ttft_mean"]
 
 
+def test_reservations_are_what_routers_share() -> None:
+    """A burst of new prompts through many routers, between two loads: with Redis no pod gets much more than its part."""
+    burst = [Request(5.0, 1024, 1, array("Q", [2 * number, 2 * number + 1])) for number in range(64)]
+    shared, alone = (replay(policy, burst, 8, PodModel(), routers=64).imbalance for policy in ("fairlead", "least-load"))
+    assert shared <= 1.3 < alone
+
+
+def test_while_redis_is_away_the_router_chooses_by_itself_and_afterwards_the_index_again(trace: Path) -> None:
+    requests = read_trace(trace, count=None, speed=4.0)
+    whole, none, half = (
+        replay(policy, requests, 4, PodModel(), redis_away=away).figures()
+        for policy, away in (("fairlead", None), ("fairlead-no-redis", None), ("fairlead", (0.0, requests[-1].at / 2)))
+    )
+    assert none["hit_rate"] < half["hit_rate"] < whole["hit_rate"]
+    assert none["ttft_mean"] <= replay("least-load", requests, 4, PodModel()).figures()["ttft_mean"]
+
+
+def test_a_trace_from_another_moment_has_the_same_requests_and_pauses(trace: Path) -> None:
+    requests = read_trace(trace, count=None, speed=1.0)
+    turned = rotated(requests, 1 / 3)
+    assert [request.blocks for request in turned] == [request.blocks for request in requests[80:] + requests[:80]]
+    assert turned[0].at == 0 and all(early.at <= late.at for early, late in pairwise(turned))
+    assert turned[-1].at <= requests[-1].at and rotated(requests, 0) == requests
+
+
 def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "figures.json"
+    out, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
+    flags = ["--pods", "3", "--repeats", "2", "--policy", "fairlead", "--policy", "random", "--json", str(out), "--plot", str(plot)]
     with pytest.raises(SystemExit) as ended:
-        main(["simulate", "--trace", str(trace), "--pods", "3", "--policy", "fairlead", "--policy", "random", "--json", str(out)])
+        main(["simulate", "--trace", str(trace), *flags])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert "240 requests, 3 pods" in printed and "simulate_ttft_mean_over_random" in printed
-    figures = json.loads(out.read_text())
-    assert list(figures) == ["fairlead", "random"] and set(figures["random"]) >= {"hit_rate", "ttft_p99", "imbalance"}
+    written = json.loads(out.read_text())
+    figures = written["policies"]
+    assert list(figures) == ["fairlead", "random"] and set(figures["random"]["mean"]) >= {"hit_rate", "ttft_p99", "imbalance"}
+    assert written["parameters"]["repeats"] == 2 and len(figures["fairlead"]["runs"]) == 2
+    drawn = ElementTree.fromstring(plot.read_text())
+    curves = drawn.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(curves) == 2 and all(len(curve.get("points", "").split()) > 100 for curve in curves)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +128,9 @@ def test_the_command_prints_a_table_and_writes_json(trace: Path, tmp_path: Path,
         ("", [], "there is no request in it"),
         (None, [], "No such file"),
         ("", ["--pods", "0"], "--pods 0: must be above 0"),
+        ("", ["--routers", "0"], "--routers 0: must be above 0"),
+        ("", ["--redis-away", "0.5"], "--redis-away 0.5: give two shares"),
+        ("", ["--redis-away", "0.5:0.2"], "--redis-away 0.5:0.2: the shares must rise"),
         ("", ["--report-seconds", "-1"], "--report-seconds -1.0: must not be below 0"),
     ],
 )

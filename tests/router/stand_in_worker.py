@@ -105,6 +105,17 @@ async def dies_at_once(exchange: Exchange) -> None:
     exchange.die()
 
 
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if headers.get("transfer-encoding") != "chunked":
+        return await reader.readexactly(int(headers.get("content-length", 0)))
+    body = bytearray()
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return bytes(body)
+
+
 @dataclass
 class StandIn:
     pod: str = "pod"
@@ -189,7 +200,7 @@ class StandIn:
                 line, *fields = head.decode("latin-1").strip().split("\r\n")
                 method, path, _ = line.split(" ")
                 headers = {name.lower(): value for name, value in (entry.split(": ", 1) for entry in fields)}
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                body = await _body(reader, headers)
                 await self._handle(method, path, headers, body, reader, writer)
         except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
             pass

@@ -1,6 +1,7 @@
 """Choosing without the index."""
 
 import asyncio
+import random
 from array import array
 from collections import Counter
 

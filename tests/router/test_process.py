@@ -41,7 +41,7 @@ async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
         lines.append(line.decode())
 
 
-async def _until_ready(client: httpx.AsyncClient, status: int) -> None:
+async def until_ready(client: httpx.AsyncClient, status: int) -> None:
     async def holds() -> bool:
         return (await client.get("/ready")).status_code == status
 
@@ -61,14 +61,14 @@ async def test_sigterm_finishes_streams_takes_newcomers_for_a_grace_and_exits_0(
     worker = await fleet.worker(behaviour=waits)
     flags = ["--workers", f"static://{worker.address}", "--poll-interval", "0.1", "--drain-timeout", "20", "--drain-grace", "1"]
     async with router_process(*flags) as (process, url, lines), httpx.AsyncClient(base_url=url, timeout=30) as client:
-        await _until_ready(client, 200)
+        await until_ready(client, 200)
         secret = "the prompt that no log may show"
         request = {"prompt": secret, "stream": True}
         async with client.stream("POST", "/v1/completions", json=request, headers={"authorization": "Bearer k"}) as stream:
             body = stream.aiter_bytes()
             assert b"one" in await anext(body)
             process.send_signal(signal.SIGTERM)
-            await _until_ready(client, 503)
+            await until_ready(client, 503)
             late = asyncio.create_task(client.post("/v1/completions", json=request))  # endpoints lag behind readiness
             await eventually(lambda: len(worker.received) == 2, "the late request reached the worker")
             gate.set()
@@ -89,7 +89,7 @@ async def test_a_stream_that_outlives_the_drain_is_cut_and_the_process_still_end
     worker = await fleet.worker(behaviour=endless)
     flags = ["--workers", f"static://{worker.address}", "--poll-interval", "0.1", "--drain-timeout", "1", "--drain-grace", "0"]
     async with router_process(*flags) as (process, url, _), httpx.AsyncClient(base_url=url, timeout=30) as client:
-        await _until_ready(client, 200)
+        await until_ready(client, 200)
         async with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as stream:
             lines = stream.aiter_lines()
             assert "one" in await anext(lines)

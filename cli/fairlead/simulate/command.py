@@ -3,18 +3,22 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
+from rich.progress import track
 from rich.table import Table
 
 from fairlead.console import make_console
 from fairlead.errors import UserError
+from fairlead.simulate.plot import svg
 from fairlead.simulate.pods import PodModel
-from fairlead.simulate.policies import POLICIES
+from fairlead.simulate.policies import OURS, POLICIES
 from fairlead.simulate.replay import Outcome, replay
-from fairlead.simulate.trace import read_trace
+from fairlead.simulate.trace import read_trace, rotated
 
 TARGET = 0.9
 """Our mean TTFT over that of the best other policy."""
+Runs = dict[str, list[Outcome]]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,18 +28,49 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--pods", type=int, default=16, metavar="N")
     add("--policy", action="append", choices=[*POLICIES, "all"], metavar="P", help=f"{', '.join(POLICIES)}; again for more (default all)")
     add("--speed", type=float, default=1.0, metavar="X", help="play it X times as fast")
+    add("--routers", type=int, default=1, metavar="N", help="each sees only what it sent itself, and what is in Redis (default 1)")
+    add("--repeats", type=int, default=1, metavar="N", help="runs of each policy, with other seeds and from other moments (default 1)")
+    add("--redis-away", metavar="A:B", help="shares of the run between which fairlead has no Redis, as 0.25:0.75")
     add("--num-prompts", type=int, metavar="N", help="the first N requests (default all)")
     add("--prefill-rate", type=float, default=8000.0, metavar="R", help="prompt tokens a second of one pod (default 8000)")
     add("--cache-blocks", type=int, default=1500, metavar="C", help="of 512 tokens, of one pod (default 1500)")
     add("--token-seconds", type=float, default=0.02, metavar="S", help="of one output token (default 0.02)")
     add("--report-seconds", type=float, default=0.5, metavar="S", help="between a worker's loads (default 0.5; 0: always fresh)")
     add("--seed", type=int, default=0, metavar="N")
+    add("--plot", type=Path, metavar="FILE", help="draw it, SVG")
     add("--json", type=Path, metavar="FILE", help="write all figures")
     simulate.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for flag in ("pods", "speed", "prefill_rate", "cache_blocks"):
+    _check(arguments)
+    requests = read_trace(arguments.trace, count=arguments.num_prompts, speed=arguments.speed)
+    model = PodModel(
+        arguments.prefill_rate, arguments.cache_blocks, token_seconds=arguments.token_seconds, report_seconds=arguments.report_seconds
+    )
+    chosen = list(POLICIES) if not arguments.policy or "all" in arguments.policy else list(dict.fromkeys(arguments.policy))
+    span = requests[-1].at - requests[0].at
+    away = _window(arguments.redis_away)
+    window = (away[0] * span, away[1] * span) if away else None
+    runs: Runs = {policy: [] for policy in chosen}
+    plan = [(policy, repeat) for policy in chosen for repeat in range(arguments.repeats)]
+    for policy, repeat in track(plan, "replaying", console=make_console(), transient=True):
+        played = rotated(requests, repeat / arguments.repeats)
+        runs[policy].append(replay(policy, played, arguments.pods, model, arguments.seed + repeat, arguments.routers, window))
+    title = ", ".join(
+        [f"{len(requests)} requests, {arguments.pods} pods, {arguments.speed:g}x speed"]
+        + ([f"{arguments.routers} routers"] if arguments.routers > 1 else [])
+        + ([f"{arguments.repeats} runs"] if arguments.repeats > 1 else [])
+        + ([f"Redis away {arguments.redis_away}"] if window else [])
+    )
+    show(runs, title)
+    _write(arguments.json, lambda: json.dumps(_record(arguments, runs), indent=2))
+    _write(arguments.plot, lambda: svg([_pooled(outcomes) for outcomes in runs.values()], title))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for flag in ("pods", "speed", "prefill_rate", "cache_blocks", "routers", "repeats"):
         if getattr(arguments, flag) <= 0:
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be above 0")
     for flag in ("token_seconds", "report_seconds"):
@@ -43,34 +78,70 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must not be below 0")
     if arguments.num_prompts is not None and arguments.num_prompts < 1:
         raise UserError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
-    requests = read_trace(arguments.trace, count=arguments.num_prompts, speed=arguments.speed)
-    model = PodModel(
-        arguments.prefill_rate, arguments.cache_blocks, token_seconds=arguments.token_seconds, report_seconds=arguments.report_seconds
-    )
-    chosen = list(POLICIES) if not arguments.policy or "all" in arguments.policy else list(dict.fromkeys(arguments.policy))
-    outcomes = [replay(policy, requests, arguments.pods, model, arguments.seed) for policy in chosen]
-    show(outcomes, len(requests), arguments.pods)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({outcome.policy: outcome.figures() for outcome in outcomes}, indent=2))
-    return 0
+    _window(arguments.redis_away)
 
 
-def show(outcomes: list[Outcome], requests: int, pods: int) -> None:
-    """A table for people; and one line `name measured target verdict` when there are others to compare with."""
+def _window(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        start, end = (float(part) for part in text.split(":"))
+    except ValueError:
+        raise UserError(f"--redis-away {text}: give two shares of the run, as 0.25:0.75") from None
+    if not 0 <= start < end <= 1:
+        raise UserError(f"--redis-away {text}: the shares must rise, from 0 to 1")
+    return start, end
+
+
+def means(outcomes: list[Outcome]) -> dict[str, float]:
+    """Each figure's mean over the runs."""
+    each = [outcome.figures() for outcome in outcomes]
+    return {name: sum(figures[name] for figures in each) / len(each) for name in each[0]}
+
+
+def show(runs: Runs, title: str) -> None:
+    """A table for people; and one line `name measured target verdict` for each bar that these runs can tell."""
     console = make_console()
-    table = Table(title=f"{requests} requests, {pods} pods")
+    table = Table(title=title)
     table.add_column("policy")
     for heading in ("hit rate", "TTFT mean s", "p50", "p90", "p99", "busiest / mean"):
         table.add_column(heading, justify="right")
-    for outcome in outcomes:
-        hit, *rest = outcome.figures().values()
-        table.add_row(outcome.policy, f"{hit:.1%}", *(f"{value:.2f}" for value in rest))
+    for policy, outcomes in runs.items():
+        hit, *rest = means(outcomes).values()
+        table.add_row(policy, f"{hit:.1%}", *(f"{value:.2f}" for value in rest))
     console.print(table)
-    means = {outcome.policy: outcome.figures()["ttft_mean"] for outcome in outcomes}
-    ours = means.pop("fairlead", None)
-    means.pop("fairlead-alone", None)  # ours as well
-    if ours is not None and means:
-        best = min(means, key=means.__getitem__)
-        ratio = ours / max(means[best], 1e-9)
-        print(f"simulate_ttft_mean_over_{best} {ratio:.2f} {TARGET} {'ok' if ratio <= TARGET else 'short'}")
+    peers = {policy: means(outcomes)["ttft_mean"] for policy, outcomes in runs.items() if policy not in OURS}
+    if "fairlead" in runs and peers:
+        best = min(peers, key=peers.__getitem__)
+        _verdict(f"simulate_ttft_mean_over_{best}", _worst(runs, "fairlead", best, "ttft_mean"), TARGET)
+        _verdict(f"simulate_ttft_p99_over_{best}", _worst(runs, "fairlead", best, "ttft_p99"), 1.0)
+    if "fairlead-no-redis" in runs and "least-load" in runs:
+        _verdict("simulate_no_redis_ttft_mean_over_least-load", _worst(runs, "fairlead-no-redis", "least-load", "ttft_mean"), 1.0)
+
+
+def _worst(runs: Runs, ours: str, other: str, figure: str) -> float:
+    """The highest ratio of any run: the same requests from the same moment on."""
+    pairs = zip(runs[ours], runs[other], strict=True)
+    return max(one.figures()[figure] / max(two.figures()[figure], 1e-9) for one, two in pairs)
+
+
+def _verdict(name: str, ratio: float, target: float) -> None:
+    print(f"{name} {ratio:.2f} {target} {'ok' if ratio <= target else 'short'}")
+
+
+def _pooled(outcomes: list[Outcome]) -> Outcome:
+    hit = sum(outcome.hit_rate for outcome in outcomes) / len(outcomes)
+    ttft = [seconds for outcome in outcomes for seconds in outcome.ttft]
+    return Outcome(outcomes[0].policy, ttft, [tokens for outcome in outcomes for tokens in outcome.computed], hit)
+
+
+def _record(arguments: argparse.Namespace, runs: Runs) -> dict[str, Any]:
+    parameters = {name: value for name, value in vars(arguments).items() if isinstance(value, int | float | str) and name != "command"}
+    policies = {policy: {"mean": means(outcomes), "runs": [each.figures() for each in outcomes]} for policy, outcomes in runs.items()}
+    return {"trace": arguments.trace.name, "parameters": parameters, "policies": policies}
+
+
+def _write(path: Path | None, make: Any) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(make())

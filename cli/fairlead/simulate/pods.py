@@ -1,6 +1,7 @@
 """A modelled worker: prompts are prefilled one after the other at a fixed rate, in front of a prefix-closed LRU cache."""
 
-from collections import OrderedDict, deque
+import bisect
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,8 +69,8 @@ class Pod:
         self.busy_until = 0.0
         self.computed = 0
         self._phase = phase  # workers report at different moments
-        self._queued: deque[tuple[float, float]] = deque()  # (time, busy until) since the newest load
-        self._reported = (0.0, 0.0)  # when, busy until
+        self._times: list[float] = [-1.0]  # when the queue grew, and until when it has been busy since
+        self._busy: list[float] = [0.0]
 
     def serve(self, request: Request) -> Served:
         """Queues a request at its time."""
@@ -78,7 +79,8 @@ class Pod:
         start = max(request.at, self.busy_until)
         self.busy_until = start + computed / self.model.rate
         first = self.busy_until + self.model.step_seconds
-        self._queued.append((request.at, self.busy_until))
+        self._times.append(request.at)
+        self._busy.append(self.busy_until)
         self.computed += computed
         came, went = self.cache.use(request.blocks)
         done = first + request.output_tokens * self.model.token_seconds
@@ -92,8 +94,8 @@ class Pod:
         """The newest load that the worker has reported: when, and its backlog then."""
         every = self.model.report_seconds
         at = now if every <= 0 else max(0.0, (now - self._phase) // every * every + self._phase)
-        busy = self._reported[1]
-        while self._queued and self._queued[0][0] < at:
-            busy = self._queued.popleft()[1]
-        self._reported = (at, busy)
-        return at, max(0.0, busy - at) * self.model.rate
+        return at, self.backlog_as_of(at)
+
+    def backlog_as_of(self, at: float) -> float:
+        """Prompt tokens still to be computed at a moment that is over; requests of that very moment do not count."""
+        return max(0.0, self._busy[bisect.bisect_left(self._times, at) - 1] - at) * self.model.rate

@@ -5,8 +5,10 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+from fairlead.simulate.fleet import Account, Fleet, Flight
+from fairlead.simulate.ours import UnderLoss
 from fairlead.simulate.pods import Pod, PodModel, Served
-from fairlead.simulate.policies import POLICIES, Fleet, Flight
+from fairlead.simulate.policies import POLICIES, Maker, Policy
 from fairlead.simulate.trace import BLOCK_TOKENS, Request
 
 
@@ -40,27 +42,47 @@ class Outcome:
         }
 
 
-def replay(policy: str, requests: list[Request], pods: int, model: PodModel, seed: int = 0) -> Outcome:
-    """Same arguments, same outcome. The index learns of a prompt's blocks when its prefill ends, as from a real worker."""
+def replay(
+    policy: str,
+    requests: list[Request],
+    pods: int,
+    model: PodModel,
+    seed: int = 0,
+    routers: int = 1,
+    redis_away: tuple[float, float] | None = None,
+) -> Outcome:
+    """Same arguments, same outcome. The index learns of a prompt's blocks when its prefill ends, as from a real worker.
+
+    Each request comes to one of the `routers` by chance. `redis_away`: seconds of the run from which and until which Redis is lost to the
+    policy `fairlead`; others are not touched, for they have none.
+    """
     draw = random.Random(seed)
-    fleet = Fleet([Pod(model, draw.random() * max(0.0, model.report_seconds)) for _ in range(pods)], BLOCK_TOKENS)
-    choose = POLICIES[policy](fleet, draw)
+    fleet = Fleet([Pod(model, draw.random() * max(0.0, model.report_seconds)) for _ in range(pods)], BLOCK_TOKENS, routers)
+    make: Maker = POLICIES[policy]
+    if policy == "fairlead" and redis_away is not None:
+        window = redis_away
+
+        def make(fleet: Fleet, account: Account, draw: random.Random) -> Policy:
+            return UnderLoss(fleet, account, draw, window)
+
+    choosers = [make(fleet, account, draw) for account in fleet.accounts]
     outcome = Outcome(policy)
-    events: list[tuple[float, int, int, Flight, Served]] = []  # time, order, what, whose
+    events: list[tuple[float, int, int, Flight, Served, int]] = []  # time, order, what, whose, router
     order = itertools.count()
     cached = 0
     for request in requests:
         while events and events[0][0] <= request.at:
-            _, _, what, flight, served = heapq.heappop(events)
+            _, _, what, flight, served, router = heapq.heappop(events)
             if what == 0:
                 fleet.started(flight, served)
-                heapq.heappush(events, (served.done_at, next(order), 1, flight, served))
+                heapq.heappush(events, (served.done_at, next(order), 1, flight, served, router))
             else:
-                fleet.ended(flight)
-        pod, predicted = choose.choose(request)
-        flight = fleet.sent(request, pod, predicted)
+                fleet.ended(flight, router)
+        router = draw.randrange(routers) if routers > 1 else 0
+        pod, predicted = choosers[router].choose(request)
+        flight = fleet.sent(request, router, pod, predicted, choosers[router].reserves)
         served = fleet.pods[pod].serve(request)
-        heapq.heappush(events, (served.first_token_at, next(order), 0, flight, served))
+        heapq.heappush(events, (served.first_token_at, next(order), 0, flight, served, router))
         outcome.ttft.append(served.ttft)
         cached += served.cached
     outcome.computed = [pod.computed for pod in fleet.pods]

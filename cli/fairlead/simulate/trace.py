@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -43,3 +43,13 @@ def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
     if not requests:
         raise UserError(f"--trace {path}: there is no request in it")
     return sorted(requests, key=lambda request: request.at)
+
+
+def rotated(requests: list[Request], share: float) -> list[Request]:
+    """The same requests from another moment on: those before it come at the end. A run of its own, for the caches begin cold there."""
+    start = int(share * len(requests))
+    if not start:
+        return requests
+    begin, span = requests[start].at, requests[-1].at - requests[0].at
+    later = [replace(request, at=request.at - begin) for request in requests[start:]]
+    return later + [replace(request, at=request.at - begin + span) for request in requests[:start]]

@@ -1,0 +1,87 @@
+"""Fairlead's own choice: the score that route.lua computes while Redis is there, and the router's own fallback while it is not."""
+
+import random
+
+from fairlead.simulate.fleet import Account, Fleet
+from fairlead.simulate.trace import Request
+from fairlead_index.hashing import hash_bytes
+from fairlead_index.load import WorkerLoad
+from fairlead_index.score import ScoredWorker, best_starts
+from fairlead_router.alone import soonest_alone
+from fairlead_router.policies import Wanted
+from fairlead_router.workers import Worker
+
+ARRIVAL_SECONDS = 0.25  # route.lua: a reservation older than the load by this much is in it
+LOOK_SECONDS = 1.0  # --poll-interval of the router
+RETURN_SECONDS = 4.0
+"""After Redis is back: a reader's longest pause (2 s), and workers' snapshots into an empty one (2 s)."""
+
+
+class Fairlead:
+    """Expected time to the first token, from loads as old as the workers' reports and from reservations, which all routers share."""
+
+    reserves = True
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+        self._fleet, self._draw = fleet, draw
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        fleet, now = self._fleet, request.at
+        workers = []
+        for number, (pod, depth) in enumerate(zip(fleet.pods, fleet.depths(request.blocks), strict=True)):
+            at, backlog = pod.load(now)
+            flights = fleet.everything.flights[number].values()
+            owed = sum(f.cost for f in flights if f.waiting and f.reserved and f.sent_at > at - ARRIVAL_SECONDS)
+            workers.append(
+                ScoredWorker(
+                    address=str(number),
+                    block_tokens=fleet.block_tokens,
+                    depth=depth,
+                    owed=owed,
+                    backlog=backlog,
+                    rate=pod.model.rate,
+                    step=pod.model.step_seconds,
+                    load_age=now - at,
+                )
+            )
+        blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
+        best = best_starts(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1)[0]
+        return int(best.address), best.cached
+
+
+class WithoutRedis:
+    """What PrefixAware does by the router's own picture: loads as old as its looks, and what it has sent itself. The router's own code."""
+
+    reserves = False
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+        self._fleet, self._account = fleet, account
+        self._workers = [Worker(f"10.0.0.{number}:8000", lambda: 0.0, discovered=True) for number in range(len(fleet.pods))]
+        self._phase = draw.random() * LOOK_SECONDS
+        random.seed(draw.random())  # the router breaks ties by chance: the same one for the same seed
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        account, now = self._account, request.at
+        for number, (worker, pod) in enumerate(zip(self._workers, self._fleet.pods, strict=True)):
+            looked_at = max(0.0, (now - self._phase) // LOOK_SECONDS * LOOK_SECONDS + self._phase)
+            backlog = int(pod.backlog_as_of(looked_at))
+            worker.load = WorkerLoad(backlog_tokens=backlog, prefill_rate=pod.model.rate, step_seconds=pod.model.step_seconds)
+            worker.load_at = looked_at
+            worker.in_flight = len(account.flights[number])
+            worker.pending_tokens = int(account.pending(number))
+        whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
+        chosen = soonest_alone(Wanted(request.prompt_tokens, whole), self._workers, now)
+        return self._workers.index(chosen), 0
+
+
+class UnderLoss:
+    """`Fairlead`, and `WithoutRedis` from one time of the run to another."""
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random, away: tuple[float, float]) -> None:
+        self._with, self._without = Fairlead(fleet, account, draw), WithoutRedis(fleet, account, draw)
+        self._from, self._to = away[0], away[1] + RETURN_SECONDS
+        self.reserves = True
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        self.reserves = not self._from <= request.at < self._to
+        return (self._with if self.reserves else self._without).choose(request)

@@ -1,0 +1,154 @@
+"""Other routers' policies as their documents describe them, at their defaults, simplified to what decides.
+
+In their favour: they see the exact index and fresh figures without delay, where ours sees reports; and models of load that they
+estimate (Dynamo's blocks, llm-d's metrics) are exact here.
+"""
+
+import bisect
+import random
+from collections import OrderedDict
+from hashlib import sha1
+
+from fairlead.simulate.fleet import Account, Fleet, least
+from fairlead.simulate.trace import Request
+
+
+class Peer:
+    """What a policy is made with: the fleet, its router's own account of what it has sent, and chance."""
+
+    reserves = False
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+        self._fleet, self._account, self._draw = fleet, account, draw
+
+
+class RoundRobin(Peer):
+    """By turns; each router begins somewhere else."""
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+        super().__init__(fleet, account, draw)
+        self._turn = draw.randrange(len(fleet.pods))
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        self._turn += 1
+        return self._turn % len(self._fleet.pods), 0
+
+
+class Random(Peer):
+    def choose(self, request: Request) -> tuple[int, int]:
+        return self._draw.randrange(len(self._fleet.pods)), 0
+
+
+class LeastLoad(Peer):
+    """The fewest requests in flight, as KubeAI's LeastLoad (kubeai.org/concepts/load-balancing)."""
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        return least(self._account.counts(), self._draw), 0
+
+
+class BoundedLoad(Peer):
+    """Consistent hashing with bounded loads, KubeAI's PrefixHash: the first pod on the ring that has at most 1.25 times the mean load.
+
+    256 points a pod. The key is the second block of the prompt, for all prompts of the conversation trace share the first.
+    """
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+        super().__init__(fleet, account, draw)
+        points = [(_point(f"{number}/{copy}"), number) for number in range(len(fleet.pods)) for copy in range(256)]
+        self._ring = sorted(points)
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        loads = self._account.counts()
+        most = 1.25 * (sum(loads) + 1) / len(loads)
+        start = bisect.bisect(self._ring, (_point(str(list(request.blocks[:2])[-1:])), 0))
+        for step in range(len(self._ring)):
+            number = self._ring[(start + step) % len(self._ring)][1]
+            if loads[number] + 1 <= most:
+                return number, 0
+        return min(range(len(loads)), key=loads.__getitem__), 0
+
+
+def _point(text: str) -> int:
+    return int.from_bytes(sha1(text.encode(), usedforsecurity=False).digest()[:8], "big")
+
+
+class SglangLike(Peer):
+    """cache_aware of sglang-router and its successor SMG (smg docs/concepts/routing/cache-aware.md): a tree of its own routings. The least
+    loaded when loads differ by more than 64 and by half, else the longest match of over 0.3 of the prompt, else the least loaded.
+
+    The tree forgets as the pods do; a tree that does not forgets less than it should and steers worse.
+    """
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+        super().__init__(fleet, account, draw)
+        self._trees: list[OrderedDict[int, None]] = [OrderedDict() for _ in fleet.pods]
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        number = self._pick(request)
+        tree = self._trees[number]
+        for block in reversed(request.blocks):
+            tree[block] = None
+            tree.move_to_end(block)
+        while len(tree) > self._fleet.pods[number].model.cache_blocks:
+            tree.popitem(last=False)
+        return number, 0
+
+    def _pick(self, request: Request) -> int:
+        loads = self._account.counts()
+        if not (max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)):
+            matched = [self._depth(tree, request) for tree in self._trees]
+            if max(matched) > 0.3 * len(request.blocks):
+                return matched.index(max(matched))
+        return least(loads, self._draw)
+
+    def _depth(self, tree: "OrderedDict[int, None]", request: Request) -> int:
+        return next((at for at, block in enumerate(request.blocks) if block not in tree), len(request.blocks))
+
+
+class DynamoLike(Peer):
+    """Dynamo's KV router (docs.nvidia.com/dynamo, Routing Concepts), at temperature 0: the lowest cost in blocks, of waiting prefill with
+    this prompt's uncached part (overlap credit 1), and of KV that is active with this prompt's.
+
+    A router knows what it sent itself: sharing that between replicas is off by default.
+    """
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        fleet, account = self._fleet, self._account
+        depths = fleet.depths(request.blocks)
+        costs = []
+        for number, depth in enumerate(depths):
+            prefill = account.pending(number) + max(0, request.prompt_tokens - depth * fleet.block_tokens)
+            active = account.active[number]
+            costs.append(prefill / fleet.block_tokens + len(active) + sum(block not in active for block in request.blocks))
+        number = least(costs, self._draw)
+        return number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1)
+
+
+class LlmdLike(Peer):
+    """llm-d's precise prefix routing (llm-d.ai, guide of that name): 3 x the share of the prompt that is held + 2 x queue + 2 x free KV,
+    each 0 to 1, the queue's between the shortest and the longest; the least recently used on no hit (no-hit-lru-scorer).
+
+    Its metrics come from the pods, so every router sees the same ones.
+    """
+
+    def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
+        super().__init__(fleet, account, draw)
+        self._used = [0] * len(fleet.pods)
+        self._clock = 0
+
+    def choose(self, request: Request) -> tuple[int, int]:
+        fleet, seen = self._fleet, self._fleet.everything
+        depths = fleet.depths(request.blocks)
+        queues = [seen.queued(number) for number in range(len(fleet.pods))]
+        longest, low, high = max(depths), min(queues), max(queues)
+        scores = []
+        for number, depth in enumerate(depths):
+            kv = 1 - min(1.0, len(seen.active[number]) / fleet.pods[number].model.cache_blocks)
+            queue = (high - queues[number]) / (high - low) if high > low else 1.0
+            scores.append(3 * depth / max(1, len(request.blocks)) + 2 * queue + 2 * kv)
+        best = max(scores)
+        number = min((n for n, score in enumerate(scores) if score == best), key=self._used.__getitem__)
+        if not longest:
+            self._clock += 1
+            self._used[number] = self._clock
+        return number, min(depths[number] * fleet.block_tokens, request.prompt_tokens - 1)

