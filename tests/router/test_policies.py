@@ -1,7 +1,6 @@
 """Choosing without the index."""
 
 import asyncio
-import random
 from array import array
 from collections import Counter
 

@@ -56,5 +56,5 @@ class Visitor:
             self._account.use(-self._expected)
         elif self._meter is not None and (self._meter.known or self._read):
             self._account.use(self._meter.prompt + self._meter.output - self._expected)
-            self._account.learn(self._meter.output)
+            self._account.learn(self._meter.prompt, self._meter.output)
         self._expected = 0.0
