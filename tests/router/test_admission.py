@@ -272,7 +272,7 @@ async def test_what_fails_after_the_comments_ends_with_an_error_event(fleet: Fle
         async for piece in answer.aiter_bytes():
             text += piece
             if not told and ending in ("error", "death"):
-                fleet.list_in_file(*[await fleet.worker(behaviour=fails) for _ in range(3)])
+                fleet.list_in_file(*[await fleet.worker(behaviour=fails) for _ in range(6)])
             if not told and ending == "drain":
                 router.server.router.admission.drain(0)
             told = True

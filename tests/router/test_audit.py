@@ -89,7 +89,7 @@ async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: Redis
     namespace = f"tests/{uuid.uuid4().hex[:8]}"
     writers = [IndexWriter(redis.url, namespace, WorkerCard(pod, f"{pod}:1", 16), lease_seconds=1.0) for pod in "ab"]
     readers = [IndexReader(redis.url, namespace, deadline=2.0) for _ in range(4)]
-    scripts = Scripts(redis.url, namespace, timeout=2, connections=1)
+    scripts = Scripts(redis.url, namespace, timeout=2)
 
     async def shows(blocks: int) -> bool:
         return await readers[0].match(HASHES) == {"a:1": 16 * blocks, "b:1": 16 * 40}

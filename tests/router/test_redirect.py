@@ -20,12 +20,12 @@ async def test_httpx_follows_with_the_whole_body(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker, steering="redirect")
     body = {"model": "stand-in", "prompt": "long " * 5000, "max_tokens": 3}
-    first = await router.client.post("/v1/completions?trace=1", json=body)
-    assert first.status_code == 307 and first.headers["location"] == f"http://{worker.address}/v1/completions?trace=1"
+    first = await router.client.post("/v1/completions?trace=1", json=body)  # the query is the router's own affair
+    assert first.status_code == 307 and first.headers["location"] == f"http://{worker.address}/v1/completions"
     assert not worker.received, "the router has sent nothing itself"
     answer = await router.client.post("/v1/completions?trace=1", json=body, follow_redirects=True)
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == " 0 1 2 3 4"
-    assert worker.received[0].json == body and worker.received[0].path == "/v1/completions?trace=1"
+    assert worker.received[0].json == body and worker.received[0].path == "/v1/completions"
 
 
 async def test_the_openai_client_follows_streams_and_keeps_its_key_to_itself(fleet: Fleet) -> None:
