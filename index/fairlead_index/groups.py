@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import random
 from collections import Counter
 from collections.abc import Collection, Coroutine, Sequence
 from hashlib import blake2b, sha1
@@ -144,4 +145,4 @@ def _best(offers: dict[int, Candidate], packed: bytes, prompt_tokens: int, first
     slack = SLACK if not deepest else 1.0
     near = [group for group, offer in offers.items() if offer.fits == best.fits and offer.expected_seconds <= slack * best.expected_seconds]
     near.sort(key=lambda group: sha1(key + offers[group].address.encode(), usedforsecurity=False).digest())
-    return near[ahead % len(near)]
+    return random.choice(near) if ahead else near[0]  # by turns, groups would meet their own pods' turns: some pods would get most
