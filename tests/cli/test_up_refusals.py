@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.redis_server import free_port
 
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster
@@ -60,7 +61,7 @@ def test_a_model_that_is_not_here_is_said_at_once(
         "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: qwen}\nspec: {model: {uri: 'file:///no/such/model'}}\n"
     )
     with pytest.raises(SystemExit) as ended:
-        main(["up", "-f", str(file), "--port", "18080"])
+        main(["up", "-f", str(file), "--port", str(free_port())])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "/no/such/model, which is not on this machine: make it" in said and "--model-root" in said
     assert [path.name for path in runs_root().iterdir()] == []

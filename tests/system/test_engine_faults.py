@@ -15,7 +15,7 @@ from tests.system.scenarios import ROUTER_FLAGS, Scenario, Scene, Times, play
 from fairlead.random_model.build import make_model
 
 TIMES = Times(rate=6, silence=4)
-SHAPES = (Shape(0.5, True, 10), Shape(0.4, True, 400), Shape(0.1, False, 20))
+SHAPES = (Shape(0.5, True, 10), Shape(0.4, True, 800), Shape(0.1, False, 20))
 PAUSE_SECONDS = 2.5
 
 
@@ -41,7 +41,7 @@ async def pause_and_engine_killed(scene: Scene) -> None:
     scene.fleet.worker(paused).signal(signal.SIGSTOP)
     await asyncio.sleep(PAUSE_SECONDS)
     scene.fleet.worker(paused).signal(signal.SIGCONT)
-    doomed = await scene.busy_pod(streams=1)
+    doomed = await scene.busy_pod(streams=2)
     worker = scene.fleet.worker(doomed)
     os.kill(worker.child, signal.SIGKILL)
     assert await asyncio.to_thread(worker.wait, 30) == 1, worker.log[-2000:]
