@@ -7,16 +7,16 @@ from time import monotonic
 
 import msgspec
 
-from fairlead_router import queries
 from fairlead_router.access_log import AccessLog
-from fairlead_router.client import Request
 from fairlead_router.errors import ApiError, Headers, unavailable
-from fairlead_router.inbound import Call, linger
-from fairlead_router.probe import PATH as PROBE
-from fairlead_router.prompts import Prompt
-from fairlead_router.redirect import opted_out
-from fairlead_router.reply import Reply
+from fairlead_router.interop import queries
+from fairlead_router.interop.redirect import opted_out
+from fairlead_router.request.call import Call, linger
+from fairlead_router.request.prompts import Prompt
 from fairlead_router.router import Router
+from fairlead_router.serving.probe import PATH as PROBE
+from fairlead_router.wire.client import Request
+from fairlead_router.wire.reply import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,9 @@ class App:
         now = monotonic()
         path = call.path if call.path in (*PROMPTED, *PASSED, *queries.PATHS) else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.finished(call, path, status)
+        self._router.metrics.finished(path, status)
+        if self._router.stack_metrics is not None and path in PROMPTED and call.prompt_tokens is not None:
+            self._router.stack_metrics.finished(call)
         if self._access.on:
             self._access.write(
                 f"{call.id} {call.method} {path} {status} caller={call.sender} worker={call.worker or '-'} attempts={call.attempts}"

@@ -10,7 +10,7 @@ import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually, post
 from tests.router.stand_in_worker import Exchange
 
-from fairlead_router.client import KEEP_ALIVE_SECONDS, STALL_SECONDS
+from fairlead_router.wire.client import KEEP_ALIVE_SECONDS, STALL_SECONDS
 
 WHOLE, STREAM = {"prompt": "x"}, {"prompt": "x", "stream": True}
 

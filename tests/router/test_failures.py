@@ -8,7 +8,7 @@ import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Behaviour, Exchange, answers, dies_at_once, drains
 
-from fairlead_router.workers import Worker
+from fairlead_router.fleet.workers import Worker
 
 
 async def test_a_refused_connection_is_tried_elsewhere(fleet: Fleet) -> None:

@@ -8,10 +8,10 @@ import pytest
 from tests.router.harness import Fleet
 
 from fairlead_index.load import WorkerLoad
-from fairlead_router.alone import soonest_alone
-from fairlead_router.breaker import Breaker
-from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted
-from fairlead_router.workers import WorkerTable
+from fairlead_router.fleet.breaker import Breaker
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.steering.alone import soonest_alone
+from fairlead_router.steering.policies import LeastLoad, RoundRobin, Session, Wanted
 
 
 class Clock:

@@ -11,9 +11,9 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.test_access import ANNA, BORIS, ask, guarded, key_file
 
-from fairlead_router.quota import Account
-from fairlead_router.tenants import Tenant
-from fairlead_router.usage import Meter
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Tenant
+from fairlead_router.tenancy.usage import Meter
 
 SLOW = {"anna": {"tokensPerMinute": 60, "burstTokens": 1000}, "boris": {}}
 """A token a second: within a test the bucket does not fill."""
@@ -151,7 +151,7 @@ def test_usage_is_read_however_the_stream_is_cut(cut: int) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("fairlead_router.quota.SYNC_SECONDS", 0.05)
+    monkeypatch.setattr("fairlead_router.tenancy.quota.SYNC_SECONDS", 0.05)
     yield
 
 
