@@ -60,7 +60,8 @@ async def run(front: Front, keyed: bool) -> float:
     for _ in range(REQUESTS):
         call = Call("POST", "/v1/completions", "id", [], 100, "", KEY.encode() if keyed else b"")
         front.identify(call)
-        front.check_quota(call)
+        assert call.account is not None
+        front.check_quota(call.account)
         call.keep(400)
         call.caller.salt("")
         await front.forward(call, prompt, None)  # type: ignore[arg-type]  # nobody writes to it

@@ -12,7 +12,7 @@ from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.interop import queries
 from fairlead_router.interop.redirect import opted_out
 from fairlead_router.request.call import Call, linger
-from fairlead_router.request.prompts import Prompt
+from fairlead_router.request.prompts import PROMPTED, Prompt
 from fairlead_router.router import Router
 from fairlead_router.serving.probe import PATH as PROBE
 from fairlead_router.wire.client import Request
@@ -20,7 +20,6 @@ from fairlead_router.wire.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-PROMPTED = ("/v1/completions", "/v1/chat/completions")
 PASSED = ("/tokenize", "/detokenize")
 MODEL = "/v1/models/"
 
@@ -65,7 +64,8 @@ class App:
             if page is not None or call.method != "POST":
                 raise ApiError(405, f"{call.method} is not allowed on {path[:200]}.", code="method_not_allowed")
             if path in PROMPTED:
-                front.check_quota(call)
+                assert call.account is not None
+                front.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
             if path in PROMPTED:
                 prompt = await self._prompt(call)

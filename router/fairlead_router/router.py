@@ -64,7 +64,7 @@ class Router:
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
         self.probe = Probe(self.front, self.prompts)
-        self.redirector = Redirector(config, self.table, self.policy)
+        self.redirector = Redirector(config, self.proxy, self.admission)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
         self.queries = Queries(self.formats, self.table, match, self._threads)
         self.picker = self._make_picker()

@@ -121,6 +121,16 @@ class PromptFormats:
             return self.current
         return next((known for known in self._known.values() if name in known.format.model_names), self.current)
 
+    def names_of(self, tag: str) -> frozenset[str]:
+        """Model names of one format; none where it is not known."""
+        known = self._known.get(tag)
+        return frozenset(known.format.model_names) if known is not None else frozenset()
+
+    def divided_by(self, name: str) -> bool:
+        """Whether some formats have this model name and others have not, as while a rollout renames the model."""
+        having = sum(name in known.format.model_names for known in self._known.values())
+        return 0 < having < len(self._known)
+
     def model_names(self) -> list[str]:
         """Every served model name, sorted."""
         return sorted({name for known in self._known.values() for name in known.format.model_names})

@@ -76,6 +76,7 @@ class Poller:
                     continue  # begun before a request found it gone: it proves nothing
                 if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
                     worker.format_tag = await self._formats.learn(worker.pool, worker.format_tag)
+                    worker.models = self._formats.names_of(worker.format_tag)
                     format_age = loop.time()
                 self._settle(worker, reason)
             except (TimeoutError, Unreachable):

@@ -39,6 +39,8 @@ class Worker:
         """What it is for; empty or `both`: whole requests."""
         self.adapters: frozenset[str] = frozenset()
         """Model names beyond its model's own that it answers to."""
+        self.models: frozenset[str] = frozenset()
+        """Its model's own names, as its prompt format says."""
         self.prediction = Prediction()
         self.format_tag = ""
         self.in_flight = 0
@@ -59,9 +61,9 @@ class Worker:
         """It was ready when last heard, and only slow to answer since: better than no worker at all."""
         return self.ready and not self.draining and self.breaker.closed
 
-    def serves(self, adapter: str) -> bool:
-        """Whether such a request may go there at all, however loaded it is."""
-        return self.role in ("", "both") and (not adapter or adapter in self.adapters)
+    def serves(self, model: str) -> bool:
+        """Whether such a request may go there at all, however loaded it is. `model`: as in `Wanted`."""
+        return self.role in ("", "both") and (not model or model in self.models or model in self.adapters)
 
     def expected_wait(self) -> float:
         """Seconds until a prompt sent now would be begun, as this router knows it."""
@@ -94,20 +96,20 @@ class WorkerTable:
     def get(self, address: str) -> Worker | None:
         return self._workers.get(address)
 
-    def usable(self, excluded: Collection[tuple[str, int]] = (), adapter: str = "") -> list[Worker]:
+    def usable(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> list[Worker]:
         """Workers that may be chosen; those that have only fallen silent where there are no others. `excluded`: (address, life)."""
-        left = [worker for worker in self._workers.values() if (worker.address, worker.life) not in excluded and worker.serves(adapter)]
+        left = [worker for worker in self._workers.values() if (worker.address, worker.life) not in excluded and worker.serves(model)]
         return [worker for worker in left if worker.usable] or [worker for worker in left if worker.last_resort]
 
     def adapters(self) -> frozenset[str]:
         """What the workers serve beside their model."""
         return frozenset().union(*(worker.adapters for worker in self._workers.values()))
 
-    def unusable_addresses(self, adapter: str = "") -> set[str]:
+    def unusable_addresses(self, model: str = "") -> set[str]:
         """What the index must not choose: known and not usable for such a request, or dropped a moment ago."""
         limit = self._clock() - FORGET_SECONDS
         self._dropped = {address: since for address, since in self._dropped.items() if since > limit}
-        barred = {worker.address for worker in self._workers.values() if not (worker.usable and worker.serves(adapter))}
+        barred = {worker.address for worker in self._workers.values() if not (worker.usable and worker.serves(model))}
         return barred | self._dropped.keys()
 
     def discovered(self, addresses: Collection[str]) -> None:

@@ -6,16 +6,17 @@ no audit of predictions; a worker that cannot take it answers 503, and the clien
 
 import asyncio
 from collections.abc import Iterable
-from time import monotonic
 from typing import Final
 
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, unavailable
-from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.errors import ApiError
+from fairlead_router.fleet.workers import Worker
 from fairlead_router.request.call import Call
 from fairlead_router.request.prompts import Prompt
-from fairlead_router.serving.admission import RECHECK_SECONDS
-from fairlead_router.steering.policies import Choice, Policy, Wanted
+from fairlead_router.serving.admission import Admission, Ticket
+from fairlead_router.serving.asks import wanted_for
+from fairlead_router.serving.proxy import Proxy
+from fairlead_router.steering.policies import Choice
 
 OPT_OUT: Final = b"x-fairlead-steering"
 """`proxy` in this header: the client cannot follow redirects, its request is proxied."""
@@ -45,31 +46,28 @@ def opted_out(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 class Redirector:
-    """Chooses as the proxy does, and says where the worker is instead of going there."""
+    """Chooses and holds as the proxy does, and says where the worker is instead of going there."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy) -> None:
+    def __init__(self, config: RouterConfig, proxy: Proxy, admission: Admission) -> None:
         """Raises ValueError for keys beside redirects: workers know no keys, and who was once sent to one could go again without."""
         if config.steering == "redirect" and config.api_keys_file:
             raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: take one of the two away")
         self.on = config.steering == "redirect"
-        self._table, self._policy, self._hold = table, policy, config.hold_timeout
+        self._proxy, self._admission = proxy, admission
 
     async def redirect(self, call: Call, prompt: Prompt) -> Redirect:
         """Where the call's client is to go. Waits for a worker while there is none; raises ApiError 503 when that took too long."""
-        choice = await self._choose(Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user), prompt.adapter))
+        assert call.account is not None
+        ticket = Ticket(call.account, call.caller.bounded(prompt.asked.priority), prompt.length, call.kept)
+        try:
+            choice = await self._proxy.choose(wanted_for(prompt, call.caller, call.session), (), (), ticket)
+        finally:
+            self._admission.leave(ticket)
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
         call.worker, call.predicted = worker.address, choice.predicted
         worker.pending_tokens += pending
         asyncio.get_running_loop().call_later(CLAIM_SECONDS, _forget, worker, pending)
         return Redirect(b"http://" + worker.address.encode() + call.path.encode(), choice)
-
-    async def _choose(self, wanted: Wanted) -> Choice:
-        deadline = monotonic() + self._hold
-        while (choice := await self._policy.choose(wanted, ())) is None:
-            if (left := deadline - monotonic()) <= 0:
-                raise unavailable(f"No worker became ready within {self._hold:g} s. Try again later.", retry_after=5)
-            await self._table.changed(min(left, RECHECK_SECONDS))
-        return choice
 
 
 def _forget(worker: Worker, pending: int) -> None:

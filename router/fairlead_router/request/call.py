@@ -9,7 +9,7 @@ from time import monotonic
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.tenancy.memory import Bodies
 from fairlead_router.tenancy.quota import Account
-from fairlead_router.tenancy.tenants import ANYONE, Caller
+from fairlead_router.tenancy.tenants import ANYONE, Caller, credential
 from fairlead_router.tenancy.usage import Meter
 from fairlead_router.wire.client import Request
 from fairlead_router.wire.held import HeldStream
@@ -51,7 +51,7 @@ class Call:
     refused: bool = False
     caller: Caller = ANYONE
     account: Account | None = None
-    instructions: list[bytes] = field(default_factory=list)
+    instructions: Headers = field(default_factory=list)
     """Headers of ours for the worker."""
     meter: Meter | None = None
     """Reads what the answer used; None where nobody counts."""
@@ -64,30 +64,27 @@ class Call:
     @classmethod
     def of(cls, request: Request) -> "Call":
         passed: Headers = []
-        request_id, session, length, bearer, key = "", "", None, b"", b""
+        given, session, length, authorization, key = "", "", None, b"", b""
         of_the_hop: set[bytes] = set()
         for name, value in request.headers:
             if name == b"x-request-id":
-                request_id = value.decode("latin-1")
+                given = value.decode("latin-1")
             elif name == b"content-length":
                 length = int(value) if value.isdigit() else None
             elif name == b"x-session-id":
                 session = value.decode("latin-1")
             elif name == b"authorization":
-                scheme, _, token = value.partition(b" ")
-                bearer = token.strip() if scheme.lower() == b"bearer" else b""
+                authorization = value
             elif name == b"x-api-key":
-                key = value.strip()
+                key = value
             elif name == b"connection":
                 of_the_hop.update(word.strip().lower() for word in value.split(b","))
             if name not in _NOT_PASSED and not name.startswith(b"x-fairlead-"):
                 passed.append((name, value))
         if of_the_hop:  # the client names headers that are for us alone (RFC 9110, 7.6.1)
             passed = [(name, value) for name, value in passed if name not in of_the_hop]
-        if not _ID.fullmatch(request_id):
-            request_id = f"{random.getrandbits(128):032x}"
         # The query is left out: no path here takes one, and some clients put their key there.
-        return cls(request.method, request.path, request_id, passed, length, session, bearer or key)
+        return cls(request.method, request.path, request_id(given), passed, length, session, credential(authorization, key))
 
     @property
     def waits(self) -> bool:
@@ -98,11 +95,6 @@ class Call:
     def sender(self) -> str:
         """Tenant and key by name, for the log."""
         return f"{self.caller.tenant.name}/{self.caller.key}" if self.caller.tenant.name else "-"
-
-    def session_of(self, user: str) -> str:
-        """What a session policy goes by; one tenant's cannot be another's."""
-        session = self.session or user
-        return f"{self.caller.tenant.name}/{session}" if session and self.caller.tenant.name else session
 
     def keep(self, size: int) -> None:
         """Count `size` bytes of the body in all. Raises ApiError where the router keeps too many."""
@@ -135,6 +127,11 @@ class Call:
         return ApiError(
             413, message.replace("bytes exceeds", "bytes: it exceeds"), code="request_too_large", headers=[(b"connection", b"close")]
         )
+
+
+def request_id(given: str) -> str:
+    """What the client gave, if it may stand in a header and a log; else one of our own."""
+    return given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
 async def linger(request: Request) -> None:

@@ -16,6 +16,8 @@ from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.request.asked import Asked
 from fairlead_router.tenancy.tenants import ANYONE
 
+PROMPTED = ("/v1/completions", "/v1/chat/completions")
+"""Paths whose requests are for the engine."""
 _CHAT = "/v1/chat/completions"
 _BYTES_A_TOKEN = 4
 """For prompts that are not tokenized here, a length good enough to compare waits."""
@@ -61,8 +63,8 @@ class Prompt:
     asked: Asked = field(default_factory=Asked)
     salt: str = ""
     """Of the caller's tenant and its own `cache_salt`: part of the root of `hashes`, and for the worker to say the same."""
-    adapter: str = ""
-    """The adapter that the model name stands for."""
+    model: str = ""
+    """The name that a worker must answer to; empty where every worker does."""
 
 
 class Prompts:
@@ -106,11 +108,13 @@ class Prompts:
         if isinstance(body.model, str) and names and body.model not in names:
             message = f"The model {body.model[:200]!r} does not exist. Models served here: {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
-        adapter = body.model if isinstance(body.model, str) and body.model in self._adapters() else ""
+        name = body.model if isinstance(body.model, str) else ""
+        adapter = name if name in self._adapters() else ""
+        model = name if adapter or self._formats.divided_by(name) else ""
         user = body.user if isinstance(body.user, str) else ""
         asked = Asked.by(path, body)
         salt = salt_of(asked.salt)
-        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt, adapter=adapter)
+        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt, model=model)
         known = self._formats.of_model(body.model)
         if not self._tokenize or known is None:
             return guess
@@ -122,7 +126,7 @@ class Prompts:
             return guess
         root = known.format.root(adapter, salt) if adapter or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, adapter)
+        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model)
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat, salt: str) -> "tuple[array[int] | None, bool]":
         """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker.

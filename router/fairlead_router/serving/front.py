@@ -1,5 +1,8 @@
 """The router's front: who asks, whether they may, and when; behind it the proxy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fairlead_index.connection import Scripts
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
@@ -7,12 +10,13 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.request.call import Call
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.serving.admission import Admission, Ticket
+from fairlead_router.serving.asks import instructions_for
 from fairlead_router.serving.proxy import Proxy
+from fairlead_router.tenancy.charge import Charge
 from fairlead_router.tenancy.keys import Keys
 from fairlead_router.tenancy.memory import Bodies
 from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.tenants import Caller
-from fairlead_router.tenancy.usage import Meter
 from fairlead_router.wire.held import HeldStream
 from fairlead_router.wire.reply import Reply
 
@@ -51,32 +55,34 @@ class Front:
         call.account = self._accounts.of(call.caller.tenant)
 
     def visitor(self, credential: bytes) -> tuple[Caller, Account]:
-        """Who comes by way of a gateway. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
+        """Who comes by way of a gateway. Raises ApiError 401."""
         caller = self.keys.caller(credential)
-        account = self._accounts.of(caller.tenant)
-        self._admit(account, 1)
-        return caller, account
+        return caller, self._accounts.of(caller.tenant)
 
-    def check_quota(self, call: Call) -> None:
+    def check_quota(self, account: Account) -> None:
         """A tenant in debt is refused before its prompt costs anything. Raises ApiError 429."""
-        assert call.account is not None
-        self._admit(call.account, 1)
+        with self._refusals():
+            account.admit(1)
+
+    def charge(self, account: Account, prompt: Prompt, size: int) -> Charge:
+        """Take out what a request of `size` bytes will probably use. Raises ApiError 429 where the tenant's bucket does not hold it."""
+        asked = prompt.asked
+        # Of several prompts only the first was tokenized.
+        tokens = prompt.length if asked.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
+        with self._refusals():
+            return Charge(account, tokens, asked.output, asked.sequences)
 
     async def forward(self, call: Call, prompt: Prompt, reply: Reply) -> None:
         """Charge, wait for the turn, let the proxy answer, settle. Raises ApiError where no answer has begun."""
         account, asked = call.account, prompt.asked
         assert account is not None
-        # Of several prompts only the first was tokenized.
-        tokens = prompt.length if asked.prompts == 1 else max(prompt.length, len(call.body) // _BYTES_A_TOKEN)
-        expected = account.expect(tokens, asked.output, asked.sequences)
-        self._admit(account, expected)
-        account.use(expected)
-        call.meter = Meter(tokens) if call.caller.tenant.name else None
-        call.instructions = _instructions(call, prompt)
+        charge = self.charge(account, prompt, len(call.body))
+        call.meter = charge.meter if call.caller.tenant.name else None
+        call.instructions = instructions_for(prompt, call.caller)
         if asked.stream:
             call.held = HeldStream(reply, call.id)
         keep_alive = call.held.keep_alive if call.held is not None else None
-        ticket = Ticket(account, call.caller.bounded(asked.priority), prompt.length, call.kept, expected, keep_alive)
+        ticket = Ticket(account, call.caller.bounded(asked.priority), prompt.length, call.kept, charge.expected, keep_alive)
         try:
             await self._admission.enter(ticket)
             await self._proxy.forward(call, prompt, reply, ticket)
@@ -85,7 +91,10 @@ class Front:
             raise
         finally:
             self._admission.leave(ticket)
-            self._settle(call, ticket)
+            computed = bool(call.attempts) and call.status < 400 and not call.refused
+            difference = charge.settle(computed, call.meter is not None and bool(call.status))
+            if difference and ticket.served:
+                account.serve(difference)
 
     async def pass_on(self, call: Call, reply: Reply) -> None:
         """What needs no engine, and so no turn: /tokenize and /detokenize."""
@@ -95,38 +104,10 @@ class Front:
         finally:
             self._admission.leave(ticket)
 
-    def _admit(self, account: Account, cost: float) -> None:
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
         try:
-            account.admit(cost)
+            yield
         except ApiError:
             self._metrics.refused.labels("quota").inc()
             raise
-
-    def _settle(self, call: Call, ticket: Ticket) -> None:
-        """What was expected of the request is made what it used."""
-        account, meter = ticket.account, call.meter
-        used = ticket.cost
-        if not call.attempts or call.status >= 400 or call.refused:
-            used = 0.0  # nothing was computed for it
-        elif meter is not None and call.status:
-            used = meter.prompt + meter.output
-            account.learn(meter.prompt, meter.output)
-        # else the client went before the answer began: what it made a worker do is not known, and what was expected stays
-        if used != ticket.cost:
-            account.use(used - ticket.cost)
-            if ticket.served:
-                account.serve(used - ticket.cost)
-
-
-def _instructions(call: Call, prompt: Prompt) -> list[bytes]:
-    """Headers for the worker, which no client can send through us."""
-    lines = []
-    if prompt.salt:
-        lines.append(b"x-fairlead-cache-salt: " + prompt.salt.encode())
-    tenant = call.caller.tenant.name
-    if tenant:
-        lines.append(b"x-fairlead-tenant: " + tenant.encode())
-        lines.append(b"x-fairlead-priority: %d" % call.caller.bounded(prompt.asked.priority))
-        if prompt.asked.stream:
-            lines.append(b"x-fairlead-usage: 1")
-    return lines

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from time import monotonic
 
 from fairlead_router.config import RouterConfig
@@ -11,7 +12,8 @@ from fairlead_router.metrics import Metrics
 from fairlead_router.request.call import Call
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.serving.admission import Admission, Ticket
-from fairlead_router.steering.policies import Choice, Policy, Wanted
+from fairlead_router.serving.asks import wanted_for
+from fairlead_router.steering.policies import Choice, Policy, Tried, Wanted
 from fairlead_router.wire.reply import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
 
@@ -36,14 +38,14 @@ class Proxy:
 
         Raises ApiError where no worker's answer has begun.
         """
-        wanted = Wanted(prompt.length, prompt.hashes, call.session_of(prompt.user), prompt.adapter)
+        wanted = wanted_for(prompt, call.caller, call.session)
         tried: set[tuple[str, int]] = set()
         lost = 0.0
         busy: list[int] = []
         while True:
             if lost >= MOST_LOST:
                 raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
-            choice, began = self._note(call, await self._choose(wanted, tried, busy, ticket)), monotonic()
+            choice, began = self._note(call, await self.choose(wanted, tried, busy, ticket)), monotonic()
             tried.add((choice.worker.address, choice.worker.life))
             try:
                 connection, head = await self._attempt(call, prompt, choice, ticket)
@@ -80,8 +82,11 @@ class Proxy:
                 worker.in_flight -= 1
                 worker.pool.give_back(connection)
 
-    async def _choose(self, wanted: Wanted, tried: set[tuple[str, int]], busy: list[int], ticket: Ticket) -> Choice:
-        """A worker; waits for one while there is none. Raises ApiError: 503 when that took too long, 429 when all are full."""
+    async def choose(self, wanted: Wanted, tried: Tried, busy: Sequence[int], ticket: Ticket) -> Choice:
+        """A worker; waits for one while there is none. `busy`: seconds that full workers asked to be left alone.
+
+        Raises ApiError: 503 when the wait took too long, 429 when all are full.
+        """
         while True:
             choice = await self._policy.choose(wanted, tried)
             if choice is not None:
@@ -127,8 +132,7 @@ class Proxy:
         if tokens is not None:
             lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
             lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
-        lines += call.instructions
-        lines += [name + b": " + value for name, value in call.passed]
+        lines += [name + b": " + value for name, value in (*call.instructions, *call.passed)]
         head = b"\r\n".join(lines) + b"\r\n\r\n"
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 

@@ -62,7 +62,7 @@ class Mirrored:
         fresh = self.fleet.fresh
         if fresh:
             self._adopt()
-        workers = self._table.usable(tried, wanted.adapter)
+        workers = self._table.usable(tried, wanted.model)
         if not workers:
             return None
         hashes, request = hash_bytes(wanted.hashes), os.urandom(8)

@@ -22,8 +22,8 @@ class Wanted:
     hashes: Sequence[int] = field(default_factory=lambda: array("Q"))
     """Block hashes of the prompt; empty where it is shorter than a block or was not tokenized."""
     session: str = ""
-    adapter: str = ""
-    """The adapter that the request's model name stands for; empty: the model itself."""
+    model: str = ""
+    """The name that a worker must answer to, where not all of them do: an adapter's, or a model's while a rollout renames it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class LocalPolicy:
         pass
 
     async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
-        workers = self._table.usable(tried, wanted.adapter)
+        workers = self._table.usable(tried, wanted.model)
         return Choice(self.pick(wanted, workers)) if workers else None
 
     def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:

@@ -82,11 +82,11 @@ class PrefixAware:
             return choice
         if mirrored is not None and (choice := mirrored.choose(wanted, tried)):
             return choice  # an old picture is better than none
-        workers = self._table.usable(tried, wanted.adapter)
+        workers = self._table.usable(tried, wanted.model)
         return Choice(soonest_alone(wanted, workers)) if workers else None
 
     async def _ask_index(self, reader: IndexReader | GroupedReader, wanted: Wanted, tried: Tried) -> Choice | None:
-        excluded = self._table.unusable_addresses(wanted.adapter) | {address for address, _ in tried}
+        excluded = self._table.unusable_addresses(wanted.model) | {address for address, _ in tried}
         try:
             route = await reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded)
         except IndexUnavailable as error:
@@ -96,7 +96,7 @@ class PrefixAware:
         self._say(away=False)
         for candidate in route.candidates[:1]:
             worker = self._table.adopt(candidate.address)
-            if worker is not None and worker.ready and worker.serves(wanted.adapter):  # else it went while the index was being asked
+            if worker is not None and worker.ready and worker.serves(wanted.model):  # else it went while the index was being asked
                 return Choice(worker, candidate.cached_tokens, route.reservation)
         if route.candidates:
             self._spawn(self._give_up(reader, route.reservation))

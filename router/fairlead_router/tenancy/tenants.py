@@ -71,6 +71,10 @@ class Caller:
         """The cache salt of its requests, together with what the client itself gave as `cache_salt`."""
         return cache_salt(self.secret, self.tenant.group, given)
 
+    def session(self, given: str) -> str:
+        """What a session policy goes by; one tenant's cannot be another's."""
+        return f"{self.tenant.name}/{given}" if given and self.tenant.name else given
+
     def bounded(self, asked: int | None) -> int:
         """The priority of a request that asked for `asked`. Without keys what it asked for, else at most as urgent as the key's."""
         if not self.tenant.name:
@@ -80,6 +84,13 @@ class Caller:
 
 ANYONE = Caller()
 """Everybody, where there are no keys."""
+
+
+def credential(authorization: bytes, api_key: bytes) -> bytes:
+    """The key in a request's `Authorization: Bearer KEY`, else its `x-api-key`."""
+    scheme, _, token = authorization.partition(b" ")
+    bearer = token.strip() if scheme.lower() == b"bearer" else b""
+    return bearer or api_key.strip()
 
 
 def digest(key: bytes) -> bytes:

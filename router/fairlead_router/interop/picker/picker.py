@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from time import monotonic
 
 from fairlead_router.config import RouterConfig
-from fairlead_router.errors import ApiError, unavailable
+from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.interop.picker.turn import Turn
 from fairlead_router.interop.picker.visitor import Visitor
 from fairlead_router.metrics import Metrics
-from fairlead_router.request.prompts import Prompt, Prompts
+from fairlead_router.request.prompts import PROMPTED, Prompt, Prompts
+from fairlead_router.serving.asks import instructions_for, wanted_for
 from fairlead_router.serving.front import Front
 from fairlead_router.steering.policies import Choice, Policy, Wanted
+from fairlead_router.tenancy.tenants import credential
 from fairlead_router.wire.pool import split_address
 
-PROMPTED = ("/v1/completions", "/v1/chat/completions")
 FALLBACKS = 2
 """Endpoints named after the first one: a gateway that retries goes down the list."""
 RETRY_SECONDS = 5
@@ -46,7 +47,7 @@ class Picked:
     turn: Turn
     tokens: "array[int] | None"
     format_tag: str
-    instructions: list[tuple[str, str]]
+    instructions: Headers
 
 
 class Picker:
@@ -72,18 +73,15 @@ class Picker:
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Visitor:
         """Before anything of the body is read. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        bearer = token.strip() if scheme.lower() == b"bearer" else b""
-        caller, account = self._front.visitor(bearer or headers.get(b"x-api-key", b"").strip())
+        caller, account = self._front.visitor(credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")))
+        self._front.check_quota(account)
         return Visitor(caller, account)
 
     async def pick(self, asked: Asked) -> Picked:
         """Raises ApiError: 400 and 404 for what no worker would take, 503 without a usable endpoint, 429 when the wait is too long."""
         try:
             prompt = await self._prompt(asked)
-            session, tenant = asked.session or prompt.user, asked.visitor.caller.tenant.name
-            session = f"{tenant}/{session}" if session and tenant else session  # one tenant's cannot be another's
-            wanted = Wanted(prompt.length, prompt.hashes, session, prompt.adapter)
+            wanted = wanted_for(prompt, asked.visitor.caller, asked.session)
             choice = await self._choose(wanted, asked.subset)
             self._check_wait(choice)
             self._charge(asked, prompt, choice)
@@ -93,17 +91,17 @@ class Picker:
         self._metrics.picks.labels("200").inc()
         turn = Turn(self._table, self._policy, self._metrics, wanted, choice)
         first = choice.worker
-        alike = (w for w in self._table.usable((), prompt.adapter) if w.format_tag == first.format_tag)
+        alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
         others = [w for w in alike if w is not first and _may(w.address, asked.subset)]
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
-        return Picked(endpoints, turn, tokens, prompt.format_tag, asked.visitor.instructions(prompt))
+        return Picked(endpoints, turn, tokens, prompt.format_tag, instructions_for(prompt, asked.visitor.caller))
 
     def _charge(self, asked: Asked, prompt: Prompt, choice: Choice) -> None:
         try:
             if asked.path in PROMPTED:
-                asked.visitor.charge(prompt)
+                asked.visitor.charge = self._front.charge(asked.visitor.account, prompt, len(asked.body or b""))
         except ApiError:
             self._policy.release(choice)
             raise

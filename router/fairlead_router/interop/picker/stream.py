@@ -11,8 +11,6 @@ the inference extension demands).
 """
 
 import logging
-import os
-import re
 
 from fairlead_router.errors import ApiError
 from fairlead_router.interop.picker import messages
@@ -27,13 +25,14 @@ from fairlead_router.interop.picker.ext_proc_pb2 import (
     ProcessingResponse,
     TrailersResponse,
 )
-from fairlead_router.interop.picker.picker import PROMPTED, Asked, Picked, Picker
+from fairlead_router.interop.picker.picker import Asked, Picked, Picker
 from fairlead_router.interop.picker.visitor import Visitor
+from fairlead_router.request.call import request_id
+from fairlead_router.request.prompts import PROMPTED
 
 logger = logging.getLogger(__name__)
 Answers = list[ProcessingResponse]
 
-_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _OURS = "x-fairlead-"
 
 
@@ -44,7 +43,7 @@ class Stream:
         self._picker = picker
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
         self._headers: dict[bytes, bytes] = {}
-        self._visitor = Visitor()
+        self._visitor: Visitor | None = None
         self._subset: list[str] | None = None
         self._body = bytearray()
         self._picked: Picked | None = None
@@ -86,7 +85,7 @@ class Stream:
         """The request is over, or Envoy has gone. May be said again."""
         if self._picked is not None:
             self._picked.turn.over()
-            self._visitor.settle()
+            self._who.settle()
 
     # The request
 
@@ -131,29 +130,33 @@ class Stream:
     async def _pick(self, body: bytes | None) -> Picked:
         length = self._headers.get(b"content-length", b"")
         session = self._headers.get(b"x-session-id", b"").decode("latin-1")
-        asked = Asked(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._visitor)
+        asked = Asked(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._who)
         self._picked = await self._picker.pick(asked)
         logger.debug("request %s: to %s", self._request_id(), self._picked.endpoints)
         return self._picked
 
     def _way(self, picked: Picked) -> HeaderMutation:
-        ours = [(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id()), *picked.instructions]
+        ours = [(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id())]
+        ours += [(name.decode(), value.decode()) for name, value in picked.instructions]
         return messages.changes(ours, self._stale())
 
     def _stale(self) -> list[str]:
         """Headers that no worker may see: in our name, which it would believe, and the key that was meant for us."""
         ours = [name.decode("latin-1") for name in self._headers if name.startswith(_OURS.encode())]
-        return [*ours, "authorization", "x-api-key"] if self._visitor.caller.tenant.name else ours
+        return [*ours, "authorization", "x-api-key"] if self._who.caller.tenant.name else ours
+
+    @property
+    def _who(self) -> Visitor:
+        assert self._visitor is not None, "a body before its headers"
+        return self._visitor
 
     def _path(self) -> str:
         return self._headers.get(b":path", b"").decode("latin-1").partition("?")[0]
 
     def _request_id(self) -> str:
-        given = self._headers.get(b"x-request-id", b"").decode("latin-1")
-        if not _ID.fullmatch(given):
-            given = os.urandom(16).hex()
-            self._headers[b"x-request-id"] = given.encode()
-        return given
+        said = request_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
+        self._headers[b"x-request-id"] = said.encode()  # once made, it stays
+        return said
 
     def _too_large(self, length: int | None) -> ApiError:
         size = f"is {length} bytes: it exceeds" if length is not None else "exceeds"
@@ -169,7 +172,7 @@ class Stream:
             status = dict(headers).get(b":status", b"")
             served = messages.endpoints_in(message.metadata_context, messages.NAMESPACE, messages.SERVED) or [""]
             self._picked.turn.began(int(status) if status.isdigit() else 0, headers, served[0])
-            self._visitor.began(int(status) if status.isdigit() else 0, headers)
+            self._who.began(int(status) if status.isdigit() else 0, headers)
             predicted = self._picked.turn.choice.predicted
             shown = [("x-fairlead-predicted-tokens", str(predicted))] if predicted is not None else []
         if message.response_headers.end_of_stream:
@@ -177,7 +180,7 @@ class Stream:
         return messages.response_headers(messages.changes(shown))
 
     def _on_response_body(self, said: HttpBody) -> Answers:
-        self._visitor.read(said.body)
+        self._who.read(said.body)
         if said.end_of_stream:
             self.close()
         if self._response_mode == FULL_DUPLEX_STREAMED:
