@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fairlead_index.access import RedisAccess
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import GroupedReader, index_reader
-from fairlead_index.reader import IndexReader
+from fairlead_index.reader import IndexReader, Route
 from fairlead_router.config import IndexMode
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
@@ -87,8 +87,12 @@ class PrefixAware:
 
     async def _ask_index(self, reader: IndexReader | GroupedReader, wanted: Wanted, tried: Tried) -> Choice | None:
         excluded = self._table.unusable_addresses(wanted.model) | {address for address, _ in tried}
+        asking = asyncio.ensure_future(reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded))
         try:
-            route = await reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded)
+            route = await asyncio.shield(asking)
+        except asyncio.CancelledError:  # the client has gone; what Redis reserves for it all the same is given back
+            self._spawn(self._unwanted(reader, asking))
+            raise
         except IndexUnavailable as error:
             self._metrics.index_unavailable.inc()
             self._say(away=reader.away, why=str(error))
@@ -125,6 +129,14 @@ class PrefixAware:
             return held
         assert self._reader is not None
         return (await self._reader.match(wanted.hashes)).get(worker.address, 0)
+
+    async def _unwanted(self, reader: IndexReader | GroupedReader, asking: "asyncio.Future[Route]") -> None:
+        try:
+            route = await asking
+        except IndexUnavailable:
+            return
+        if route.candidates:
+            await self._give_up(reader, route.reservation)
 
     async def _give_up(self, reader: IndexReader | GroupedReader, reservation: bytes) -> None:
         try:

@@ -163,6 +163,9 @@ class ClientConnection(asyncio.Protocol):
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
         request.old = self._parser.get_http_version() == "1.0"
+        if request.old and any(name == b"transfer-encoding" for name, _ in request.headers):  # RFC 9112, 6.1: one before us may not know it
+            self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
+            return
         if not request.target.startswith(b"/"):
             _without_origin(request)
         path, _, request.query = request.target.partition(b"?")
@@ -213,7 +216,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             await self._app(request, reply)
         except Exception:
-            logger.exception("%s %s: a fault of the router", request.method, request.path[:200])
+            logger.exception("%s %r: a fault of the router", request.method, request.path[:200])
             if not reply.started:
                 reply.whole(500, error_body("The router failed.", "server_error", code="internal"))
         finally:
@@ -280,8 +283,9 @@ class ClientConnection(asyncio.Protocol):
         if self._finished:
             return
         self._finished = self._closing = True
-        if self._serving is not None and self._serving.reply is not None and self._serving.reply.started:
-            return  # an answer is under way: closed after it
+        serving = self._serving
+        if serving is not None and (serving.whole or (serving.reply is not None and serving.reply.started)):
+            return  # its answer comes first, and then the end: ours would be taken for it
         body = error_body(message, "invalid_request_error", code=code)
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
         self._transport.write(head % (status, reason, header, len(body)) + body)
