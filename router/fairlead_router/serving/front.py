@@ -1,8 +1,5 @@
 """The router's front: who asks, whether they may, and when; behind it the proxy."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from fairlead_index.connection import Scripts
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
@@ -44,7 +41,7 @@ class Front:
         await self._accounts.close()
 
     def identify(self, call: Call) -> None:
-        """Before anything of the body is read. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
+        """Before anything of the body is read. Raises ApiError 401."""
         call.caller = self.keys.caller(call.credential)
         call.credential = b""
         call.account = self._accounts.of(call.caller.tenant)
@@ -61,16 +58,17 @@ class Front:
 
     def check_quota(self, account: Account) -> None:
         """A tenant in debt is refused before its prompt costs anything. Raises ApiError 429."""
-        with self._refusals():
-            account.admit(1)
+        self._admit(account, 1)
 
     def charge(self, account: Account, prompt: Prompt, size: int) -> Charge:
         """Take out what a request of `size` bytes will probably use. Raises ApiError 429 where the tenant's bucket does not hold it."""
         asked = prompt.asked
         # Of several prompts only the first was tokenized.
         tokens = prompt.length if asked.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
-        with self._refusals():
-            return Charge(account, tokens, asked.output, asked.sequences)
+        charge = Charge(account, tokens, asked.output, asked.sequences)
+        self._admit(account, charge.expected)
+        charge.take()
+        return charge
 
     async def forward(self, call: Call, prompt: Prompt, reply: Reply) -> None:
         """Charge, wait for the turn, let the proxy answer, settle. Raises ApiError where no answer has begun."""
@@ -104,10 +102,9 @@ class Front:
         finally:
             self._admission.leave(ticket)
 
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _admit(self, account: Account, cost: float) -> None:
         try:
-            yield
+            account.admit(cost)
         except ApiError:
             self._metrics.refused.labels("quota").inc()
             raise

@@ -5,15 +5,17 @@ from fairlead_router.tenancy.usage import Meter
 
 
 class Charge:
-    """`settle` it once, however the request ended. `meter` reads the answer where the caller lets it."""
+    """`take` it, then `settle` it once, however the request ended. `meter` reads the answer where the caller lets it."""
 
     def __init__(self, account: Account, prompt: int, output: int | None, sequences: int) -> None:
-        """`prompt`: tokens; `output`: at most, of each of `sequences`. Raises ApiError 429 where the bucket does not hold it."""
+        """`prompt`: tokens; `output`: at most, of each of `sequences`; None for no bound."""
         self.account = account
         self.expected = account.expect(prompt, output, sequences)
         self.meter = Meter(prompt)
-        account.admit(self.expected)
-        account.use(self.expected)
+
+    def take(self) -> None:
+        """What is expected leaves the bucket."""
+        self.account.use(self.expected)
 
     def settle(self, computed: bool, told: bool) -> float:
         """Give the tokens that it used beyond what was expected. `computed`: a worker did something for it; `told`: the meter knows what.
