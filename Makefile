@@ -94,7 +94,7 @@ api-docs: install ## write docs/api.md from the worker's request schema
 	$(BIN)/python -m fairlead_worker.api.fields
 
 protos: install ## compile the endpoint picker's messages
-	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/picker/ext_proc.proto
+	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/interop/picker/ext_proc.proto
 
 requirements: ## pin every dependency with its hashes
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt

@@ -15,15 +15,15 @@ from time import perf_counter
 import uvloop
 
 from fairlead_index.load import WorkerLoad
-from fairlead_router.admission import Admission, Ticket
-from fairlead_router.asked import Asked
 from fairlead_router.config import RouterConfig
-from fairlead_router.front import Front
-from fairlead_router.inbound import Call
+from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.prompts import Prompt
-from fairlead_router.proxy import Proxy
-from fairlead_router.workers import WorkerTable
+from fairlead_router.request.asked import Asked
+from fairlead_router.request.call import Call
+from fairlead_router.request.prompts import Prompt
+from fairlead_router.serving.admission import Admission, Ticket
+from fairlead_router.serving.front import Front
+from fairlead_router.serving.proxy import Proxy
 
 KEY = "fl-a-key-for-the-benchmark-only-0123456789"
 REQUESTS, RUNS, WORKERS = 20_000, 9, 64
@@ -60,7 +60,8 @@ async def run(front: Front, keyed: bool) -> float:
     for _ in range(REQUESTS):
         call = Call("POST", "/v1/completions", "id", [], 100, "", KEY.encode() if keyed else b"")
         front.identify(call)
-        front.check_quota(call)
+        assert call.account is not None
+        front.check_quota(call.account)
         call.keep(400)
         call.caller.salt("")
         await front.forward(call, prompt, None)  # type: ignore[arg-type]  # nobody writes to it

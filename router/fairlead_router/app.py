@@ -7,20 +7,19 @@ from time import monotonic
 
 import msgspec
 
-from fairlead_router import queries
 from fairlead_router.access_log import AccessLog
-from fairlead_router.client import Request
 from fairlead_router.errors import ApiError, Headers, unavailable
-from fairlead_router.inbound import Call, linger
-from fairlead_router.probe import PATH as PROBE
-from fairlead_router.prompts import Prompt
-from fairlead_router.redirect import opted_out
-from fairlead_router.reply import Reply
+from fairlead_router.interop import queries
+from fairlead_router.interop.redirect import opted_out
+from fairlead_router.request.call import Call, linger
+from fairlead_router.request.prompts import PROMPTED, Prompt
 from fairlead_router.router import Router
+from fairlead_router.serving.probe import PATH as PROBE
+from fairlead_router.wire.client import Request
+from fairlead_router.wire.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-PROMPTED = ("/v1/completions", "/v1/chat/completions")
 PASSED = ("/tokenize", "/detokenize")
 MODEL = "/v1/models/"
 
@@ -65,7 +64,8 @@ class App:
             if page is not None or call.method != "POST":
                 raise ApiError(405, f"{call.method} is not allowed on {path[:200]}.", code="method_not_allowed")
             if path in PROMPTED:
-                front.check_quota(call)
+                assert call.account is not None
+                front.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
             if path in PROMPTED:
                 prompt = await self._prompt(call)
@@ -126,7 +126,9 @@ class App:
         now = monotonic()
         path = call.path if call.path in (*PROMPTED, *PASSED, *queries.PATHS) else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.finished(call, path, status)
+        self._router.metrics.finished(path, status)
+        if self._router.stack_metrics is not None and path in PROMPTED and call.prompt_tokens is not None:
+            self._router.stack_metrics.finished(call)
         if self._access.on:
             self._access.write(
                 f"{call.id} {call.method} {path} {status} caller={call.sender} worker={call.worker or '-'} attempts={call.attempts}"

@@ -7,9 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fairlead_index.token_cache import TokenCache
-from fairlead_router.inbound import Call
-from fairlead_router.stack_metrics import StackMetrics
-from fairlead_router.workers import WorkerTable
+from fairlead_router.fleet.workers import WorkerTable
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -57,7 +55,6 @@ class Metrics:
         self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of their bodies", registry=registry)
         registry.register(_WorkerGauges(table))
         self._requests: dict[tuple[str, str], Counter] = {}
-        self._stack: StackMetrics | None = None
 
     def compared(self, predicted: int | None, cached: int) -> None:
         """Count what an answer's worker had in its cache, beside what the index had foretold, if it was asked."""
@@ -66,14 +63,12 @@ class Metrics:
             self.predicted.inc(predicted)
             self.prediction_error.observe(abs(predicted - cached))
 
-    def finished(self, call: Call, path: str, code: str) -> None:
+    def finished(self, path: str, code: str) -> None:
         """Count a request that is over. `path` and `code` as they are shown. A pair's child is looked up once: that takes a lock."""
         child = self._requests.get((path, code))
         if child is None:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
-        if self._stack is not None and call.prompt_tokens is not None and path.startswith("/v1/"):
-            self._stack.finished(call)
 
     def tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
         """Where to read each tenant's prompt and output tokens at scrape time: a counter of its own would cost each request more."""
@@ -88,11 +83,6 @@ class Metrics:
     def watch_token_cache(self, cache: TokenCache) -> None:
         """Show how many prompt tokens were known from earlier prompts, and how many were not."""
         self.registry.register(_TokenCacheMetrics(cache))
-
-    def add_stack_names(self, stack: StackMetrics) -> None:
-        """Show and feed the names of vLLM's production stack too."""
-        self._stack = stack
-        self.registry.register(stack)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

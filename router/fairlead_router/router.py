@@ -11,25 +11,25 @@ import msgspec
 
 from fairlead_index.connection import Scripts
 from fairlead_index.token_cache import TokenCache
-from fairlead_router.admission import Admission
 from fairlead_router.config import RouterConfig
-from fairlead_router.discovery import follow, source_of
-from fairlead_router.formats import PromptFormats
-from fairlead_router.front import Front
+from fairlead_router.fleet.discovery import follow, source_of
+from fairlead_router.fleet.formats import PromptFormats
+from fairlead_router.fleet.poller import Poller
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.interop.queries import Queries
+from fairlead_router.interop.redirect import Redirector
+from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_router.metrics import Metrics
-from fairlead_router.policies import LeastLoad, Policy, Random, RoundRobin, Session
-from fairlead_router.poller import Poller
-from fairlead_router.probe import Probe
-from fairlead_router.prompts import Prompts
-from fairlead_router.proxy import Proxy
-from fairlead_router.queries import Queries
-from fairlead_router.redirect import Redirector
-from fairlead_router.stack_metrics import StackMetrics
-from fairlead_router.steering import IndexAt, PrefixAware
-from fairlead_router.workers import WorkerTable
+from fairlead_router.request.prompts import Prompts
+from fairlead_router.serving.admission import Admission
+from fairlead_router.serving.front import Front
+from fairlead_router.serving.probe import Probe
+from fairlead_router.serving.proxy import Proxy
+from fairlead_router.steering.policies import LeastLoad, Policy, Random, RoundRobin, Session
+from fairlead_router.steering.prefix_aware import IndexAt, PrefixAware
 
 if TYPE_CHECKING:
-    from fairlead_router.picker.server import PickerServer
+    from fairlead_router.interop.picker.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,10 @@ class Router:
         self.metrics.watch_token_cache(self.formats.cache)
         tokenize = config.policy == "PrefixAware"
         self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters)
+        self.stack_metrics: StackMetrics | None = None
         if config.metrics_names == "vllm":
-            self.metrics.add_stack_names(StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), "")))
+            self.stack_metrics = StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), ""))
+            self.metrics.registry.register(self.stack_metrics)
         self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
@@ -62,7 +64,7 @@ class Router:
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
         self.probe = Probe(self.front, self.prompts)
-        self.redirector = Redirector(config, self.table, self.policy)
+        self.redirector = Redirector(config, self.proxy, self.admission)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
         self.queries = Queries(self.formats, self.table, match, self._threads)
         self.picker = self._make_picker()
@@ -100,10 +102,11 @@ class Router:
     def _make_picker(self) -> "PickerServer | None":
         if self.config.picker_port is None:
             return None
-        from fairlead_router.picker.picker import Picker
-        from fairlead_router.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
+        from fairlead_router.interop.picker.picker import Picker
+        from fairlead_router.interop.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
 
-        return PickerServer(Picker(self), self.config)
+        picker = Picker(self.config, self.table, self.policy, self.front, self.prompts, self.metrics, self.not_ready_reason)
+        return PickerServer(picker, self.config)
 
     def _make_policy(self) -> Policy:
         match self.config.policy:

@@ -8,10 +8,10 @@ from time import monotonic
 import uvloop
 
 from fairlead_router.app import App
-from fairlead_router.client import ClientConnection
 from fairlead_router.config import RouterConfig
-from fairlead_router.guard import Guard
 from fairlead_router.router import Router
+from fairlead_router.wire.client import ClientConnection
+from fairlead_router.wire.guard import Guard
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from fairlead.local.manifest import objects_of
 from fairlead.local.workloads import LocalSettings, workloads
 from fairlead.main import main
 from fairlead_operator.api import InferenceService
-from fairlead_router.tenants import digest, read_keys
+from fairlead_router.tenancy.tenants import digest, read_keys
 
 
 def ran(*words: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from google.protobuf.struct_pb2 import Struct
 
-from fairlead_router.picker.ext_proc_pb2 import (
+from fairlead_router.interop.picker.ext_proc_pb2 import (
     FULL_DUPLEX_STREAMED,
     HeaderMap,
     HeaderMutation,

@@ -14,7 +14,7 @@ from tests.router.stand_in_worker import StandIn
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.salts import cache_salt
-from fairlead_router.tenants import KeyFileError, read_keys
+from fairlead_router.tenancy.tenants import KeyFileError, read_keys
 
 SECRET = "a secret for salts of at least 32 characters"
 ANNA, BORIS = "fl-anna-key-which-is-random-in-life", "fl-boris-key-which-is-random-in-life"

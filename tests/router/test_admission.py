@@ -13,8 +13,8 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, answers
 from tests.router.test_access import ANNA, BORIS, ask, guarded
 
-from fairlead_router.admission import AHEAD_REQUESTS
-from fairlead_router.fair_queue import FairQueue
+from fairlead_router.serving.admission import AHEAD_REQUESTS
+from fairlead_router.serving.fair_queue import FairQueue
 
 FULL = {"running": 4, "max_running": 4, "waiting": 1, "prefill_rate": 100.0, "backlog_tokens": 0}
 """All of a worker's seats are taken: what it gets more stands in its queue."""

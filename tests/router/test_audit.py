@@ -13,10 +13,10 @@ from fairlead_index.hashing import block_hashes, hash_bytes
 from fairlead_index.load import WorkerCard
 from fairlead_index.reader import IndexReader
 from fairlead_index.writer import IndexWriter
-from fairlead_router.audit import ANSWERS, Audit
+from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.policies import Choice, Wanted
-from fairlead_router.workers import Worker, WorkerTable
+from fairlead_router.steering.audit import ANSWERS, Audit
+from fairlead_router.steering.policies import Choice, Wanted
 
 HASHES = block_hashes(7, range(640), 16)
 

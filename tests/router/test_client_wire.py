@@ -8,9 +8,9 @@ from time import monotonic
 
 import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually, post
-from tests.router.stand_in_worker import Exchange
+from tests.router.stand_in_worker import Exchange, answers
 
-from fairlead_router.client import KEEP_ALIVE_SECONDS, STALL_SECONDS
+from fairlead_router.wire.client import KEEP_ALIVE_SECONDS, STALL_SECONDS
 
 WHOLE, STREAM = {"prompt": "x"}, {"prompt": "x", "stream": True}
 
@@ -102,16 +102,30 @@ async def test_an_upgrade_that_is_not_spoken_is_answered_as_if_not_asked_for(fle
         assert not await reader.read()
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"hello\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: x\r\nbad header: \x00\r\n\r\n",
-    ],
-    ids=["not-http", "two-lengths", "negative-length", "control-character"],
-)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+GARBAGE = {
+    "not HTTP": b"hello\r\n\r\n",
+    "length and chunks": HEAD + b"content-length: 3\r\n" + CHUNKED + b"0\r\n\r\n",
+    "chunks and length": HEAD + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n",
+    "two lengths": HEAD + b"content-length: 3\r\ncontent-length: 5\r\n\r\nabc",
+    "a list of lengths": HEAD + b"content-length: 3, 3\r\n\r\nabc",
+    "a negative length": HEAD + b"content-length: -1\r\n\r\n",
+    "a signed length": HEAD + b"content-length: +3\r\n\r\nabc",
+    "a space before the colon": HEAD + b"content-length : 3\r\n\r\nabc",
+    "another last coding": HEAD + b"transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+    "two codings": HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
+    "nearly chunked": HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": HEAD.replace(b"1.1", b"1.0") + CHUNKED + b"0\r\n\r\n",
+    "a folded header": HEAD + b"x-a: b\r\n transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\nabc",
+    "a bare line feed": HEAD + b"x-a: b\ncontent-length: 3\r\n\r\nabc",
+    "a bare return": HEAD + b"x-a: b\rcontent-length: 3\r\n\r\nabc",
+    "a control character": HEAD + b"bad header: \x00\r\n\r\n",
+    "a zero byte in a value": HEAD + b"x-a: b\x00\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 async def test_what_is_not_http_is_refused_and_closed(fleet: Fleet, garbage: bytes) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)
@@ -121,6 +135,27 @@ async def test_what_is_not_http_is_refused_and_closed(fleet: Fleet, garbage: byt
         assert status == 400 and headers["connection"] == "close" and json.loads(body)["error"]["code"] == "bad_request"
         assert not await reader.read()
     assert not worker.received
+
+
+async def test_what_follows_a_request_and_is_not_http_gets_no_answer_in_its_place(fleet: Fleet) -> None:
+    gate = asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await gate.wait()
+        await answers(exchange)
+
+    worker = await fleet.worker(behaviour=waits)
+    router = await fleet.router(worker)
+    async with wire(router) as (reader, writer):
+        writer.write(post(WHOLE))
+        await eventually(lambda: bool(worker.received), "it is at the worker")
+        writer.write(GARBAGE["two lengths"] + post(WHOLE))
+        (connection,) = router.server._connections
+        await eventually(lambda: connection._closing, "the rest was looked at")
+        gate.set()
+        assert (await answer(reader))[0] == 200, "the first request's own answer"
+        assert not await reader.read(), "and then the end"
+    assert len(worker.received) == 1
 
 
 async def test_a_head_too_long_is_refused_however_it_comes(fleet: Fleet) -> None:

@@ -10,8 +10,8 @@ from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import make_format
 
 from fairlead_router.config import RouterConfig, read_config
-from fairlead_router.discovery import DnsSource, FileSource, StaticSource, Unresolved, follow, source_of
-from fairlead_router.workers import WorkerTable
+from fairlead_router.fleet.discovery import DnsSource, FileSource, StaticSource, Unresolved, follow, source_of
+from fairlead_router.fleet.workers import WorkerTable
 
 
 async def test_sources_by_their_scheme(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Behaviour, Exchange, answers, dies_at_once, drains
 
-from fairlead_router.workers import Worker
+from fairlead_router.fleet.workers import Worker
 
 
 async def test_a_refused_connection_is_tried_elsewhere(fleet: Fleet) -> None:
@@ -148,7 +148,7 @@ async def test_a_worker_that_restarts_on_its_own_address_may_be_asked_again(flee
     held = asyncio.create_task(router.complete("x"))
     await eventually(lambda: bool(worker.received), "the request was sent")
     await worker.kill()
-    await eventually(lambda: not any(worker.usable for worker in router.table), "the router noticed")
+    await eventually(lambda: all(worker.seen_down for worker in router.table), "a look found it down")
     again = await fleet.worker(port=int(worker.address.split(":")[1]))
     assert (await held).status_code == 200 and len(again.received) == 1
 

@@ -10,7 +10,7 @@ from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn
 
 from fairlead_index.prompt import PromptFormat
-from fairlead_router import formats
+from fairlead_router.fleet import formats
 
 
 def large_format(revision: str = "r1") -> PromptFormat:

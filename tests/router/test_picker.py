@@ -24,8 +24,8 @@ from tests.router.test_process import router_process, until_ready
 
 from fairlead_index.hashing import block_hashes, tokens_from_bytes
 from fairlead_index.reader import IndexReader
-from fairlead_router.picker.certificates import self_signed
-from fairlead_router.picker.ext_proc_pb2 import BUFFERED, NONE, STREAMED
+from fairlead_router.interop.picker.certificates import self_signed
+from fairlead_router.interop.picker.ext_proc_pb2 import BUFFERED, NONE, STREAMED
 
 PATH = "/v1/completions"
 
@@ -418,9 +418,9 @@ def test_flags_that_cannot_be_are_named(flags: list[str], words: str) -> None:
 
 def test_the_compiled_messages_are_those_of_the_source(tmp_path: Path) -> None:
     root = Path(__file__).parents[2] / "router"
-    source = "fairlead_router/picker/ext_proc.proto"
+    source = "fairlead_router/interop/picker/ext_proc.proto"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", source]
     subprocess.run(command, check=True)
     for name in ("ext_proc_pb2.py", "ext_proc_pb2.pyi"):
-        compiled = tmp_path / "fairlead_router" / "picker" / name
-        assert compiled.read_text() == (root / "fairlead_router" / "picker" / name).read_text(), "run `make protos`"
+        compiled = tmp_path / Path(source).parent / name
+        assert compiled.read_text() == (root / Path(source).parent / name).read_text(), "run `make protos`"

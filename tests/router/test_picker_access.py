@@ -55,3 +55,22 @@ async def test_a_tenants_bucket_is_one_for_both_ways_in(fleet: Fleet, tmp_path: 
         assert status == 429 and json.loads(body)["error"]["code"] == "rate_limit_exceeded" and int(headers["retry-after"]) > 60
         assert (await router.client.post(PATH, content=BODY, headers={"authorization": f"Bearer {ANNA}"})).status_code == 429
         await ask(BORIS)
+
+
+async def test_all_prompts_of_a_request_are_charged_and_its_refusal_is_counted(fleet: Fleet, tmp_path: Path) -> None:
+    tenants = {"anna": {"tokensPerMinute": 6, "burstTokens": 400}}
+    router, _ = await guarded(fleet, tmp_path, tenants, picker_port=0, picker_tls="off")
+    assert router.server.router.picker is not None
+    body = json.dumps({"prompt": ["short", *["word " * 100] * 4], "max_tokens": 1}).encode()  # only the first is tokenized here
+    async with gateway(router.server.router.picker.port) as asking:
+        exchange = asking.exchange()
+        await exchange.request(PATH, body, authorization=f"Bearer {ANNA}")
+        await exchange.picked()
+        (account,) = (one for name, one in router.server.router.front._accounts._accounts.items() if name == "anna")
+        assert account.level <= 400 - len(body) // 4
+        exchange.call.cancel()
+        exchange = asking.exchange()
+        await exchange.request(PATH, body, authorization=f"Bearer {ANNA}")
+        assert (await exchange.refused())[0] == 429
+    refused = (await router.client.get("/metrics")).text
+    assert 'fairlead_router_refused_total{reason="quota"} 1.0' in refused

@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 from tests.router.harness import Fleet
+from tests.router.prompt_format import make_format
 
 from fairlead_index.load import WorkerLoad
-from fairlead_router.alone import soonest_alone
-from fairlead_router.breaker import Breaker
-from fairlead_router.policies import LeastLoad, RoundRobin, Session, Wanted
-from fairlead_router.workers import WorkerTable
+from fairlead_router.fleet.breaker import Breaker
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.steering.alone import soonest_alone
+from fairlead_router.steering.policies import LeastLoad, RoundRobin, Session, Wanted
 
 
 class Clock:
@@ -114,6 +115,21 @@ async def test_a_request_for_an_adapter_goes_to_a_worker_that_has_it(fleet: Flee
     assert "tuned" in {model["id"] for model in (await router.client.get("/v1/models")).json()["data"]}
     refused = await router.client.post("/v1/completions", json={"model": "other", "prompt": "x"})
     assert refused.status_code == 404
+
+
+@pytest.mark.parametrize("policy", ["PrefixAware", "RoundRobin", "Session"])
+async def test_while_a_rollout_renames_the_model_each_name_goes_to_workers_that_have_it(fleet: Fleet, policy: str) -> None:
+    before, after = await fleet.worker(format=make_format("before")), await fleet.worker(format=make_format("after"))
+    router = await fleet.router(before, after, policy=policy, served_model_name="alias")
+    names = ["before", "after"] * 6
+    asked = (
+        router.client.post("/v1/completions", json={"model": name, "prompt": f"{at} " * 40, "user": "u"}) for at, name in enumerate(names)
+    )
+    assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    assert [worker.received[0].json["model"] for worker in (before, after)] == ["before", "after"]
+    assert all({one.json["model"] for one in worker.received} == {name} for worker, name in ((before, "before"), (after, "after")))
+    answer = await router.client.post("/v1/completions", json={"model": "alias", "prompt": "x"})
+    assert answer.status_code == 200, "a name that no format has bars nobody"
 
 
 async def test_what_discovery_dropped_is_not_adopted_from_the_index(table: WorkerTable) -> None:

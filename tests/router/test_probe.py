@@ -10,7 +10,7 @@ from tests.router.test_access import guarded
 
 
 async def test_a_hundred_who_ask_cost_one_completion(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead_router.probe.FRESH_SECONDS", 60)
+    monkeypatch.setattr("fairlead_router.serving.probe.FRESH_SECONDS", 60)
     router, worker = await guarded(fleet, tmp_path)
     asked = await asyncio.gather(*[router.client.get("/fairlead/probe") for _ in range(100)])
     assert {one.status_code for one in asked} == {200} and all(one.json()["choices"] for one in asked)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
-from tests.router.stand_in_worker import Exchange
+from tests.router.stand_in_worker import Exchange, dies_at_once
 from tests.router.test_access import ANNA, BORIS, ask, guarded, key_file
 
-from fairlead_router.quota import Account
-from fairlead_router.tenants import Tenant
-from fairlead_router.usage import Meter
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Tenant
+from fairlead_router.tenancy.usage import Meter
 
 SLOW = {"anna": {"tokensPerMinute": 60, "burstTokens": 1000}, "boris": {}}
 """A token a second: within a test the bucket does not fill."""
@@ -59,6 +59,18 @@ async def test_what_the_worker_says_is_what_is_charged(fleet: Fleet, tmp_path: P
     text = (await router.client.get("/metrics")).text
     assert 'fairlead_router_tenant_tokens_total{kind="output",tenant="anna"} 650.0' in text
     assert await router.metric("fairlead_router_refused_total") == 1
+
+
+async def test_a_request_that_was_sent_again_is_charged_once(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file({"anna": {"tokensPerMinute": 6, "burstTokens": 1000}}))
+    lost = [await fleet.worker(behaviour=dies_at_once) for _ in range(2)]
+    worker = await fleet.worker(behaviour=told(20, 30))
+    router = await fleet.router(*lost, worker, policy="RoundRobin", api_keys_file=str(path))
+    for left in (950, 900, 850):
+        assert (await ask(router, ANNA, "hello", max_tokens=40)).status_code == 200
+        await eventually(lambda left=left: left <= level(router) < left + 5, "50 tokens were charged")
+    assert await router.metric("fairlead_router_retries_total") >= 2, "some were sent to workers that died"
 
 
 async def test_what_was_not_computed_is_not_charged_and_what_was_cut_is_estimated(fleet: Fleet, tmp_path: Path) -> None:
@@ -151,7 +163,7 @@ def test_usage_is_read_however_the_stream_is_cut(cut: int) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("fairlead_router.quota.SYNC_SECONDS", 0.05)
+    monkeypatch.setattr("fairlead_router.tenancy.quota.SYNC_SECONDS", 0.05)
     yield
 
 

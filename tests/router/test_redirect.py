@@ -110,10 +110,16 @@ async def test_without_a_worker_the_client_waits_and_then_gets_503() -> None:
         assert answer.status_code == 503 and answer.headers["retry-after"]
 
 
-def test_keys_and_redirects_exclude_each_other() -> None:
-    class WithKeys(RouterConfig):
-        api_keys_file: str = ""
+async def test_what_waits_for_a_worker_is_bounded_as_the_proxys_is() -> None:
+    async with running_router(workers="static://127.0.0.1:9", steering="redirect", hold_timeout=1, max_queue_requests=1) as router:
+        waiting = asyncio.create_task(router.complete())
+        await eventually(lambda: len(router.server.router.admission._queue) == 1, "it waits in the common queue")
+        answer = await router.complete()
+        assert answer.status_code == 503 and "too many requests wait" in answer.text
+        assert (await waiting).status_code == 503 and not len(router.server.router.admission._queue)
 
+
+def test_keys_and_redirects_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="--steering redirect goes past --api-keys-file"):
-        Router(WithKeys(workers="static://a:1", steering="redirect", api_keys_file="/keys.yaml"))
-    Router(WithKeys(workers="static://a:1", steering="redirect"))
+        Router(RouterConfig(workers="static://a:1", steering="redirect", api_keys_file="/keys.yaml"))
+    Router(RouterConfig(workers="static://a:1", steering="redirect"))

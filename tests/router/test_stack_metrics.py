@@ -3,9 +3,9 @@
 from prometheus_client.parser import text_string_to_metric_families
 from tests.router.harness import Fleet
 
-from fairlead_router.inbound import Call
-from fairlead_router.stack_metrics import WINDOW_SECONDS, StackMetrics
-from fairlead_router.workers import WorkerTable
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.interop.stack_metrics import WINDOW_SECONDS, StackMetrics
+from fairlead_router.request.call import Call
 
 DASHBOARD = {
     "vllm:healthy_pods_total",

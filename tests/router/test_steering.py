@@ -12,8 +12,8 @@ from tests.router.stand_in_worker import StandIn
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader
-from fairlead_router.policies import Wanted
-from fairlead_router.steering import PrefixAware
+from fairlead_router.steering.policies import Wanted
+from fairlead_router.steering.prefix_aware import PrefixAware
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
     fleet: Fleet, redis: RedisServer, namespace: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     router, _ = await steered(fleet, redis, namespace, 2, mode)
-    caplog.set_level("INFO", "fairlead_router.steering")
+    caplog.set_level("INFO", "fairlead_router.steering.prefix_aware")
 
     async def burst() -> list[int]:
         return [answer.status_code for answer in await asyncio.gather(*(router.complete(f"{number} " * 60) for number in range(30)))]
@@ -187,7 +187,8 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
         return steered and bool((await router.client.get("/fairlead/workers")).json()["index"] == "ok")
 
     await eventually(steers, "steering is back", 15)
-    assert [record.levelname for record in caplog.records if record.name == "fairlead_router.steering"][:2] == ["WARNING", "INFO"]
+    levels = [record.levelname for record in caplog.records if record.name == "fairlead_router.steering.prefix_aware"]
+    assert levels[:2] == ["WARNING", "INFO"]
 
 
 async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fleet, redis: RedisServer, namespace: str) -> None:
@@ -224,7 +225,7 @@ async def test_auto_asks_redis_where_the_fleet_is_large(
 
     await eventually(told, "their sizes are in the index")
     await reader.close()
-    monkeypatch.setattr("fairlead_router.steering.AUTO_BLOCKS", 1999)
+    monkeypatch.setattr("fairlead_router.steering.prefix_aware.AUTO_BLOCKS", 1999)
     router = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace)
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware) and policy._mirrored is not None

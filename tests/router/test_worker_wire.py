@@ -11,10 +11,10 @@ import pytest
 from tests.router.harness import Fleet, eventually, post
 from tests.router.stand_in_worker import Exchange, answers
 
-from fairlead_router import pool
-from fairlead_router.client import ClientConnection, Request
-from fairlead_router.reply import Reply
-from fairlead_router.upstream import MAX_HEAD_BYTES, Connection
+from fairlead_router.wire import pool
+from fairlead_router.wire.client import ClientConnection, Request
+from fairlead_router.wire.reply import Reply
+from fairlead_router.wire.upstream import MAX_HEAD_BYTES, Connection
 
 
 async def test_an_answer_without_a_length_ends_with_its_connection(fleet: Fleet) -> None:
@@ -138,7 +138,8 @@ async def test_three_hundred_streams_leave_nothing_behind(fleet: Fleet, monkeypa
         else:
             await exchange.end()
 
-    monkeypatch.setattr(logging.getLogger("fairlead_router.proxy"), "disabled", True)  # pytest keeps records, and they the frames of errors
+    # pytest keeps records, and they the frames of errors
+    monkeypatch.setattr(logging.getLogger("fairlead_router.serving.proxy"), "disabled", True)
     worker = await fleet.worker(behaviour=streams)
     router = await fleet.router(worker)
     (known,) = router.table

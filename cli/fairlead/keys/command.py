@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fairlead.errors import UserError
-from fairlead_router.tenants import KeyFileError, read_keys
+from fairlead_router.tenancy.tenants import KeyFileError, read_keys
 
 PREFIX = "fl-"
 """Makes a key that was leaked easy to find."""

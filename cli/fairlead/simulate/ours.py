@@ -7,9 +7,9 @@ from fairlead.simulate.trace import Request
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.load import WorkerLoad
 from fairlead_index.score import ScoredWorker, best_starts
-from fairlead_router.alone import soonest_alone
-from fairlead_router.policies import Wanted
-from fairlead_router.workers import Worker
+from fairlead_router.fleet.workers import Worker
+from fairlead_router.steering.alone import soonest_alone
+from fairlead_router.steering.policies import Wanted
 
 ARRIVAL_SECONDS = 0.25  # route.lua: a reservation older than the load by this much is in it
 LOOK_SECONDS = 1.0  # --poll-interval of the router

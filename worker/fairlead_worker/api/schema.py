@@ -108,7 +108,9 @@ def parse(data: bytes, type: type[Body]) -> Body:
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object")
     if unknown := raw.keys() - set(type.__struct_fields__):
-        logger.debug("ignored unknown fields: %s", ", ".join(sorted(unknown)))
+        # A client may put anything into a name: what is not one is not repeated.
+        names = sorted(name for name in unknown if name.isascii() and name.isidentifier() and len(name) <= 64)
+        logger.debug("ignored %d unknown fields: %s", len(unknown), ", ".join(names[:20]))
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:

@@ -1,0 +1,149 @@
+"""A look at each worker about once a second: is it ready, is it draining, how loaded is it, what prompt format has it."""
+
+import asyncio
+import logging
+import random
+import time
+
+import msgspec
+
+from fairlead_index.load import WorkerLoad
+from fairlead_router.fleet.formats import PromptFormats
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.wire.upstream import ConnectFailed, Unreachable, UpstreamError
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+SILENT_LOOKS = 2
+"""Looks in a row without any answer after which a worker is not chosen while others are."""
+ABANDON_LOOKS = 3
+"""... and after which requests that it has not begun to answer are taken elsewhere: at most 4.1 s after it stopped."""
+FORMAT_SECONDS = 30.0
+"""How often the prompt format is asked for again, with its ETag."""
+
+
+class _Load(WorkerLoad, frozen=True):
+    pod: str = ""
+    draining: bool = False
+    ready: bool = True
+    max_running: int = 0
+    role: str = ""
+    adapters: frozenset[str] = frozenset()
+
+
+class _NotReady(msgspec.Struct):
+    phase: str = ""
+    percent: int | float = 0
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.reason or (f"{self.phase} {self.percent:g} %" if self.phase else "not ready")
+
+
+class Poller:
+    """One task for each worker of the table."""
+
+    def __init__(self, table: WorkerTable, formats: PromptFormats, interval: float, silence_timeout: float) -> None:
+        self._table, self._formats, self._interval = table, formats, interval
+        self._silence_timeout = silence_timeout
+        self._decoder = msgspec.json.Decoder(_Load)
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        table.on_added = self._begin
+
+    def _begin(self, worker: Worker) -> None:
+        task = self._tasks[worker] = asyncio.create_task(self._watch(worker), name=f"look at {worker.address}")
+        task.add_done_callback(lambda _: self._tasks.pop(worker, None))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, worker: Worker) -> None:
+        missed, format_age = 0, 0.0
+        loop = asyncio.get_running_loop()
+        while self._table.get(worker.address) is worker or worker.in_flight:  # who waits at one that was dropped must not wait for ever
+            worker.look_now.clear()
+            was_usable, known, began = worker.usable, worker.format_tag, loop.time()
+            try:
+                reason = await self._look(worker)
+                ready = not reason
+                missed, worker.silent = 0, False
+                if ready and worker.look_now.is_set():
+                    continue  # begun before a request found it gone: it proves nothing
+                if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
+                    worker.format_tag = await self._formats.learn(worker.pool, worker.format_tag)
+                    worker.models = self._formats.names_of(worker.format_tag)
+                    format_age = loop.time()
+                self._settle(worker, reason)
+            except (TimeoutError, Unreachable):
+                missed += 1
+                self._unheard(worker, missed)
+            except (UpstreamError, msgspec.MsgspecError) as error:
+                missed = 0
+                self._settle(worker, str(error))
+                if not worker.discovered and isinstance(error, ConnectFailed):
+                    self._table.drop(worker)  # only the index knew it
+            except Exception as error:  # our own fault, or an answer beyond reason: without this task it would stay as it was for ever
+                logger.exception("looking at worker %s failed", worker.address)
+                missed = 0
+                self._settle(worker, f"its answers cannot be read: {type(error).__name__}")
+            if worker.usable != was_usable or worker.format_tag != known:
+                self._formats.elect(other.format_tag for other in self._table if other.usable)
+                self._table.notify()
+            if missed:  # its deadline was pause enough: a stopped worker must not hold requests for long
+                await asyncio.sleep(began + LOOK_SECONDS - loop.time())
+                continue
+            try:
+                await asyncio.wait_for(worker.look_now.wait(), self._interval * random.uniform(0.9, 1.1))
+            except TimeoutError:
+                pass
+        worker.pool.close()
+
+    async def _look(self, worker: Worker) -> str:
+        """Why it is not ready, empty if it is. Raises TimeoutError, UpstreamError, MsgspecError (not a worker's answer)."""
+        head, body = await worker.pool.fetch("/ready", LOOK_SECONDS)
+        if head.status != 200:
+            return msgspec.json.decode(body, type=_NotReady).text
+        head, body = await worker.pool.fetch("/load", LOOK_SECONDS)
+        if head.status != 200:
+            return f"/load answers {head.status}"
+        load = self._decoder.decode(body)
+        worker.load, worker.load_at, worker.draining = load, time.monotonic(), load.draining
+        worker.role, worker.adapters = load.role, load.adapters
+        worker.max_running = load.max_running
+        worker.pod = load.pod or worker.pod
+        return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"
+
+    def _settle(self, worker: Worker, reason: str) -> None:
+        if reason:
+            worker.seen_down = True
+        else:
+            if worker.seen_down:
+                worker.life = time.monotonic_ns()
+            worker.seen_down = False
+            worker.breaker.probed()
+        if bool(reason) != bool(worker.reason):
+            logger.info("worker %s is %s", worker.address, f"not ready: {reason}" if reason else f"ready (pod {worker.pod})")
+        worker.ready, worker.reason = not reason, reason
+
+    def _unheard(self, worker: Worker, missed: int) -> None:
+        """It does not answer at all: stopped, hung, or its node is cut off. Counted in looks, each of them a second that this process
+        has lived through: after a freeze of our own, or of the whole machine, nobody is taken for silent."""
+        if missed == SILENT_LOOKS:
+            logger.warning("worker %s is silent: no answer to %d looks", worker.address, missed)
+        worker.silent = missed >= SILENT_LOOKS
+        stopped = missed >= ABANDON_LOOKS and not worker.pool.answering(ABANDON_LOOKS * LOOK_SECONDS)
+        if stopped and any(other.usable for other in self._table):
+            worker.pool.abandon()  # what it has not begun can still be done elsewhere
+            worker.seen_down = True  # and should it wake, may be done there after all
+        if missed * LOOK_SECONDS >= self._silence_timeout:
+            worker.pool.end_quiet(self._silence_timeout)
+            if not worker.pool.answering(self._silence_timeout):  # no last resort any more: whatever it has not begun is held for another
+                worker.ready, worker.seen_down = False, True
+                worker.pool.abandon()
+            if not worker.discovered:
+                self._table.drop(worker)  # only the index knew it, and nobody would ever say that it is gone

@@ -1,0 +1,56 @@
+"""gRPC's health service: live while the process answers, ready when the router is."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from fairlead_router.interop.picker.picker import Picker
+
+EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+LIVE = frozenset(("liveness",))
+READY = frozenset(("", "readiness", EXT_PROC))
+WATCH_SECONDS = 1.0
+
+
+class Health:
+    """Names of proposal 004: `liveness`, `readiness` and the processor's own; empty asks for all."""
+
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+
+    async def check(self, request: HealthCheckRequest, context: Any) -> HealthCheckResponse:
+        status = self._status(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service[:200]!r}")
+        return HealthCheckResponse(status=status)
+
+    async def watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
+        """The status now, and each time that it changes."""
+        said = None
+        while True:
+            status = self._status(request.service)
+            if status != said or said is None:
+                yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
+                said = status
+            await self._picker.changed(WATCH_SECONDS)
+
+    def _status(self, service: str) -> Any:
+        if service in LIVE:
+            return HealthCheckResponse.SERVING
+        if service in READY:
+            return HealthCheckResponse.NOT_SERVING if self._picker.not_ready_reason() else HealthCheckResponse.SERVING
+        return None
+
+
+def health_handler(health: Health) -> Any:
+    """`grpc.health.v1.Health`, for a server's generic handlers."""
+    codec = {"request_deserializer": HealthCheckRequest.FromString, "response_serializer": HealthCheckResponse.SerializeToString}
+    return grpc.method_handlers_generic_handler(
+        "grpc.health.v1.Health",
+        {
+            "Check": grpc.unary_unary_rpc_method_handler(health.check, **codec),
+            "Watch": grpc.unary_stream_rpc_method_handler(health.watch, **codec),
+        },
+    )

@@ -1,0 +1,100 @@
+"""What Envoy says and is told, as plain values: headers, endpoints in metadata, and the answers that carry them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from google.protobuf.struct_pb2 import Struct, Value
+
+from fairlead_router.errors import ApiError, Headers
+from fairlead_router.interop.picker.ext_proc_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMap,
+    HeaderMutation,
+    HeadersResponse,
+    HeaderValue,
+    HeaderValueOption,
+    HttpStatus,
+    ImmediateResponse,
+    Metadata,
+    ProcessingResponse,
+    StreamedBodyResponse,
+)
+
+# gateway-api-inference-extension, proposal 004: names that the gateway and the picker agree on.
+DESTINATION = "x-gateway-destination-endpoint"
+NAMESPACE = "envoy.lb"
+SERVED = "x-gateway-destination-endpoint-served"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+SUBSET = "x-gateway-destination-endpoint-subset"
+
+PIECE = 62 * 1024
+"""Bytes of a body in one message: Envoy recommends at most 64 KiB of it."""
+
+REPLACE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+def read_headers(headers: HeaderMap) -> Headers:
+    """Names in lower case, as Envoy has them, and values as bytes."""
+    return [(header.key.lower().encode("latin-1", "replace"), header.raw_value or header.value.encode()) for header in headers.headers]
+
+
+def endpoints_in(metadata: Metadata, namespace: str, key: str) -> list[str] | None:
+    """Endpoints of an entry: a list, or one string with commas (both are seen). None where there is no such entry."""
+    space = metadata.filter_metadata.get(namespace)
+    entry = space.fields.get(key) if space is not None else None
+    if entry is None:
+        return None
+    named = entry.list_value.values if entry.HasField("list_value") else [entry]
+    return [part.strip() for value in named for part in value.string_value.split(",") if part.strip()]
+
+
+def changes(set_headers: Iterable[tuple[str, str]] = (), removed: Iterable[str] = ()) -> HeaderMutation:
+    options = [
+        HeaderValueOption(header=HeaderValue(key=name, raw_value=value.encode("latin-1", "replace")), append_action=REPLACE)
+        for name, value in set_headers
+    ]
+    return HeaderMutation(set_headers=options, remove_headers=list(removed))
+
+
+def destination(endpoints: Sequence[str]) -> Struct:
+    """The dynamic metadata that names the endpoints: the header and it must say the same."""
+    named = Struct(fields={DESTINATION: Value(string_value=",".join(endpoints))})
+    return Struct(fields={NAMESPACE: Value(struct_value=named)})
+
+
+def pieces(body: bytes, end_of_stream: bool) -> Iterator[BodyMutation]:
+    """A body as Envoy takes it in full duplex. An empty one still has its end."""
+    for at in range(0, max(len(body), 1), PIECE):
+        last = end_of_stream and at + PIECE >= len(body)
+        yield BodyMutation(streamed_response=StreamedBodyResponse(body=body[at : at + PIECE], end_of_stream=last))
+
+
+def request_headers(mutation: HeaderMutation, metadata: Struct | None = None) -> ProcessingResponse:
+    common = CommonResponse(header_mutation=mutation, clear_route_cache=metadata is not None)
+    return ProcessingResponse(request_headers=HeadersResponse(response=common), dynamic_metadata=metadata)
+
+
+def request_body(
+    mutation: BodyMutation | None = None, headers: HeaderMutation | None = None, metadata: Struct | None = None
+) -> ProcessingResponse:
+    common = CommonResponse(body_mutation=mutation, header_mutation=headers, clear_route_cache=metadata is not None)
+    return ProcessingResponse(request_body=BodyResponse(response=common), dynamic_metadata=metadata)
+
+
+def response_headers(mutation: HeaderMutation) -> ProcessingResponse:
+    return ProcessingResponse(response_headers=HeadersResponse(response=CommonResponse(header_mutation=mutation)))
+
+
+def response_body(mutation: BodyMutation | None) -> ProcessingResponse:
+    return ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
+
+
+def refusal(error: ApiError, request_id: str) -> ProcessingResponse:
+    """The whole answer, in OpenAI's shape; the gateway sends it in the worker's place. `details` go to its access log."""
+    said = [("content-type", "application/json"), ("x-request-id", request_id)]
+    said += [(name.decode("latin-1"), value.decode("latin-1")) for name, value in error.headers if name != b"connection"]
+    immediate = ImmediateResponse(
+        status=HttpStatus(code=error.status), headers=changes(said), body=error.body, details=f"fairlead_{error.code or error.status}"
+    )
+    return ProcessingResponse(immediate_response=immediate)

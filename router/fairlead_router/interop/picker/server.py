@@ -1,0 +1,80 @@
+"""The listening side: Envoy's external processor and gRPC's health service on one port."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from fairlead_router.config import RouterConfig
+from fairlead_router.interop.picker.certificates import credentials
+from fairlead_router.interop.picker.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from fairlead_router.interop.picker.health import EXT_PROC, Health, health_handler
+from fairlead_router.interop.picker.picker import Picker
+from fairlead_router.interop.picker.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+_OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]  # a body is bounded as it comes, not by its message
+
+
+class PickerServer:
+    """`start` it on a running loop, `drain` it when the process is to end, `close` it there."""
+
+    def __init__(self, picker: Picker, config: RouterConfig) -> None:
+        """Raises ValueError for certificates that cannot be used."""
+        assert config.picker_port is not None
+        self._picker, self._config = picker, config
+        try:
+            self._credentials = credentials(config.picker_tls)
+        except (OSError, ValueError) as error:
+            hint = "give self-signed, off, or a folder with tls.crt and tls.key"
+            raise ValueError(f"--picker-tls {config.picker_tls!r}: {error}; {hint}") from error
+        self._server: grpc.aio.Server | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self.port = config.picker_port
+
+    async def start(self) -> None:
+        """Raises RuntimeError for a port that is taken."""
+        self._server = server = grpc.aio.server(options=_OPTIONS)  # bound to the loop that runs now
+        process = grpc.stream_stream_rpc_method_handler(
+            self._process, request_deserializer=ProcessingRequest.FromString, response_serializer=ProcessingResponse.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
+        server.add_generic_rpc_handlers((handler, health_handler(Health(self._picker))))
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        where, secure = f"{host}:{self.port}", self._credentials
+        try:
+            self.port = server.add_secure_port(where, secure) if secure else server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise RuntimeError(f"--picker-port {self.port}: cannot listen there: {error}") from None
+        await server.start()
+        logger.info("endpoint picker on %s:%d, TLS %s", host, self.port, self._config.picker_tls)
+
+    def drain(self) -> None:
+        """No new streams from now on; those under way have their time."""
+        if self._stopping is None and self._server is not None:
+            self._stopping = asyncio.create_task(self._server.stop(self._config.drain_timeout), name="picker drain")
+
+    async def close(self) -> None:
+        """Ends what the drain has not: immediately, if there was none."""
+        if self._stopping is not None:
+            await self._stopping
+        elif self._server is not None:
+            await self._server.stop(None)
+
+    async def _process(
+        self, said: AsyncIterator[ProcessingRequest], context: "grpc.aio.ServicerContext[ProcessingRequest, ProcessingResponse]"
+    ) -> None:
+        stream = Stream(self._picker)
+        try:
+            async for message in said:
+                for answer in await stream.answer(message):
+                    await context.write(answer)
+                if stream.refused:
+                    return
+        except Exception:
+            logger.exception("a fault of the endpoint picker")
+            raise  # Envoy answers 500, or passes the request on where its filter may fail open
+        finally:
+            stream.close()

@@ -1,0 +1,188 @@
+"""One stream is one HTTP request: what Envoy tells of it, phase by phase, and what it is answered.
+
+How much Envoy tells depends on its filter's body mode, which it names in its first message (older ones do not: then it is the mode that
+the inference extension demands).
+
+| request body mode | the worker is picked | from |
+| --- | --- | --- |
+| FULL_DUPLEX_STREAMED | when the body is whole; headers and body wait for it | the prompt |
+| BUFFERED, BUFFERED_PARTIAL | with the body, which Envoy sends after an answer to the headers | the prompt |
+| STREAMED, NONE, a request without a body, other paths | with the headers | load alone |
+"""
+
+import logging
+
+from fairlead_router.errors import ApiError
+from fairlead_router.interop.picker import messages
+from fairlead_router.interop.picker.ext_proc_pb2 import (
+    BUFFERED,
+    BUFFERED_PARTIAL,
+    FULL_DUPLEX_STREAMED,
+    HeaderMutation,
+    HttpBody,
+    HttpHeaders,
+    ProcessingRequest,
+    ProcessingResponse,
+    TrailersResponse,
+)
+from fairlead_router.interop.picker.picker import Asked, Picked, Picker
+from fairlead_router.interop.picker.visitor import Visitor
+from fairlead_router.request.call import request_id
+from fairlead_router.request.prompts import PROMPTED
+
+logger = logging.getLogger(__name__)
+Answers = list[ProcessingResponse]
+
+_OURS = "x-fairlead-"
+
+
+class Stream:
+    """`answer` each message in turn, then `close`."""
+
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
+        self._headers: dict[bytes, bytes] = {}
+        self._visitor: Visitor | None = None
+        self._subset: list[str] | None = None
+        self._body = bytearray()
+        self._picked: Picked | None = None
+        self.refused = False
+        """The last answer was the whole answer: nothing may follow."""
+
+    async def answer(self, message: ProcessingRequest) -> Answers:
+        """What Envoy is told of one message. Empty where it has to wait for more of its own."""
+        if message.HasField("protocol_config"):
+            self._request_mode = message.protocol_config.request_body_mode
+            self._response_mode = message.protocol_config.response_body_mode
+        if message.observability_mode:
+            return []  # it only shows us what it does
+        try:
+            match message.WhichOneof("request"):
+                case "request_headers":
+                    self._subset = messages.endpoints_in(message.metadata_context, messages.SUBSET_NAMESPACE, messages.SUBSET)
+                    return await self._on_request_headers(message.request_headers)
+                case "request_body":
+                    return await self._on_request_body(message.request_body)
+                case "request_trailers":
+                    waiting = self._picked is None and self._request_mode == FULL_DUPLEX_STREAMED
+                    before = await self._whole(end_of_stream=False) if waiting else []
+                    return [*before, ProcessingResponse(request_trailers=TrailersResponse())]
+                case "response_headers":
+                    return [self._on_response_headers(message)]
+                case "response_body":
+                    return self._on_response_body(message.response_body)
+                case "response_trailers":
+                    self.close()
+                    return [ProcessingResponse(response_trailers=TrailersResponse())]
+                case _:
+                    return []  # a message of a newer Envoy
+        except ApiError as error:
+            self.refused = True
+            return [messages.refusal(error, self._request_id())]
+
+    def close(self) -> None:
+        """The request is over, or Envoy has gone. May be said again."""
+        if self._picked is not None:
+            self._picked.turn.over()
+            self._who.settle()
+
+    # The request
+
+    async def _on_request_headers(self, said: HttpHeaders) -> Answers:
+        self._headers = dict(messages.read_headers(said.headers))
+        self._visitor = self._picker.identify(self._headers)
+        length = self._headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._picker.max_body_bytes:
+            raise self._too_large(int(length))
+        shown_later = self._request_mode in (FULL_DUPLEX_STREAMED, BUFFERED, BUFFERED_PARTIAL)
+        if shown_later and not said.end_of_stream and self._path() in PROMPTED:
+            return [] if self._request_mode == FULL_DUPLEX_STREAMED else [messages.request_headers(messages.changes(removed=self._stale()))]
+        picked = await self._pick(None)
+        return [messages.request_headers(self._way(picked), messages.destination(picked.endpoints))]
+
+    async def _on_request_body(self, said: HttpBody) -> Answers:
+        if self._picked is not None:  # it goes its way already
+            if self._request_mode == FULL_DUPLEX_STREAMED:
+                return [messages.request_body(piece) for piece in messages.pieces(said.body, said.end_of_stream)]
+            return [messages.request_body()]
+        self._body += said.body
+        if len(self._body) > self._picker.max_body_bytes:
+            raise self._too_large(None)
+        if self._request_mode == FULL_DUPLEX_STREAMED:
+            return await self._whole(end_of_stream=True) if said.end_of_stream else []
+        picked = await self._pick(bytes(self._body))
+        return [messages.request_body(None, self._way(picked), messages.destination(picked.endpoints))]
+
+    async def _whole(self, end_of_stream: bool) -> Answers:
+        """The body is whole and waits with us: pick, then let headers and body go, tokenized where the workers take that."""
+        body = bytes(self._body)
+        self._body.clear()
+        picked = await self._pick(body)
+        way, tokens = self._way(picked), picked.tokens
+        if tokens is not None and len(body) + 4 * len(tokens) <= self._picker.max_body_bytes:
+            said = [("x-fairlead-prompt-tokens", str(len(tokens))), ("x-fairlead-prompt-format", picked.format_tag)]
+            way.MergeFrom(messages.changes(said))  # the tag, so that a worker which has changed since can take the text
+            body = tokens.tobytes() + body
+        head = messages.request_headers(way, messages.destination(picked.endpoints))
+        return [head, *(messages.request_body(piece) for piece in messages.pieces(body, end_of_stream))]
+
+    async def _pick(self, body: bytes | None) -> Picked:
+        length = self._headers.get(b"content-length", b"")
+        session = self._headers.get(b"x-session-id", b"").decode("latin-1")
+        asked = Asked(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._who)
+        self._picked = await self._picker.pick(asked)
+        logger.debug("request %s: to %s", self._request_id(), self._picked.endpoints)
+        return self._picked
+
+    def _way(self, picked: Picked) -> HeaderMutation:
+        ours = [(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id())]
+        ours += [(name.decode(), value.decode()) for name, value in picked.instructions]
+        return messages.changes(ours, self._stale())
+
+    def _stale(self) -> list[str]:
+        """Headers that no worker may see: in our name, which it would believe, and the key that was meant for us."""
+        ours = [name.decode("latin-1") for name in self._headers if name.startswith(_OURS.encode())]
+        return [*ours, "authorization", "x-api-key"] if self._who.caller.tenant.name else ours
+
+    @property
+    def _who(self) -> Visitor:
+        assert self._visitor is not None, "a body before its headers"
+        return self._visitor
+
+    def _path(self) -> str:
+        return self._headers.get(b":path", b"").decode("latin-1").partition("?")[0]
+
+    def _request_id(self) -> str:
+        said = request_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
+        self._headers[b"x-request-id"] = said.encode()  # once made, it stays
+        return said
+
+    def _too_large(self, length: int | None) -> ApiError:
+        size = f"is {length} bytes: it exceeds" if length is not None else "exceeds"
+        message = f"The request body {size} the limit of {self._picker.max_body_bytes} bytes (--max-body-bytes)."
+        return ApiError(413, message, code="request_too_large")
+
+    # The answer
+
+    def _on_response_headers(self, message: ProcessingRequest) -> ProcessingResponse:
+        headers = messages.read_headers(message.response_headers.headers)
+        shown: list[tuple[str, str]] = []
+        if self._picked is not None:
+            status = dict(headers).get(b":status", b"")
+            served = messages.endpoints_in(message.metadata_context, messages.NAMESPACE, messages.SERVED) or [""]
+            self._picked.turn.began(int(status) if status.isdigit() else 0, headers, served[0])
+            self._who.began(int(status) if status.isdigit() else 0, headers)
+            predicted = self._picked.turn.choice.predicted
+            shown = [("x-fairlead-predicted-tokens", str(predicted))] if predicted is not None else []
+        if message.response_headers.end_of_stream:
+            self.close()
+        return messages.response_headers(messages.changes(shown))
+
+    def _on_response_body(self, said: HttpBody) -> Answers:
+        self._who.read(said.body)
+        if said.end_of_stream:
+            self.close()
+        if self._response_mode == FULL_DUPLEX_STREAMED:
+            return [messages.response_body(piece) for piece in messages.pieces(said.body, said.end_of_stream)]
+        return [messages.response_body(None)]

@@ -1,0 +1,34 @@
+"""Who a gateway's request comes from, and what that tenant is charged for it: the same keys, buckets and salts as the proxy's."""
+
+from fairlead_router.errors import Headers
+from fairlead_router.tenancy.charge import Charge
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Caller
+
+
+class Visitor:
+    """One request's caller, and what of its answer the gateway shows."""
+
+    def __init__(self, caller: Caller, account: Account) -> None:
+        self.caller, self.account = caller, account
+        self.charge: Charge | None = None
+        """None until a worker is picked, and for paths that cost nothing."""
+        self._status = 0
+        self._read = False
+
+    def began(self, status: int, headers: Headers) -> None:
+        self._status = status
+        if self.charge is not None:
+            self.charge.meter.head(dict(headers).get(b"x-fairlead-usage"))
+
+    def read(self, piece: bytes) -> None:
+        """A piece of the answer, where the gateway shows it."""
+        self._read = True
+        if self.charge is not None:
+            self.charge.meter.feed(piece)
+
+    def settle(self) -> None:
+        """Nothing is charged for a refusal. May be said again."""
+        charge, self.charge = self.charge, None
+        if charge is not None:
+            charge.settle(self._status < 400, charge.meter.known or self._read)

@@ -1,0 +1,1 @@
+"""One request: the call, and what its body says."""

@@ -1,0 +1,75 @@
+"""`GET /fairlead/probe`: one token through a worker, for who has no key and has to know whether the service serves (the operator).
+
+Anybody may ask, and nobody can make it expensive: the prompt is ours, one is under way at a time, and its answer serves all who ask within
+a second.
+"""
+
+import asyncio
+from time import monotonic
+
+from fairlead_router.errors import ApiError, Headers
+from fairlead_router.request.call import Call
+from fairlead_router.request.prompts import Prompts
+from fairlead_router.serving.front import Front
+from fairlead_router.wire.reply import Reply
+
+PATH = "/fairlead/probe"
+FRESH_SECONDS = 1.0
+_BODY = b'{"prompt": "Ready?", "max_tokens": 1, "temperature": 0}'
+
+
+class _Kept(Reply):
+    """An answer that goes nowhere."""
+
+    def __init__(self) -> None:
+        self.status, self.body = 0, b""
+        self.started = self.ended = False
+        self.last, self.sent, self.source, self.tap = b"", 0, None, None
+        self.congested = False
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.started, self.status = True, status
+
+    def flush(self) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        self.body += data
+
+    def end(self, data: bytes = b"") -> None:
+        self.ended = True
+        self.body += data
+
+
+class Probe:
+    """The latest completion, made anew when somebody asks for it and it is old."""
+
+    def __init__(self, front: Front, prompts: Prompts) -> None:
+        self._front, self._prompts = front, prompts
+        self._task: asyncio.Task[tuple[int, bytes]] | None = None
+        self._since = 0.0
+
+    async def ask(self) -> tuple[int, bytes]:
+        """Status and body of the completion's answer."""
+        old = self._task is None or (self._task.done() and monotonic() - self._since > FRESH_SECONDS)
+        if self._task is None or old:
+            self._task = asyncio.create_task(self._complete(), name="probe")
+        return await asyncio.shield(self._task)  # who asks may go: the others wait for it too
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _complete(self) -> tuple[int, bytes]:
+        kind = (b"content-type", b"application/json")
+        call = Call("POST", "/v1/completions", f"probe-{monotonic():.0f}", [kind], len(_BODY), "")
+        reply = _Kept()
+        try:
+            self._front.admit_anyone(call)
+            call.body = _BODY
+            await self._front.forward(call, await self._prompts.read(call.path, _BODY), reply)
+        except ApiError as error:
+            return error.status, error.body
+        finally:
+            self._since = monotonic()
+        return reply.status, reply.body

@@ -1,0 +1,215 @@
+"""The way of one request: choose a worker, send, pass the answer's bytes on; another worker if nothing came back."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import monotonic
+
+from fairlead_router.config import RouterConfig
+from fairlead_router.errors import ApiError, Headers, error_body, overloaded
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.metrics import Metrics
+from fairlead_router.request.call import Call
+from fairlead_router.request.prompts import Prompt
+from fairlead_router.serving.admission import Admission, Ticket
+from fairlead_router.serving.asks import wanted_for
+from fairlead_router.steering.policies import Choice, Policy, Tried, Wanted
+from fairlead_router.wire.reply import Reply
+from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
+
+logger = logging.getLogger(__name__)
+
+MOST_LOST = 3
+"""Workers that may die under one request before it is taken for the cause."""
+DYING_SECONDS = 0.05
+"""A worker lost this soon after it got a request was dying anyway, as when all are killed at once: it counts for half."""
+_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
+
+
+class Proxy:
+    """Forwards calls to workers."""
+
+    def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy, metrics: Metrics, admission: Admission) -> None:
+        self._config, self._table, self._policy, self._metrics, self._admission = config, table, policy, metrics, admission
+        self.draining = False
+
+    async def forward(self, call: Call, prompt: Prompt, reply: Reply, ticket: Ticket) -> None:
+        """Answer the call, whose turn it is. When cancelled, the worker's connection is closed at once.
+
+        Raises ApiError where no worker's answer has begun.
+        """
+        wanted = wanted_for(prompt, call.caller, call.session)
+        tried: set[tuple[str, int]] = set()
+        lost = 0.0
+        busy: list[int] = []
+        while True:
+            if lost >= MOST_LOST:
+                raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
+            choice, began = self._note(call, await self.choose(wanted, tried, busy, ticket)), monotonic()
+            tried.add((choice.worker.address, choice.worker.life))
+            try:
+                connection, head = await self._attempt(call, prompt, choice, ticket)
+            except ConnectFailed as error:
+                self._failed(choice, "connect", error)
+                continue
+            except LostBeforeHead as error:
+                self._failed(choice, "lost", error)
+                if not isinstance(error, GoneSilent):
+                    lost += 1.0 if monotonic() - began > DYING_SECONDS else 0.5
+                continue
+            except TooSilent as error:
+                raise ApiError(504, f"The worker gave no answer: {error}.", kind="server_error", code="timeout") from error
+            worker = choice.worker
+            try:
+                if head.status == 429 and head.get(b"x-fairlead-retry") is not None:
+                    self._metrics.retries.labels("busy").inc()
+                    busy.append(_seconds(head.get(b"retry-after")))
+                    continue
+                retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
+                if retry is not None:
+                    self._metrics.retries.labels("refused").inc()
+                    lost += retry == b"lost"  # its engine ended while it had the request
+                    worker.suspect()
+                    continue
+                worker.breaker.succeeded()
+                self._admission.begun(ticket)
+                call.let_go()
+                if (cached := _cached(head)) is not None:
+                    self._policy.answered(wanted, choice, cached)
+                await self._pass_on(call, worker, connection, head, reply)
+                return
+            finally:
+                worker.in_flight -= 1
+                worker.pool.give_back(connection)
+
+    async def choose(self, wanted: Wanted, tried: Tried, busy: Sequence[int], ticket: Ticket) -> Choice:
+        """A worker; waits for one while there is none. `busy`: seconds that full workers asked to be left alone.
+
+        Raises ApiError: 503 when the wait took too long, 429 when all are full.
+        """
+        while True:
+            choice = await self._policy.choose(wanted, tried)
+            if choice is not None:
+                return choice
+            if busy:
+                raise overloaded("The service is overloaded: the queues of all workers are full.", min(busy))
+            await self._admission.again(ticket)
+
+    async def _attempt(self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket) -> tuple[Connection, Head]:
+        """Send to one worker and wait for its answer's head. Counts the request as in flight there; on failure takes that back."""
+        worker = choice.worker
+        pending = max(0, prompt.length - (choice.predicted or 0))
+        worker.in_flight += 1
+        worker.unanswered += 1
+        worker.pending_tokens += pending
+        self._admission.sent(ticket)
+        answered = False
+        try:
+            request = self._request(call, prompt, choice)
+            began = await worker.pool.begin(request, self._config.request_timeout)
+            answered = True
+            return began
+        finally:
+            worker.unanswered -= 1
+            worker.pending_tokens -= pending
+            self._policy.release(choice)
+            if not answered:
+                worker.in_flight -= 1
+
+    def _request(self, call: Call, prompt: Prompt, choice: Choice) -> list[bytes]:
+        """The request's bytes: tokenized for a worker of the format that the prompt was tokenized with, else as the client sent it."""
+        worker = choice.worker
+        tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag == prompt.format_tag else None
+        if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
+            tokens = None  # the worker's bound is the same, and counts both
+        length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
+        lines = [
+            call.method.encode() + b" " + call.path.encode() + b" HTTP/1.1",
+            b"host: " + worker.address.encode(),
+            b"x-request-id: " + call.id.encode(),
+            b"content-length: %d" % length,
+        ]
+        if tokens is not None:
+            lines.append(b"x-fairlead-prompt-tokens: %d" % len(tokens))
+            lines.append(b"x-fairlead-prompt-format: " + prompt.format_tag.encode("latin-1"))
+        lines += [name + b": " + value for name, value in (*call.instructions, *call.passed)]
+        head = b"\r\n".join(lines) + b"\r\n\r\n"
+        return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
+
+    async def _pass_on(self, call: Call, worker: Worker, connection: Connection, head: Head, reply: Reply) -> None:
+        """The worker's answer, from socket to socket as it comes; a slow client slows the worker's socket."""
+        self._began(call, head)
+        if call.meter is not None:
+            call.meter.head(head.get(b"x-fairlead-usage"))
+            reply.tap = call.meter.feed
+        try:
+            if call.held is None or not call.held.begun:
+                reply.start(head.status, self._headers(call, head))
+            elif not _streams(head):
+                call.held.fail(await connection.document())
+                return
+            await connection.pour(reply)
+        except LostAfterHead as error:
+            call.ending = "broken"
+            worker.suspect()
+            self._metrics.broken_streams.inc()
+            logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
+            self._cut(head, reply, "The worker was lost while it was answering.")
+        except asyncio.CancelledError:  # the client has gone, and this goes nowhere; or the drain is over
+            self._cut(head, reply, "The router is shutting down.")
+            raise
+        finally:
+            call.bytes_out = reply.sent
+
+    def _cut(self, head: Head, reply: Reply, message: str) -> None:
+        """Tell the client of a stream that it is not whole. For other answers the connection is closed, which says the same."""
+        if not _streams(head) or head.get(b"content-length") is not None:
+            reply.flush()
+            return
+        lead = b"" if reply.last.endswith(b"\n\n") or not reply.last else b"\n\n"  # an event cut in two would swallow ours
+        event = error_body(message, "server_error", code="stream_cut")
+        reply.end(lead + b"data: " + event + b"\n\n")
+
+    def _began(self, call: Call, head: Head) -> None:
+        call.status = head.status
+        call.first_byte = monotonic()
+        self._metrics.ttfb.observe(call.first_byte - call.began)
+        call.cached = _cached(head)
+        if call.cached is not None:
+            self._metrics.compared(call.predicted, call.cached)
+
+    def _headers(self, call: Call, head: Head) -> Headers:
+        headers = [(name, value) for name, value in head.headers if name not in _HOP and name != b"x-fairlead-predicted-tokens"]
+        if head.get(b"x-request-id") is None:
+            headers.append((b"x-request-id", call.id.encode()))
+        if call.predicted is not None:
+            headers.append((b"x-fairlead-predicted-tokens", b"%d" % call.predicted))
+        if call.account is not None and call.account.bounded:
+            headers += call.account.headers()
+        if self.draining:
+            headers.append((b"connection", b"close"))
+        return headers
+
+    def _note(self, call: Call, choice: Choice) -> Choice:
+        call.attempts += 1
+        call.worker, call.predicted = choice.worker.address, choice.predicted
+        return choice
+
+    def _failed(self, choice: Choice, reason: str, error: Exception) -> None:
+        self._metrics.retries.labels(reason).inc()
+        choice.worker.breaker.failed()
+        choice.worker.suspect()
+        logger.info("worker %s failed a request before its first byte (%s), another is asked", choice.worker.address, error)
+
+
+def _streams(head: Head) -> bool:
+    return (head.get(b"content-type") or b"").startswith(b"text/event-stream")
+
+
+def _seconds(retry_after: bytes | None) -> int:
+    return int(retry_after) if retry_after is not None and retry_after.isdigit() and len(retry_after) < 5 else 1
+
+
+def _cached(head: Head) -> int | None:
+    said = head.get(b"x-fairlead-cached-tokens")
+    return int(said) if said is not None and said.isdigit() else None

@@ -1,0 +1,131 @@
+"""Choosing by this router's own copy of the index: a match and a score in its memory, and the reservation told to the others at once."""
+
+import asyncio
+import logging
+import os
+
+from fairlead_index.access import RedisAccess
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.fleet import FleetReader
+from fairlead_index.hashing import hash_bytes
+from fairlead_index.mirror import MirrorReader
+from fairlead_index.score import ScoredWorker, best_starts
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.steering.alone import scored_alone
+from fairlead_router.steering.policies import Choice, Tried, Wanted
+
+logger = logging.getLogger(__name__)
+
+AUTO_BLOCKS = 2_000_000
+"""What `auto` mirrors at most: blocks that the workers could hold, at about 90 bytes each where no two hold the same."""
+GUARD_SECONDS = 1.0
+
+
+class Mirrored:
+    """`choose` gives None until there is a picture, and where none is kept. While Redis is away the last one serves."""
+
+    def __init__(self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None) -> None:
+        """`most_blocks`: a larger fleet is not mirrored; None: any."""
+        self._table, self._redis, self._namespace, self._most = table, redis, namespace, most_blocks
+        self.fleet = FleetReader(redis, namespace)
+        self._mirror: MirrorReader | None = None
+        self._adopted = 0.0
+        self._block_tokens = 64
+        self._guarding: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.fleet.start()
+        if self._most is None:
+            self._begin()
+        else:
+            self._guarding = asyncio.create_task(self._guard(self._most), name="mirror guard")
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a picture to choose by."""
+        return self._mirror is not None and self._mirror.stats.snapshots > 0
+
+    @property
+    def preferred(self) -> bool:
+        """Whether Redis has nothing better to say: the picture is of now, or nobody answers there."""
+        return self.ready and (self.current or not self.fleet.fresh)
+
+    @property
+    def current(self) -> bool:
+        """Whether the picture is of now."""
+        return self.fleet.fresh and self._mirror is not None and self._mirror.stats.following
+
+    def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+        held = self._match(wanted)
+        if held is None:
+            return None
+        fresh = self.fleet.fresh
+        if fresh:
+            self._adopt()
+        workers = self._table.usable(tried, wanted.model)
+        if not workers:
+            return None
+        hashes, request = hash_bytes(wanted.hashes), os.urandom(8)
+        scored = [self._scored(worker, held.get(worker.address, 0), fresh) for worker in workers]
+        best = best_starts(scored, hashes, wanted.prompt_tokens, request, 1)[0]
+        worker = self._table.get(best.address)
+        assert worker is not None  # nothing was awaited since it was listed
+        return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
+
+    def held(self, wanted: Wanted, address: str) -> int | None:
+        """Tokens of the prompt that the index sees there now; None where no picture is kept."""
+        held = self._match(wanted)
+        return None if held is None else held.get(address, 0)
+
+    async def close(self) -> None:
+        if self._guarding is not None:
+            self._guarding.cancel()
+        await self.fleet.close()
+        if self._mirror is not None:
+            await self._mirror.close()
+
+    def _match(self, wanted: Wanted) -> dict[str, int] | None:
+        if self._mirror is None:
+            return None
+        try:
+            return self._mirror.match(wanted.hashes)
+        except IndexUnavailable:
+            return None
+
+    def _scored(self, worker: Worker, held: int, fresh: bool) -> ScoredWorker:
+        """By the index's load and everybody's reservations; while Redis is away, by what the worker says of itself, and ours."""
+        scored = self.fleet.workers.get(worker.address)
+        if scored is not None and fresh:
+            self.fleet.refresh(scored)
+            backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
+            scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # ours, of which no load may say that they are done
+        else:
+            block_tokens = scored.block_tokens if scored is not None else self._block_tokens
+            scored = scored_alone(worker, block_tokens)
+        scored.depth = held // scored.block_tokens
+        return scored
+
+    def _adopt(self) -> None:
+        """Workers that the index names and discovery does not yet."""
+        if self._adopted == self.fleet.looks:
+            return
+        self._adopted = self.fleet.looks
+        for address, scored in self.fleet.workers.items():
+            self._block_tokens = scored.block_tokens
+            if self._table.get(address) is None:
+                self._table.adopt(address)
+
+    async def _guard(self, most: int) -> None:
+        """Mirror while the fleet is small enough, and stop when it has clearly outgrown that."""
+        while True:
+            if self._mirror is None and self.fleet.fresh and self.fleet.capacity <= most:
+                self._begin()
+            elif self._mirror is not None and self.fleet.capacity > 1.25 * most:
+                logger.info("the fleet could hold %d blocks, more than are mirrored: Redis is asked instead", self.fleet.capacity)
+                mirror, self._mirror = self._mirror, None
+                await mirror.close()
+            await asyncio.sleep(GUARD_SECONDS if self.fleet.fresh else 0.1)
+
+    def _begin(self) -> None:
+        self._mirror = MirrorReader(self._redis, self._namespace)
+        self._mirror.start()

@@ -1,0 +1,115 @@
+"""How a worker is chosen by the router's own picture: four policies. PrefixAware is in steering.py."""
+
+import random
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import xxhash
+
+from fairlead_router.fleet.workers import Worker, WorkerTable
+
+Tried = Collection[tuple[str, int]]
+"""(address, life) of the workers that this request has been sent to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a choice may depend on."""
+
+    prompt_tokens: int = 0
+    hashes: Sequence[int] = field(default_factory=lambda: array("Q"))
+    """Block hashes of the prompt; empty where it is shorter than a block or was not tokenized."""
+    session: str = ""
+    model: str = ""
+    """The name that a worker must answer to, where not all of them do: an adapter's, or a model's while a rollout renames it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    worker: Worker
+    predicted: int | None = None
+    """Cached tokens that the index expects there; None where it was not asked."""
+    reservation: bytes | None = None
+    """What `release` gives back; empty or None: nothing was reserved."""
+
+
+class Policy(Protocol):
+    def start(self) -> None:
+        """Begin what goes on beside the requests, on the running loop."""
+
+    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+        """A worker for the request, None while there is none. Never fails."""
+
+    def release(self, choice: Choice) -> None:
+        """The answer has begun or the attempt has failed: a reservation, if any, ends."""
+
+    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+        """The worker found `cached` tokens of the prompt in its cache."""
+
+    async def close(self) -> None: ...
+
+
+def rendezvous(key: int, workers: Sequence[Worker], count: int) -> list[Worker]:
+    """The `count` workers that every router would name for this key: highest random weight."""
+    return sorted(workers, key=lambda worker: xxhash.xxh3_64_intdigest(worker.address.encode(), key), reverse=True)[:count]
+
+
+def least_loaded(workers: Sequence[Worker]) -> Worker:
+    """The shortest expected wait; chance among equals, so that routers that see the same picture do not all choose the same one."""
+    return min(workers, key=lambda worker: (worker.expected_wait(), random.random()))
+
+
+class LocalPolicy:
+    """What the four share: they hold nothing between requests but the table."""
+
+    def __init__(self, table: WorkerTable) -> None:
+        self._table = table
+
+    def start(self) -> None:
+        pass
+
+    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+        workers = self._table.usable(tried, wanted.model)
+        return Choice(self.pick(wanted, workers)) if workers else None
+
+    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
+        return least_loaded(workers)
+
+    def release(self, choice: Choice) -> None:
+        pass
+
+    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class LeastLoad(LocalPolicy):
+    """The worker with the shortest expected wait."""
+
+
+class Random(LocalPolicy):
+    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
+        return random.choice(workers)
+
+
+class RoundRobin(LocalPolicy):
+    def __init__(self, table: WorkerTable) -> None:
+        super().__init__(table)
+        self._turn = 0
+
+    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
+        self._turn += 1
+        return sorted(workers, key=lambda worker: worker.address)[self._turn % len(workers)]
+
+
+class Session(LocalPolicy):
+    """One worker for each `X-Session-Id` or `user`, the same from every router; least load for requests without either."""
+
+    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
+        if not wanted.session:
+            return least_loaded(workers)
+        return rendezvous(xxhash.xxh3_64_intdigest(wanted.session.encode()), workers, 1)[0]

@@ -1,0 +1,194 @@
+"""PrefixAware: the worker that the index expects to answer soonest. Without the index: by the router's own picture, and says so."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+
+from fairlead_index.access import RedisAccess
+from fairlead_index.errors import IndexUnavailable
+from fairlead_index.groups import GroupedReader, index_reader
+from fairlead_index.reader import IndexReader, Route
+from fairlead_router.config import IndexMode
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.metrics import Metrics
+from fairlead_router.steering.alone import soonest_alone
+from fairlead_router.steering.audit import Audit
+from fairlead_router.steering.mirrored import AUTO_BLOCKS, Mirrored
+from fairlead_router.steering.policies import Choice, Tried, Wanted
+
+logger = logging.getLogger(__name__)
+
+RETURN_SECONDS = 1.0
+"""How often an index that was away is asked whether it is back: a router without requests must not go on calling it away."""
+WATCH_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class IndexAt:
+    """Which index, and how it is read."""
+
+    redis: RedisAccess
+    namespace: str
+    mode: IndexMode = "auto"
+    groups: int = 1
+
+
+class PrefixAware:
+    """`mirror`: by this router's copy of the index. `remote`, and until there is a copy: match, score and reserve in one round trip."""
+
+    def __init__(self, table: WorkerTable, index: IndexAt | None, metrics: Metrics) -> None:
+        self._table, self._metrics = table, metrics
+        self._reader = index_reader(index.redis, index.namespace, index.groups) if index is not None else None
+        self._mirrored: Mirrored | None = None
+        if index is not None and index.mode == "mirror" and index.groups > 1:
+            logger.warning("--index-mode mirror follows one group, and --index-groups is %d: Redis is asked instead", index.groups)
+        if index is not None and index.mode != "remote" and index.groups == 1:
+            self._mirrored = Mirrored(table, index.redis, index.namespace, None if index.mode == "mirror" else AUTO_BLOCKS)
+        self._audit = Audit(metrics, self._held, self._reader.recall) if self._reader is not None else None
+        self._away = False
+        self.index_reason = ""
+        """Why it is unavailable, in words for people."""
+        self._returning: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        if self._mirrored is not None:
+            self._mirrored.start()
+            self._watching = asyncio.create_task(self._watch(self._mirrored), name="index watch")
+
+    @property
+    def index(self) -> str:
+        """For people: `off`, `ok` or `unavailable`."""
+        if self._reader is None:
+            return "off"
+        return "unavailable" if self._away else "ok"
+
+    @property
+    def reading(self) -> str:
+        """How the index is read now: `mirror`, `remote`, or empty."""
+        if self._reader is None:
+            return ""
+        return "mirror" if self._mirrored is not None and self._mirrored.ready else "remote"
+
+    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+        mirrored = self._mirrored
+        if mirrored is not None and mirrored.preferred and (choice := mirrored.choose(wanted, tried)):
+            if not mirrored.current:
+                self._metrics.index_unavailable.inc()
+            return choice
+        if self._reader is not None and (choice := await self._ask_index(self._reader, wanted, tried)):
+            return choice
+        if mirrored is not None and (choice := mirrored.choose(wanted, tried)):
+            return choice  # an old picture is better than none
+        workers = self._table.usable(tried, wanted.model)
+        return Choice(soonest_alone(wanted, workers)) if workers else None
+
+    async def _ask_index(self, reader: IndexReader | GroupedReader, wanted: Wanted, tried: Tried) -> Choice | None:
+        excluded = self._table.unusable_addresses(wanted.model) | {address for address, _ in tried}
+        asking = asyncio.ensure_future(reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded))
+        try:
+            route = await asyncio.shield(asking)
+        except asyncio.CancelledError:  # the client has gone; what Redis reserves for it all the same is given back
+            self._spawn(self._unwanted(reader, asking))
+            raise
+        except IndexUnavailable as error:
+            self._metrics.index_unavailable.inc()
+            self._say(away=reader.away, why=str(error))
+            return None
+        self._say(away=False)
+        for candidate in route.candidates[:1]:
+            worker = self._table.adopt(candidate.address)
+            if worker is not None and worker.ready and worker.serves(wanted.model):  # else it went while the index was being asked
+                return Choice(worker, candidate.cached_tokens, route.reservation)
+        if route.candidates:
+            self._spawn(self._give_up(reader, route.reservation))
+        return None
+
+    async def match(self, hashes: Sequence[int]) -> dict[str, int]:
+        """Tokens of a prompt that each worker holds. Raises IndexUnavailable."""
+        if self._reader is None:
+            raise IndexUnavailable("this router was given no index (--redis-url)")
+        return await self._reader.match(hashes)
+
+    def release(self, choice: Choice) -> None:
+        if not choice.reservation or self._reader is None:
+            return
+        if self._mirrored is not None and self._mirrored.fleet.release(choice.reservation):
+            return
+        if not self._away:
+            self._spawn(self._give_up(self._reader, choice.reservation))  # the client does not wait for Redis
+
+    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+        if self._audit is not None:
+            self._audit.answered(wanted, choice, cached)
+
+    async def _held(self, wanted: Wanted, worker: Worker) -> int:
+        if self._mirrored is not None and (held := self._mirrored.held(wanted, worker.address)) is not None:
+            return held
+        assert self._reader is not None
+        return (await self._reader.match(wanted.hashes)).get(worker.address, 0)
+
+    async def _unwanted(self, reader: IndexReader | GroupedReader, asking: "asyncio.Future[Route]") -> None:
+        try:
+            route = await asking
+        except IndexUnavailable:
+            return
+        if route.candidates:
+            await self._give_up(reader, route.reservation)
+
+    async def _give_up(self, reader: IndexReader | GroupedReader, reservation: bytes) -> None:
+        try:
+            await reader.release(reservation)
+        except IndexUnavailable as error:
+            self._say(away=reader.away, why=str(error))  # the reservation decays by itself
+
+    async def _watch(self, mirrored: Mirrored) -> None:
+        """Requests do not notice that Redis is away while a copy answers them: somebody has to."""
+        while True:
+            if mirrored.ready:
+                self._say(away=not mirrored.fleet.fresh, why="Redis does not answer")
+            await asyncio.sleep(WATCH_SECONDS)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _say(self, away: bool, why: str = "") -> None:
+        """One line and one gauge for each transition, not for each request."""
+        if away == self._away:
+            return
+        self._away = away
+        self.index_reason = why
+        self._metrics.index_up.set(0 if away else 1)
+        if away:
+            by = "the last picture of it and the workers' own loads" if self.reading == "mirror" else "local load and rendezvous"
+            logger.warning("the index is unavailable, routing by %s: %s", by, why)
+            if self.reading == "remote" and (self._returning is None or self._returning.done()):
+                self._returning = asyncio.create_task(self._await_return())
+        else:
+            logger.info("the index answers again")
+
+    async def _await_return(self) -> None:
+        while self._away and self._reader is not None:
+            await asyncio.sleep(RETURN_SECONDS)
+            try:
+                await self._reader.match(())
+            except IndexUnavailable:
+                continue
+            self._say(away=False)
+
+    async def close(self) -> None:
+        if self._returning is not None:
+            self._returning.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._audit is not None:
+            await self._audit.close()
+        if self._mirrored is not None:
+            await self._mirrored.close()
+        if self._reader is not None:
+            await self._reader.close()

@@ -1,0 +1,198 @@
+"""What each tenant has used: a token bucket each, which all routers fill and empty together through Redis, between requests.
+
+No request waits for Redis: four times a second a router tells what its tenants used, and learns what is left of their buckets. So a
+tenant can use more than its rate for a moment, at most what it sends to all routers within a quarter of a second; the bucket goes below
+zero then, and stays shut until that is paid back. Over time the rate holds exactly.
+"""
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from fairlead_index.connection import REDIS_ERRORS, Scripts
+from fairlead_router.errors import ApiError, Headers
+from fairlead_router.tenancy.tenants import Tenant
+
+logger = logging.getLogger(__name__)
+
+SYNC_SECONDS = 0.25
+PRESENT_SECONDS = 5.0
+"""How often a router without news tells that it is there: the others divide by it once Redis is away."""
+FIRST_OUTPUT = 256.0
+"""Tokens of an answer expected before a tenant had any."""
+_KEEP = 0.9
+
+
+class Account:
+    """One tenant at this router: its bucket, and what it was served (for its turn in the queue)."""
+
+    def __init__(self, tenant: Tenant, share: Callable[[], float], clock: Callable[[], float] = monotonic) -> None:
+        self.tenant = tenant
+        self.served = 0.0
+        """Tokens by weight: the virtual counter of the fair queue."""
+        self.unsent = 0.0
+        """Used, and not told to Redis yet."""
+        self.prompt_tokens = self.output_tokens = 0
+        """Used since the start."""
+        self.level = tenant.burst * share()
+        self._share, self._clock = share, clock
+        self._stamp = clock()
+        self._output = FIRST_OUTPUT
+
+    @property
+    def bounded(self) -> bool:
+        return self.tenant.rate > 0
+
+    @property
+    def most(self) -> float:
+        return self.tenant.burst * self._share()
+
+    def change(self, tenant: Tenant) -> None:
+        """The key file has a new version."""
+        self.refill()
+        self.level += (tenant.burst - self.tenant.burst) * self._share()
+        self.tenant = tenant
+
+    def refill(self) -> float:
+        """Tokens left now; below zero where more was used than there was."""
+        now = self._clock()
+        self.level = min(self.most, self.level + (now - self._stamp) * self.tenant.rate * self._share())
+        self._stamp = now
+        return self.level
+
+    def answered(self, level: float, sent: float) -> None:
+        """What all routers together have left, with `sent` of ours counted in."""
+        self.unsent -= sent
+        self.level, self._stamp = level - self.unsent, self._clock()
+
+    def expect(self, prompt: int, asked: int | None, choices: int) -> float:
+        """Tokens that a request will probably use: its prompt, and answers as long as this tenant's were of late."""
+        each = self._output if asked is None else min(self._output, asked)
+        return prompt + each * choices
+
+    def admit(self, cost: float) -> None:
+        """Raises ApiError 429 unless the bucket holds `cost`, or is full: what is larger than the bucket leaves it in debt."""
+        if not self.bounded:
+            return
+        lacking = min(cost, self.most) - self.refill()
+        if lacking <= 0:
+            return
+        seconds = max(1, math.ceil(lacking / (self.tenant.rate * self._share())))
+        limit = f"{self.tenant.rate * 60:.0f} tokens a minute"
+        raise ApiError(
+            429,
+            f"Rate limit of {limit} reached; this request needs about {cost:.0f} tokens. Try again in {seconds} s.",
+            kind="tokens",
+            code="rate_limit_exceeded",
+            headers=[(b"retry-after", b"%d" % seconds), *self.headers()],
+        )
+
+    def use(self, tokens: float) -> None:
+        """Take tokens out; fewer than none puts back what was expected and not used."""
+        if self.bounded:
+            self.refill()
+            self.level -= tokens
+            self.unsent += tokens
+
+    def serve(self, tokens: float) -> None:
+        """Count what is done for it, or take it back: the next turn is theirs who had less."""
+        self.served += tokens / self.tenant.weight
+
+    def learn(self, prompt: int, output: int) -> None:
+        """What a request used in the end."""
+        self.prompt_tokens += prompt
+        self.output_tokens += output
+        self._output = _KEEP * self._output + (1 - _KEEP) * output
+
+    def headers(self) -> Headers:
+        """OpenAI's x-ratelimit-*-tokens."""
+        if not self.bounded:
+            return []
+        left = self.refill()
+        full = max(0.0, self.most - left) / (self.tenant.rate * self._share())
+        return [
+            (b"x-ratelimit-limit-tokens", b"%d" % self.tenant.burst),
+            (b"x-ratelimit-remaining-tokens", b"%d" % max(0, int(left))),
+            (b"x-ratelimit-reset-tokens", _span(full)),
+        ]
+
+
+class Accounts:
+    """Every tenant seen. With Redis one bucket for all routers; without, each router has its share of it."""
+
+    def __init__(self, scripts: Scripts | None, replicas: int) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._replicas = replicas
+        self._name = os.urandom(8).hex()
+        self._scripts = scripts
+        self.shared = False
+        """The buckets are common to all routers: Redis answered the last time."""
+        self._syncing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._scripts is not None:
+            self._syncing = asyncio.create_task(self._follow(self._scripts), name="token quotas")
+
+    async def close(self) -> None:
+        if self._syncing is not None:
+            self._syncing.cancel()
+            await asyncio.gather(self._syncing, return_exceptions=True)
+        if self._scripts is not None:
+            await self._scripts.close()
+
+    def used(self) -> list[tuple[str, int, int]]:
+        """Tenants with their prompt and output tokens since the start."""
+        return [(name, one.prompt_tokens, one.output_tokens) for name, one in self._accounts.items() if name]
+
+    def of(self, tenant: Tenant) -> Account:
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            account = self._accounts[tenant.name] = Account(tenant, self._share)
+        elif account.tenant is not tenant and account.tenant != tenant:
+            account.change(tenant)
+        return account
+
+    def _share(self) -> float:
+        return 1.0 if self.shared else 1.0 / self._replicas
+
+    async def _follow(self, scripts: Scripts) -> None:
+        told = -PRESENT_SECONDS
+        while True:
+            moving = [one for one in self._accounts.values() if one.bounded and (one.unsent or one.refill() < one.most)]
+            if moving or monotonic() - told >= PRESENT_SECONDS:
+                try:
+                    await self._sync(scripts, moving)
+                    told = monotonic()
+                except REDIS_ERRORS as error:
+                    self._alone(error)
+            await asyncio.sleep(SYNC_SECONDS)
+
+    async def _sync(self, scripts: Scripts, accounts: Iterable[Account]) -> None:
+        sent = [(account, account.unsent) for account in accounts]
+        args: list[str | float] = []
+        for account, used in sent:
+            args += [account.tenant.name, account.tenant.rate, account.tenant.burst, used]
+        replicas, *levels = await scripts.call("quota", self._name, *args)
+        if not self.shared:
+            logger.info("token quotas are shared by %d routers", int(replicas))
+        self.shared, self._replicas = True, max(1, int(replicas))
+        for (account, used), level in zip(sent, levels, strict=True):
+            account.answered(float(level), used)
+
+    def _alone(self, error: Exception) -> None:
+        if self.shared:
+            logger.warning("token quotas: Redis is away (%s); this router gives each tenant 1/%d", type(error).__name__, self._replicas)
+            for account in self._accounts.values():
+                account.refill()
+        self.shared = False
+
+
+def _span(seconds: float) -> bytes:
+    """As OpenAI writes it: `350ms`, `6m0s`."""
+    if seconds < 1:
+        return b"%dms" % round(seconds * 1000)
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return b"%dm%ds" % (minutes, rest) if minutes else b"%ds" % rest

@@ -1,0 +1,128 @@
+"""Who may ask: tenants and their keys, as the key file says. Read here whole, or not at all.
+
+A key is 256 random bits, so its SHA-256 is enough to keep it secret: slow hashes are there for what people choose, and would cost every
+request milliseconds. Looked up by digest: how long that takes tells nothing of how close a guess was.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from fairlead_index.salts import cache_salt
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+"""Fit for a header, a log and a metric's label."""
+Priority = Annotated[int, Meta(ge=-1000, le=1000)]
+LOWEST = 1000
+MIN_SECRET = 32
+
+
+class KeyFileError(ValueError):
+    """The key file cannot be used. The message says where and why, without a word of what it holds."""
+
+
+class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    name: Name = "key"
+    priority: Priority | None = None
+
+
+class _Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    keys: list[_Key]
+    tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    burst_tokens: Annotated[int, Meta(ge=1)] | None = None
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    priority: Priority = 0
+    salt: Name | None = None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    salt_secret: Annotated[str, Meta(min_length=MIN_SECRET)]
+    tenants: dict[Name, _Tenant]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """`rate` in tokens a second, 0 for no bound; `burst`: tokens that may be used at once after a rest."""
+
+    name: str = ""
+    rate: float = 0.0
+    burst: float = 0.0
+    weight: float = 1.0
+    group: str = ""
+    """Tenants of one group share cached KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What one key stands for. `priority`: the most urgent that its requests may ask for, and what they have unasked; lower goes first."""
+
+    tenant: Tenant = field(default_factory=Tenant)
+    key: str = ""
+    priority: int = -(2**31)
+    secret: bytes = field(default=b"", repr=False)
+
+    def salt(self, given: str) -> str:
+        """The cache salt of its requests, together with what the client itself gave as `cache_salt`."""
+        return cache_salt(self.secret, self.tenant.group, given)
+
+    def session(self, given: str) -> str:
+        """What a session policy goes by; one tenant's cannot be another's."""
+        return f"{self.tenant.name}/{given}" if given and self.tenant.name else given
+
+    def bounded(self, asked: int | None) -> int:
+        """The priority of a request that asked for `asked`. Without keys what it asked for, else at most as urgent as the key's."""
+        if not self.tenant.name:
+            return asked or 0
+        return min(LOWEST, max(self.priority, self.priority if asked is None else asked))
+
+
+ANYONE = Caller()
+"""Everybody, where there are no keys."""
+
+
+def credential(authorization: bytes, api_key: bytes) -> bytes:
+    """The key in a request's `Authorization: Bearer KEY`, else its `x-api-key`."""
+    scheme, _, token = authorization.partition(b" ")
+    bearer = token.strip() if scheme.lower() == b"bearer" else b""
+    return bearer or api_key.strip()
+
+
+def digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def read_keys(text: bytes) -> Mapping[bytes, Caller]:
+    """Digest -> caller. Raises KeyFileError."""
+    try:
+        found = msgspec.convert(yaml.safe_load(text), _File)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # the error's own text quotes the file
+        raise KeyFileError(f"it is not YAML{f', line {mark.line + 1}' if mark else ''}") from None
+    except (msgspec.ValidationError, RecursionError, ValueError) as error:
+        raise KeyFileError(_without_values(error)) from None
+    secret = found.salt_secret.encode()
+    callers: dict[bytes, Caller] = {}
+    for name, said in found.tenants.items():
+        rate = (said.tokens_per_minute or 0) / 60
+        burst = float(said.burst_tokens or said.tokens_per_minute or 0)
+        group = f"salt:{said.salt}" if said.salt else f"tenant:{name}"
+        tenant = Tenant(name, rate, burst, said.weight, group)
+        for key in said.keys:
+            hashed = bytes.fromhex(key.sha256)
+            if hashed in callers:
+                raise KeyFileError(
+                    f"key {key.name} of tenant {name} is key {callers[hashed].key} of tenant {callers[hashed].tenant.name} too"
+                )
+            callers[hashed] = Caller(tenant, key.name, said.priority if key.priority is None else key.priority, secret)
+    return callers
+
+
+def _without_values(error: Exception) -> str:
+    """msgspec names types, bounds and places, never values; of anything else only the kind is told."""
+    return str(error) if isinstance(error, msgspec.ValidationError) else f"it cannot be read ({type(error).__name__})"

@@ -1,0 +1,139 @@
+"""Keep-alive connections to one worker."""
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+from fairlead_router.wire.keepalive import end_when_unheard
+from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, Unreachable
+
+CONNECT_SECONDS = 2.0
+IDLE_LIMIT = 1024
+"""Idle connections kept for one worker; more are closed. A hundred streams that end at once must not mean a hundred connects."""
+IDLE_SECONDS = 30.0
+STALE_SECONDS = 1.0
+"""A kept connection that ends this soon after a request was written had been closed by its idle timer, not by that request."""
+SILENCE_SECONDS = 15.0
+_NO_WAY = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`. Raises ValueError that names the address."""
+    host, colon, port = address.strip().rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+class Pool:
+    """Connections to one worker, the latest used first. `silence_timeout`: seconds after which one to a vanished machine ends."""
+
+    def __init__(self, address: str, silence_timeout: float = SILENCE_SECONDS) -> None:
+        self.address = address
+        self._silence_timeout = silence_timeout
+        self._host, self._port = split_address(address)
+        self._idle: deque[tuple[float, Connection]] = deque()
+        self._busy: set[Connection] = set()
+        """Exchanges under way, from the request until `give_back`."""
+
+    async def begin(self, request: list[bytes], timeout: float) -> tuple[Connection, Head]:
+        """Send a request, give the connection and the answer's head. Raises ConnectFailed, LostBeforeHead, TooSilent."""
+        kept, lost = self._take(), None
+        if kept is not None:
+            try:
+                return kept, await self._exchange(kept, request, timeout)
+            except GoneSilent:
+                raise
+            except LostBeforeHead as error:
+                if kept.heard or monotonic() - kept.sent_at > STALE_SECONDS:
+                    raise
+                lost = error
+        try:
+            fresh = await self._connect()
+        except ConnectFailed:
+            if lost is not None:
+                raise lost from None  # it took the request and is gone: that request may be the cause
+            raise
+        return fresh, await self._exchange(fresh, request, timeout)
+
+    async def fetch(
+        self, path: str, timeout: float, headers: dict[str, str] | None = None, wanted: Callable[[Head], bool] = lambda head: True
+    ) -> tuple[Head, bytes]:
+        """A GET, whole, within `timeout` seconds; of an answer whose head is not `wanted`, no body. Raises UpstreamError, TimeoutError."""
+        lines = [f"GET {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+        async with asyncio.timeout(timeout):
+            connection, head = await self.begin(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
+            try:
+                body = bytearray()
+                if wanted(head):
+                    while piece := await connection.read():
+                        body += piece
+            finally:
+                self.give_back(connection)
+        return head, bytes(body)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep it for the next request if its answer was read to the end, else close it."""
+        self._busy.discard(connection)
+        self._drop_old()
+        if connection.reusable and len(self._idle) < IDLE_LIMIT:
+            self._idle.append((monotonic(), connection))
+        else:
+            connection.abort()
+
+    def abandon(self) -> None:
+        """End the exchanges whose answer has not begun, so that they can be tried elsewhere."""
+        for connection in [connection for connection in self._busy if not connection.headed]:
+            connection.fail(GoneSilent(f"{self.address} has gone silent"))
+
+    def end_quiet(self, seconds: float) -> None:
+        """End the answers that have begun and brought nothing for `seconds`: they cannot go on elsewhere, but clients must know."""
+        for connection in [connection for connection in self._busy if connection.headed and connection.quiet_seconds >= seconds]:
+            connection.fail(LostAfterHead(f"{self.address} gave no sign of life for {seconds:g} s"))
+
+    def answering(self, seconds: float) -> bool:
+        """A byte of some answer came within the last `seconds`: whatever is slow there, it is not stopped."""
+        return any(connection.headed and connection.quiet_seconds < seconds for connection in self._busy)
+
+    def close(self) -> None:
+        """Close what is idle; exchanges under way go on."""
+        for _, connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    async def _exchange(self, connection: Connection, request: list[bytes], timeout: float) -> Head:
+        self._busy.add(connection)
+        try:
+            return await connection.exchange(request, timeout)
+        except BaseException:
+            self._busy.discard(connection)
+            raise
+
+    def _take(self) -> Connection | None:
+        self._drop_old()
+        while self._idle:
+            _, connection = self._idle.pop()
+            if connection.reusable:
+                return connection
+        return None
+
+    def _drop_old(self) -> None:
+        """Those that were not needed for a while, or that the worker has closed. The looks come by every second."""
+        oldest = monotonic() - IDLE_SECONDS
+        while self._idle and (self._idle[0][0] < oldest or self._idle[0][1].closed):
+            self._idle.popleft()[1].abort()
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                transport, connection = await loop.create_connection(lambda: Connection(loop), self._host, self._port)
+        except TimeoutError:
+            raise Unreachable(f"no connection to {self.address} within {CONNECT_SECONDS:g} s") from None
+        except OSError as error:
+            kind = Unreachable if error.errno in _NO_WAY else ConnectFailed
+            raise kind(f"no connection to {self.address}: {error}") from error
+        end_when_unheard(transport, self._silence_timeout)
+        return connection

@@ -1,0 +1,321 @@
+"""One HTTP/1.1 connection to a worker: bodies pass through as bytes, with backpressure.
+
+Made for one thing, so that a streamed token costs one parser call and one write: no task wakes up for it; no redirects, no decoding.
+"""
+
+import asyncio
+from time import monotonic
+from typing import NamedTuple, cast
+
+import httptools
+
+from fairlead_router.wire.reply import Reply
+
+HIGH_WATER = 256 * 1024
+"""Bytes of a body that nobody has asked for yet before the worker's socket is no longer read."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a worker's status line and headers."""
+
+
+MAX_DOCUMENT = 64 * 1024
+"""Bytes of an error that are kept, where one has to become an event."""
+
+
+class UpstreamError(Exception):
+    """An exchange with a worker failed. The message says how."""
+
+
+class ConnectFailed(UpstreamError):
+    """No connection: the worker never saw the request."""
+
+
+class Unreachable(ConnectFailed):
+    """No way to its machine, or no word from it: unlike a refusal, this says nothing of the process there."""
+
+
+class LostBeforeHead(UpstreamError):
+    """The request was sent and no byte came back: another worker may be asked."""
+
+
+class GoneSilent(LostBeforeHead):
+    """The worker answers nobody any more, so this request is not the cause."""
+
+
+class TooSilent(UpstreamError):
+    """No byte of an answer within the request's deadline: asking another worker would only double the wait."""
+
+
+class LostAfterHead(UpstreamError):
+    """The answer had begun: the client has to be told."""
+
+
+class Head(NamedTuple):
+    """The worker's status line and headers (names in lower case)."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+    def get(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one exchange at a time: `exchange` gives the head; then `pour` hands the body on, or `read` gives it in pieces."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._head: asyncio.Future[Head] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._head_bytes = 0
+        self._reply: Reply | None = None
+        self._paused = False
+        self._framed = False
+        self._failure: UpstreamError | None = None
+        self._timeout = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._touched = 0.0
+        self._keep_alive = True
+        self.complete = True
+        self.exchanges = 0
+        self.sent_at = 0.0
+
+    # What the pool asks
+
+    @property
+    def headed(self) -> bool:
+        """The answer has begun."""
+        return self._head is not None and self._head.done()
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Since its last byte came or was taken; since the request was sent where none came."""
+        return self._loop.time() - self._touched
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    @property
+    def reusable(self) -> bool:
+        """The last answer was read to its end and the worker keeps the connection."""
+        return self.complete and not self.closed and self._failure is None and not self._pieces and self._keep_alive
+
+    @property
+    def heard(self) -> bool:
+        """A part of the answer's head has come."""
+        return self._head_bytes > 0
+
+    def abort(self) -> None:
+        """Close now, without sending what is left: the worker sees a reset or an end, and drops the request."""
+        self._stop_timer()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # One exchange
+
+    async def exchange(self, request: list[bytes], timeout: float) -> Head:
+        """Send a whole request, wait for the answer's head. `timeout`: seconds of silence allowed, before the head and in the body.
+
+        Raises LostBeforeHead, TooSilent; the connection is closed then, and also when the caller is cancelled.
+        """
+        if self.closed:
+            raise LostBeforeHead("the worker had closed the connection")
+        assert self._transport is not None and self.complete
+        self._headers, self._pieces, self._buffered, self._head_bytes = [], [], 0, 0
+        self.complete, self._framed, self._keep_alive = False, False, True
+        self._head = self._loop.create_future()
+        self._timeout = timeout
+        self._touched = self._loop.time()
+        self.sent_at = monotonic()
+        self.exchanges += 1
+        if self._timer is None or self._due > self._touched + timeout:  # else the last exchange's goes on
+            self._stop_timer()
+            self._set_timer(timeout)
+        self._transport.writelines(request)
+        try:
+            return await self._head
+        except BaseException:
+            self.abort()
+            raise
+
+    async def read(self) -> bytes:
+        """The body's next bytes, all that have come; `b""` at its end. Raises LostAfterHead."""
+        while not self._pieces:
+            if self._failure is not None:
+                raise LostAfterHead(str(self._failure))
+            if self.complete:
+                return b""
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces, self._buffered = [], 0
+        self._touched = self._loop.time()
+        self.resume()
+        return piece
+
+    async def document(self) -> bytes:
+        """The rest of a small body, whole; what is beyond 64 KiB is left out. Raises LostAfterHead."""
+        body = bytearray()
+        while piece := await self.read():
+            if len(body) < MAX_DOCUMENT:
+                body += piece[: MAX_DOCUMENT - len(body)]
+        return bytes(body)
+
+    async def pour(self, reply: Reply) -> None:
+        """Hand the rest of the body on as it comes, and end the reply with it. Raises LostAfterHead."""
+        self._reply, reply.source = reply, self
+        try:
+            if self._pieces or self.complete:
+                self._hand_on()
+            else:
+                reply.flush()
+            self.resume()
+            if reply.congested:
+                self.pause()
+            while not self.complete:
+                if self._failure is not None:
+                    raise LostAfterHead(str(self._failure))
+                self._waiter = self._loop.create_future()
+                await self._waiter
+        finally:
+            self._reply = reply.source = None
+            self.resume()
+
+    def pause(self) -> None:
+        """Read no more for now: nobody takes it."""
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._touched = self._loop.time()
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def fail(self, error: UpstreamError) -> None:
+        """End the exchange: whoever waits gets the error."""
+        if self.complete or self._failure is not None:
+            return
+        self._failure = error
+        self._stop_timer()
+        if self._head is not None and not self._head.done():
+            self._head.set_exception(error)
+        self._wake()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        self._touched = self._loop.time()
+        if self.complete:
+            self.abort()  # bytes that nobody asked for: this connection is out of step
+            return
+        if self._head is not None and not self._head.done():
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.complete:
+                self.fail(self._lost(f"the worker's answer is not HTTP: {error}"))
+                return
+            self._keep_alive = False  # what follows the answer is nobody's
+        if self._reply is not None:
+            self._hand_on()
+        elif self._head_bytes > MAX_HEAD_BYTES and self._head is not None and not self._head.done():
+            self.fail(self._lost(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self.headed and not self._framed and exc is None and self._failure is None and not self.complete:
+            self.on_message_complete()  # a body without a length ends with its connection
+            if self._reply is not None:
+                self._hand_on()
+        self._stop_timer()
+        self.fail(self._lost(f"the worker closed the connection ({exc or 'end of file'})"))
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("an answer that nobody asked for")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+        self._headers.append((name, value or b""))
+
+    def on_headers_complete(self) -> None:
+        assert self._head is not None
+        status = self._parser.get_status_code()
+        if status < 200:
+            return
+        self._keep_alive = bool(self._parser.should_keep_alive())
+        if not self._head.done():
+            self._head.set_result(Head(status, self._headers))
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        if self._reply is None:
+            self._buffered += len(body)
+            if self._buffered > HIGH_WATER:
+                self.pause()
+            self._wake()
+
+    def on_message_complete(self) -> None:
+        if self._head is None or not self._head.done():
+            self._headers = []  # 100 Continue and its like: the real answer follows
+            return
+        self.complete = True
+        self._wake()
+
+    # Inside
+
+    def _hand_on(self) -> None:
+        """What one read brought goes on in one write."""
+        assert self._reply is not None
+        piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces, self._buffered = [], 0
+        if self.complete:
+            self._reply.end(piece)
+        else:
+            self._reply.write(piece)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lost(self, message: str) -> UpstreamError:
+        return LostAfterHead(message) if self.headed else LostBeforeHead(message)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._look_at_clock)
+
+    def _look_at_clock(self) -> None:
+        self._timer = None
+        if self.complete:
+            return  # idle in the pool
+        left = self._touched + self._timeout - self._loop.time()
+        if left > 0 or self._paused:  # paused: it is the client that is slow, and client.py bounds that
+            self._set_timer(max(left, 1.0) if self._paused else left)
+            return
+        error = self._lost(f"no byte from the worker for {self._timeout:g} s")
+        self.fail(TooSilent(str(error)) if isinstance(error, LostBeforeHead) else error)
