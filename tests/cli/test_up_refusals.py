@@ -11,6 +11,7 @@ from fairlead.local.manifest import read_manifest
 from fairlead.local.rundir import RunRecord, make_run_directory, remove_old_runs, runs_root, write_record
 from fairlead.local.up import check_ports_free
 from fairlead.main import main
+from tests.redis_server import free_port
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,10 @@ async def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkey
     assert not cluster.directory.exists()
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--port", "0"), ("--ready-timeout", "0"), ("--stop-grace", "-1")])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--port", "0"), ("--ready-timeout", "0"), ("--ready-timeout", "nan"), ("--stop-grace", "-1"), ("--stop-grace", "nan")],
+)
 def test_numbers_that_mean_nothing_are_refused_by_their_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["up", "-f", "no-matter.yaml", f"{flag}={value}"])
@@ -60,7 +64,7 @@ def test_a_model_that_is_not_here_is_said_at_once(
         "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: qwen}\nspec: {model: {uri: 'file:///no/such/model'}}\n"
     )
     with pytest.raises(SystemExit) as ended:
-        main(["up", "-f", str(file), "--port", "18080"])
+        main(["up", "-f", str(file), "--port", str(free_port())])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "/no/such/model, which is not on this machine: make it" in said and "--model-root" in said
     assert [path.name for path in runs_root().iterdir()] == []

@@ -50,7 +50,7 @@ def picture(url: str) -> dict[str, Any]:
         answer.raise_for_status()
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UserError(f"{page}: {error}. Is it a Fairlead router, and does it run?") from None
+        raise UserError(f"{page}: {str(error).rstrip('.')}. Is it a Fairlead router, and does it run?") from None
     if not isinstance(found, dict) or "workers" not in found:
         raise UserError(f"{page}: not a Fairlead router's answer")
     return found
