@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.redis_server import free_port
 
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster
@@ -11,7 +12,6 @@ from fairlead.local.manifest import read_manifest
 from fairlead.local.rundir import RunRecord, make_run_directory, remove_old_runs, runs_root, write_record
 from fairlead.local.up import check_ports_free
 from fairlead.main import main
-from tests.redis_server import free_port
 
 
 @pytest.mark.parametrize(
