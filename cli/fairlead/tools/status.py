@@ -81,6 +81,10 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
         )
         table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, wrong_of(worker), worker.get("address", ""))
     console.print(table if found["workers"] else "  no workers")
+    for worker in found["workers"]:
+        if worker.get("reason"):
+            where = worker.get("pod") or worker.get("address", "?")
+            console.print(f"{where}: {worker['reason']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def wrong_of(worker: dict[str, Any]) -> str:
