@@ -13,7 +13,7 @@ PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Sessio
 
 
 class RouterConfig(BaseSettings):
-    """Everything the process was told, once, at its start."""
+    """Flags of `fairlead-router`. Each is also `FAIRLEAD_<FLAG>` in the environment; flags win, the last one given wins."""
 
     model_config = SettingsConfigDict(
         env_prefix="FAIRLEAD_",

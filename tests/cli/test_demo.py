@@ -60,3 +60,5 @@ def test_the_example_is_the_demos_manifest() -> None:
     example = Path(__file__).parents[2] / "examples" / "demo.yaml"
     assert example.read_text() == MANIFEST.read_text()
     assert read_manifest(example.with_name("minimal.yaml")).services[0].name == "qwen"
+    tenants = objects_of(read_manifest(example.with_name("tenants.yaml")).services[0], redis_url="redis://r")
+    assert "--api-keys-file=/etc/fairlead/keys/keys.yaml" in str(tenants) and "--metrics-names=vllm" in str(tenants)

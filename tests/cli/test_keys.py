@@ -2,12 +2,15 @@
 
 import hashlib
 import stat
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fairlead.errors import UserError
-from fairlead.local.manifest import objects_of
+from fairlead.local.manifest import objects_of, read_manifest
+from fairlead.local.up import greet
 from fairlead.local.workloads import LocalSettings, workloads
 from fairlead.main import main
 from fairlead_operator.api import InferenceService
@@ -52,9 +55,24 @@ def test_what_could_not_be_used_is_refused_and_the_file_stays(tmp_path: Path, ca
         assert ran("new", *words, "-f", str(file)) == 2
         assert says in capsys.readouterr().err
     assert file.read_text() == before
+    assert ran("new", "anna", "-f", str(tmp_path / "no folder" / "keys.yaml")) == 2
+    said = capsys.readouterr()
+    assert "cannot be written: No such file or directory" in said.err and not said.out
     file.write_text("tenants: 5")
     assert ran("new", "anna", "-f", str(file)) == 2 and ran("check", str(file)) == 2
     assert "tenants" in capsys.readouterr().err
+
+
+def test_the_request_that_up_shows_names_a_key_where_one_is_asked_for(tmp_path: Path) -> None:
+    written = StringIO()
+    for access in ("", "access: {keysSecretRef: {name: qwen-keys}}"):
+        file = tmp_path / "service.yaml"
+        file.write_text(
+            "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: qwen}\n"
+            f"spec: {{model: {{uri: 'file:///m'}}, {access}}}\n"
+        )
+        greet(Console(file=written, width=500), {"qwen": "http://127.0.0.1:1"}, read_manifest(file))
+    assert written.getvalue().count("Authorization: Bearer KEY") == 1
 
 
 def test_local_mode_takes_the_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ PICTURE = {
             "ready": True,
             "draining": True,
             "usable": False,
+            "reason": "it drains [SIGTERM]",
             "load": {"running": 3},
             "prediction": {"answers": 40, "over": 0.02, "under": 0.31, "recalls": 1},
         }
@@ -86,6 +87,7 @@ def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixtu
         main(["status", "--url", f"{router}/v1"])
     shown = capsys.readouterr().out
     assert left.value.code == 0 and "qwen-worker-0" in shown and "Draining" in shown and "index ok (mirror)" in shown and "-31%" in shown
+    assert "qwen-worker-0: it drains [SIGTERM]" in shown
 
 
 def test_status_names_an_address_where_no_router_is(router: str) -> None:

@@ -45,7 +45,10 @@ async def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkey
     assert not cluster.directory.exists()
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--port", "0"), ("--ready-timeout", "0"), ("--stop-grace", "-1")])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--port", "0"), ("--ready-timeout", "0"), ("--ready-timeout", "nan"), ("--stop-grace", "-1"), ("--stop-grace", "nan")],
+)
 def test_numbers_that_mean_nothing_are_refused_by_their_flag(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["up", "-f", "no-matter.yaml", f"{flag}={value}"])

@@ -48,6 +48,14 @@ async def test_known_workers_stay_while_discovery_has_no_answer(fleet: Fleet) ->
     assert [(await router.complete(f"p{number}")).status_code for number in range(5)] == [200] * 5
 
 
+async def test_why_a_worker_was_never_ready_is_logged(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fairlead_router.poller")
+    worker = await fleet.worker()
+    await worker.kill()
+    await fleet.router(worker, ready=0)
+    await eventually(lambda: f"worker {worker.address} is not ready: no connection" in caplog.text, "the reason is logged")
+
+
 async def test_workers_by_name(fleet: Fleet) -> None:
     worker = await fleet.worker()
     port = worker.address.split(":")[1]

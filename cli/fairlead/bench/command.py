@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for flag in positive:
         value = getattr(arguments, flag)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # so that nan is refused, too
             raise UserError(f"--{flag.replace('_', '-')} {value}: must be above 0")
     if arguments.save_result and not arguments.save_result.absolute().parent.is_dir():  # said now, not after the measurement
         raise UserError(f"--save-result {arguments.save_result}: its folder does not exist; make it first")

@@ -55,7 +55,7 @@ def trace_prompts(vocabulary: Sequence[int], path: Path, *, count: int, speed: f
 
     `speed` divides the times (2: twice as fast); `scale` multiplies all lengths, and the block with them (0.1: a tenth of the tokens).
     """
-    if speed <= 0 or scale <= 0:
+    if not (speed > 0 and scale > 0):
         raise UserError(f"--trace-speed {speed} and --trace-scale {scale} must be above 0")
     block = max(1, round(TRACE_BLOCK * scale))
     prompts = []

@@ -121,6 +121,10 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, text: str) -> None:
     """Readable by its owner alone, and never half written."""
     fresh = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    fresh.replace(path)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise UserError(f"--file {path} cannot be written: {error.strerror}; no key was made") from None

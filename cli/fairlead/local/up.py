@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.port <= 65535:
         raise UserError(f"--port {arguments.port}: must be 1 to 65535")
-    if arguments.ready_timeout <= 0:
+    if not arguments.ready_timeout > 0:  # so that nan is refused, too
         raise UserError(f"--ready-timeout {arguments.ready_timeout:g}: must be more than 0 seconds")
-    if arguments.stop_grace < 0:
+    if not arguments.stop_grace >= 0:
         raise UserError(f"--stop-grace {arguments.stop_grace:g}: must be 0 seconds or more")
     console = make_console()
     try:
@@ -91,7 +91,7 @@ async def up(arguments: argparse.Namespace, console: Console) -> int:
         if not status:
             console.print("stopping")
             return 0
-        greet(console, cluster, manifest)
+        greet(console, cluster.urls, manifest)
         screen.update()
         await first_of(follow(arguments.file, cluster, console), stop)
         console.print("stopping")
@@ -129,12 +129,15 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def greet(console: Console, cluster: LocalCluster, manifest: Manifest) -> None:
+def greet(console: Console, urls: Mapping[str, str], manifest: Manifest) -> None:
+    """Each service's URL of `urls` and a request to try."""
     for service in manifest.services:
-        url = cluster.urls[service.name]
+        url = urls[service.name]
         console.print(f"\n[bold green]ready[/]  {url}/v1   model {service.served_model_name}", soft_wrap=True)
+        key = " -H 'Authorization: Bearer KEY'" if service.spec.access else ""
         body = f'{{"model": "{service.served_model_name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
-        console.print(f"  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'", markup=False, soft_wrap=True)
+        request = f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+        console.print(f"  {request}", markup=False, soft_wrap=True)
     console.print("  to scale: edit spec.replicas in the file · to stop: Ctrl-C\n", style="dim", markup=False)
 
 

@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     for flag in ("pods", "speed", "prefill_rate", "cache_blocks", "routers", "repeats"):
-        if getattr(arguments, flag) <= 0:
+        if not getattr(arguments, flag) > 0:  # so that nan is refused, too
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must be above 0")
     for flag in ("token_seconds", "report_seconds"):
-        if getattr(arguments, flag) < 0:
+        if not getattr(arguments, flag) >= 0:
             raise UserError(f"--{flag.replace('_', '-')} {getattr(arguments, flag)}: must not be below 0")
     if arguments.num_prompts is not None and arguments.num_prompts < 1:
         raise UserError(f"--num-prompts {arguments.num_prompts}: must be at least 1")

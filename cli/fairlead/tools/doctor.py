@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     console = make_console()
     findings = list(look())
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for column in range(4):
+        table.add_column(overflow="fold", no_wrap=column < 2)  # a path that is cut short helps nobody
     for finding in findings:
         mark = "[green]ok[/]" if not finding.advice else "[red]missing[/]" if finding.needed else "[yellow]absent[/]"
         table.add_row(mark, finding.what, escape(finding.found), escape(finding.advice))

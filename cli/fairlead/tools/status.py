@@ -50,7 +50,7 @@ def picture(url: str) -> dict[str, Any]:
         answer.raise_for_status()
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UserError(f"{page}: {error}. Is it a Fairlead router, and does it run?") from None
+        raise UserError(f"{page}: {str(error).rstrip('.')}. Is it a Fairlead router, and does it run?") from None
     if not isinstance(found, dict) or "workers" not in found:
         raise UserError(f"{page}: not a Fairlead router's answer")
     return found
@@ -81,6 +81,10 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
         )
         table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, wrong_of(worker), worker.get("address", ""))
     console.print(table if found["workers"] else "  no workers")
+    for worker in found["workers"]:
+        if worker.get("reason"):
+            where = worker.get("pod") or worker.get("address", "?")
+            console.print(f"{where}: {worker['reason']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def wrong_of(worker: dict[str, Any]) -> str:

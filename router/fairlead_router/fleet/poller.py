@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead_index.load import WorkerLoad
 from fairlead_router.fleet.formats import PromptFormats
-from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
 from fairlead_router.wire.upstream import ConnectFailed, Unreachable, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Poller:
                 worker.life = time.monotonic_ns()
             worker.seen_down = False
             worker.breaker.probed()
-        if bool(reason) != bool(worker.reason):
+        if bool(reason) != bool(worker.reason) or worker.reason == UNSEEN:  # one that was never ready is told of, too
             logger.info("worker %s is %s", worker.address, f"not ready: {reason}" if reason else f"ready (pod {worker.pod})")
         worker.ready, worker.reason = not reason, reason
 

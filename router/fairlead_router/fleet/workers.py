@@ -13,6 +13,8 @@ FORGET_SECONDS = 30.0
 """How long an address that was dropped is refused to the index, whose lease outlives the pod by up to 10 s."""
 UNKNOWN_RATE = 2000.0
 """Prompt tokens a second assumed of a worker that has not measured its own; only compared between workers."""
+UNSEEN = "not looked at yet"
+"""The reason of a worker that no look has reached."""
 
 
 class Worker:
@@ -31,7 +33,7 @@ class Worker:
         """A new number each time a look finds it ready after one that did not: another process, or one that has recovered."""
         self.seen_down = True
         """The last look did not find it ready."""
-        self.reason = "not looked at yet"
+        self.reason = UNSEEN
         """Why the last look did not find it ready; empty when it did."""
         self.load = WorkerLoad()
         self.load_at = monotonic()

@@ -41,6 +41,8 @@ class Ticket:
     """Tokens that it will probably use, prompt and output."""
     keep_alive: Callable[[], None] | None = None
     """Tells the client of a stream that it is held; None for other answers."""
+    told: float = field(default_factory=monotonic)
+    """When it last did, or should have begun to count: a turn that finds no worker does not put it off."""
     number: int = 0
     since: float = field(default_factory=monotonic)
     held: bool = False
@@ -130,7 +132,6 @@ class Admission:
         self._queue.push(ticket)
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(), name="queue")
-        told = monotonic()
         try:
             while not turn.done():
                 now, workers = monotonic(), self._table.usable()
@@ -139,10 +140,10 @@ class Admission:
                     raise self._too_long(ticket, workers)
                 pause = min(left, RECHECK_SECONDS)
                 if ticket.keep_alive is not None:
-                    pause = min(pause, max(0.0, told + self._config.hold_keepalive - now))
+                    pause = min(pause, max(0.0, ticket.told + self._config.hold_keepalive - now))
                 await asyncio.wait((turn,), timeout=pause)
-                if ticket.keep_alive is not None and not turn.done() and monotonic() - told >= self._config.hold_keepalive:
-                    told = monotonic()
+                if ticket.keep_alive is not None and not turn.done() and monotonic() - ticket.told >= self._config.hold_keepalive:
+                    ticket.told = monotonic()
                     ticket.keep_alive()
             turn.result()
         finally:
