@@ -259,7 +259,7 @@ async def test_a_held_stream_is_told_so_and_then_gets_its_answer(fleet: Fleet) -
 
 
 async def test_looks_for_a_worker_do_not_put_the_comments_off(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead_router.admission.RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr("fairlead_router.serving.admission.RECHECK_SECONDS", 0.05)
     router = await empty(fleet, hold_keepalive=0.4, hold_timeout=2)
     answer = await router.complete("x", stream=True)
     assert answer.status_code == 200 and events(answer.text)[:2] == [": held"] * 2
