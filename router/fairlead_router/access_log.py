@@ -4,13 +4,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TextIO
 
+NAME = "fairlead_router.access"
 FLUSH_SECONDS = 0.1
 FLUSH_LINES = 512
 
 
+def unadorned(name: str, stream: TextIO) -> None:
+    """The logger's records go to `stream` as they are, and nowhere else."""
+    logger, handler = logging.getLogger(name), logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
 class AccessLog:
-    """Lines gather for `FLUSH_SECONDS`, then go to the log as one record. Silent where the logger is."""
+    """Lines gather for `FLUSH_SECONDS`, then go to the log as one record, each with all that the log's other lines begin with.
+
+    So the logger needs a handler that adds nothing (`unadorned`). Silent where the logger is.
+    """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.time) -> None:
         self._logger, self._clock = logger, clock
@@ -28,7 +41,7 @@ class AccessLog:
         if int(now) != self._second:
             self._second = int(now)
             self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        self._lines.append(f"{self._stamp},{int(now * 1000) % 1000:03d} {line}")
+        self._lines.append(f"{self._stamp},{int(now * 1000) % 1000:03d} INFO {self._logger.name} {line}")
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
         elif self._timer is None:

@@ -7,6 +7,7 @@ from time import monotonic
 
 import msgspec
 
+from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.interop import queries
@@ -29,7 +30,7 @@ class App:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._access = AccessLog(logging.getLogger("fairlead_router.access"))
+        self._access = AccessLog(logging.getLogger(access_log.NAME))
         self._pages = {
             "/health": self._health,
             "/ready": self._ready,
