@@ -86,7 +86,10 @@ ACCEPTED = [
     {"engine": {"speculative": {"method": "ngram", "numTokens": 3}}},
     {"engine": {"speculative": {"method": "draft", "numTokens": 5, "model": "pvc://models/draft"}}},
     {"scaling": {"max": 4}, "replicas": 9},
-    {"routing": {"indexMode": "Mirror", "holdTimeout": "0s", "maxExpectedTtft": "1s"}, "access": {"keysSecretRef": {"name": "k"}}},
+    {
+        "routing": {"indexMode": "Mirror", "holdTimeout": "0s", "maxExpectedTtft": "1s"},
+        "access": {"keysSecretRef": {"name": "k", "key": "x"}},
+    },
     {"routing": {"indexMode": "Remote", "indexGroups": 2, "steering": "Redirect", "metricsNames": "vLLM"}},
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},
