@@ -13,6 +13,7 @@ MISTAKES = {
     "bad uri": ({"model": {"uri": "ftp://host/model"}}, "spec.model.uri"),
     "min above max": ({"scaling": {"min": 4, "max": 2}}, "min"),
     "tensorParallel is not gpus": ({"engine": {"tensorParallel": 4}, "resources": {"gpus": 2}}, "tensorParallel"),
+    "redirects past keys": ({"access": {"keysSecretRef": {"name": "k"}}, "routing": {"steering": "Redirect"}}, "spec.routing.steering"),
     "negative replicas": ({"replicas": -1}, "replicas"),
 }
 

@@ -85,6 +85,22 @@ def test_redis_gone_fails_no_request(service: Service) -> None:
     assert first["finish"] == "length"
 
 
+def test_a_lost_index_shows_in_the_status_and_nothing_else_does(service: Service) -> None:
+    redis = ["scale", "deployment/fairlead-redis", "-n", service.system.namespace]
+
+    def index() -> Any:
+        return service.status().get("index", {}).get("state")
+
+    eventually(lambda: index() == "Ok", 60, "the index, as a router sees it, in the status")
+    service.system.cluster.kubectl(*redis, "--replicas=0")
+    try:
+        eventually(lambda: index() == "Unavailable", 60, "the loss in the status, told by a router that nobody asks anything")
+        assert service.condition("Ready")["status"] == "True" and service.status()["index"]["reason"]
+    finally:
+        service.system.cluster.kubectl(*redis, "--replicas=1")
+    eventually(lambda: index() == "Ok", 60, "the index is back in the status")
+
+
 def test_router_pods_come_and_go_under_load(service: Service) -> None:
     with Load(service, concurrency=2) as load:
         for pod in service.pods("router"):

@@ -21,6 +21,16 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
+class IndexSeen:
+    """The prefix index, as one router answered."""
+
+    state: str  # Ok, Unavailable, Off, Unused, Unknown
+    reason: str = ""
+    read: str = ""  # Mirror, Remote or nothing
+    error_percent: int | None = None  # of a prompt, the worst worker's; None: too few answers to judge
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that `desired` may know beside the service itself."""
 
@@ -29,6 +39,7 @@ class Observed:
     revisions: tuple[Body, ...] = ()  # ControllerRevisions: the pod templates of this service so far
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
+    index: IndexSeen | None = None  # None: nobody was asked yet
 
 
 @dataclass(frozen=True)

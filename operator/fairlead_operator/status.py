@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairlead_operator import causes, names
+from fairlead_operator import causes, index_status, names
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.children import router, worker
@@ -53,8 +53,10 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     _progressing(say, workers, routers)
     routable = routers.ready > 0
     say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
-    fault = obstacle is not None and obstacle.fault
-    say.say("Degraded", fault, obstacle.reason if fault and obstacle else "AsExpected", obstacle.message if fault and obstacle else "")
+    index = index_status.said(service.status.index, observed.index, routers.ready, now)
+    unsteered, unsteered_at = index_status.fault(index, now)
+    fault = obstacle if obstacle is not None and obstacle.fault else unsteered
+    say.say("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
     status = ServiceStatus(
         observed_generation=service.generation,
@@ -66,9 +68,11 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
         updated_replicas=workers.updated,
         selector=names.selector_text(service),
         revision=f"{service.name}-{revision}",
+        index=index,
         conditions=say.made,
     )
-    return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=proof.wake_at)
+    wake_at = min((at for at in (proof.wake_at, unsteered_at) if at is not None), default=None)
+    return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
 
 
 def _progressing(say: Conditions, workers: Replicas, routers: Replicas) -> None:

@@ -15,19 +15,28 @@ from fairlead_operator.running import operate
 
 
 class Router:
-    """Answers completions, or fails them; counts what it was asked."""
+    """Answers completions, or fails them, and says what it sees of the index; counts what it was asked."""
 
     def __init__(self) -> None:
         self.failing = False
         self.asked: list[dict[str, object]] = []
+        self.page: dict[str, object] = {"index": "ok", "index_reason": "", "index_read": "mirror", "workers": []}
+        self.looks = 0
         router = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 router.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 answer = {"error": {"message": "no worker"}} if router.failing else {"choices": [{"text": "!"}]}
+                self._answer(503 if router.failing else 200, answer)
+
+            def do_GET(self) -> None:
+                router.looks += 1
+                self._answer(200 if self.path == "/fairlead/workers" else 404, router.page)
+
+            def _answer(self, code: int, answer: object) -> None:
                 text = json.dumps(answer).encode()
-                self.send_response(503 if router.failing else 200)
+                self.send_response(code)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)

@@ -1,10 +1,12 @@
 """`spec.access` and the router's limits in the manifest: what the Deployments make of them, and how the operator asks without a key."""
 
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+import yaml
 from tests.operator.manifests import SETTINGS, service
 from tests.operator.test_desired import objects, restricted
 
@@ -77,3 +79,23 @@ async def test_the_proof_of_service_needs_no_key() -> None:
         await prober.close()
         server.shutdown()
     assert asked == ["/fairlead/probe"]
+
+
+def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
+    body = yaml.safe_load((Path(__file__).parents[2] / "examples" / "access.yaml").read_text())
+    config = read_config(router.arguments(InferenceService.parse(body), SETTINGS))
+    assert config.api_keys_file and config.index_mode == "mirror" and config.metrics_names == "vllm" and config.hold_timeout == 120
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"routing": {"indexMode": "Mirror", "indexGroups": 2}}, "set spec.routing.indexGroups to 1"),
+        ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "set spec.routing.policy to PrefixAware"),
+        ({"routing": {"maxExpectedTtft": "0s"}}, "spec.routing.maxExpectedTtft must be above 0s"),
+        ({"routing": {"steering": "Redirect"}, **KEYS}, "spec.routing.steering Redirect goes past spec.access.keysSecretRef"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_before_a_router_starts(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidManifest, match=words):
+        service(**spec)

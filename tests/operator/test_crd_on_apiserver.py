@@ -15,7 +15,7 @@ def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServ
     spec = made["spec"]
     assert spec["replicas"] == 1 and spec["routing"] == {
         "policy": "PrefixAware",
-        "indexMode": "auto",
+        "indexMode": "Auto",
         "indexGroups": 1,
         "replicas": 2,
         "holdTimeout": "30s",
@@ -60,6 +60,11 @@ REFUSED = [
     ({"replicas": -1}, "spec.replicas"),
     ({"resources": {"memory": "lots"}}, "spec.resources.memory"),
     ({"routing": {"policy": "Best"}}, "spec.routing.policy"),
+    ({"routing": {"indexMode": "mirror"}}, 'spec.routing.indexMode: Unsupported value: "mirror"'),
+    ({"routing": {"indexMode": "Mirror", "indexGroups": 2}}, "set spec.routing.indexGroups to 1"),
+    ({"routing": {"indexMode": "Remote", "policy": "Random"}}, "spec.routing.indexMode says how PrefixAware reads the index"),
+    ({"routing": {"maxExpectedTtft": "0s"}}, "spec.routing.maxExpectedTtft must be above 0s"),
+    ({"routing": {"steering": "Redirect"}, "access": {"keysSecretRef": {"name": "k"}}}, "spec.routing.steering Redirect goes past"),
     ({"engine": {"nonsense": 1}}, 'unknown field "spec.engine.nonsense"'),
     ({"podTemplate": {"specs": {}}}, 'unknown field "spec.podTemplate.specs"'),
 ]
@@ -81,6 +86,11 @@ ACCEPTED = [
     {"engine": {"speculative": {"method": "ngram", "numTokens": 3}}},
     {"engine": {"speculative": {"method": "draft", "numTokens": 5, "model": "pvc://models/draft"}}},
     {"scaling": {"max": 4}, "replicas": 9},
+    {
+        "routing": {"indexMode": "Mirror", "holdTimeout": "0s", "maxExpectedTtft": "1s"},
+        "access": {"keysSecretRef": {"name": "k", "key": "x"}},
+    },
+    {"routing": {"indexMode": "Remote", "indexGroups": 2, "steering": "Redirect", "metricsNames": "vLLM"}},
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},
     {"model": {"revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5", "secretRef": {"name": "hub"}, "cache": {"claim": "models"}}},

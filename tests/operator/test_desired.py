@@ -54,9 +54,9 @@ specs = st.fixed_dictionaries(
             optional={
                 "replicas": st.integers(1, 8),
                 "policy": st.sampled_from(["Random", "PrefixAware"]),
-                "indexMode": st.sampled_from(["auto", "remote"]),
+                "indexMode": st.sampled_from(["Auto", "Remote"]),
             },
-        ),
+        ).filter(lambda routing: routing.get("policy") != "Random" or routing.get("indexMode") != "Remote"),
         "rollout": st.fixed_dictionaries({}, optional={"drainTimeout": st.sampled_from(["0s", "90s", "1h30m"])}),
         "podTemplate": st.just(
             {"spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "worker", "env": [{"name": "X", "value": "1"}]}]}}
@@ -285,9 +285,9 @@ def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.
     assert router_config.namespace == "default/qwen"
     assert (router_config.policy, router_config.steering, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
     assert not [flag for flag in given("router") if flag.startswith("--index-mode")]  # the default: routers of before know no such flag
-    made = objects(service(routing={"policy": "Session", "indexMode": "mirror"}))
+    made = objects(service(routing={"policy": "PrefixAware", "indexMode": "Mirror"}))
     routing = read_config(given("router"))
-    assert (routing.policy, routing.index_mode) == ("Session", "mirror")
+    assert (routing.policy, routing.index_mode) == ("PrefixAware", "mirror")
 
     made = objects(service(engine={"tensorParallel": 2}))
     with pytest.raises(SystemExit):

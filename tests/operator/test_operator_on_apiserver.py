@@ -9,6 +9,9 @@ from tests.operator import apiserver
 from tests.operator.manifests import container, manifest
 from tests.operator.running_operator import Router, operator
 
+from fairlead_operator import index_status
+from fairlead_operator.reconcile import index_watch
+
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"
 
@@ -53,10 +56,10 @@ class Cluster:
             status = {"observedGeneration": deployment["metadata"]["generation"], "replicas": count, "updatedReplicas": count}
             self.patch("deployments", name, {"status": {**status, "readyReplicas": ready, "availableReplicas": ready}}, "status")
 
-    def play_kubelet(self, name: str, status: dict[str, Any]) -> None:
-        """One worker pod with this status."""
+    def play_kubelet(self, name: str, status: dict[str, Any], component: str = "worker") -> None:
+        """One pod with this status."""
         if self.get("pods", name) is None:
-            labels = eventually(lambda: self.get("deployments", "qwen-worker"))["spec"]["template"]["metadata"]["labels"]
+            labels = eventually(lambda: self.get("deployments", f"qwen-{component}"))["spec"]["template"]["metadata"]["labels"]
             spec = {"containers": [{"name": "worker", "image": "worker:1"}], "automountServiceAccountToken": False}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
             self.server.create(self.path("pods"), pod)
@@ -227,6 +230,43 @@ def test_someone_elses_service_is_not_taken(cluster: Cluster) -> None:
     assert "Service/qwen" in cluster.ready()["message"] and "does not belong" in cluster.ready()["message"]
     assert cluster.get("services", "qwen")["spec"]["ports"][0]["port"] == 1234
     assert cluster.get("deployments", "qwen-router") is not None
+
+
+def test_an_index_that_is_lost_is_told_once_and_nothing_more_is_written(
+    cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_watch, "PERIOD", 0.1)
+    monkeypatch.setattr(index_status, "LONG", 1.0)
+    cluster.create()
+    cluster.play_controllers()
+    ready = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}], "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.play_kubelet("qwen-router-x", ready, "router")
+
+    def status() -> Any:
+        return cluster.get("inferenceservices", "qwen").get("status") or {}
+
+    def degraded() -> str:
+        return next((one["reason"] for one in status().get("conditions", []) if one["type"] == "Degraded"), "")
+
+    found = eventually(lambda: status().get("index"))
+    assert (found["state"], found["read"], found["reason"]) == ("Ok", "Mirror", "") and "predictionErrorPercent" not in found
+    worker = {"prediction": {"answers": 40, "over": 0.31, "under": 0.0, "recalls": 0}}
+    router.page = {"index": "unavailable", "index_reason": "no password for redis", "index_read": "remote", "workers": [worker]}
+    eventually(lambda: degraded() == "IndexUnavailable")
+    assert status()["index"]["reason"] == "no password for redis" and status()["index"]["predictionErrorPercent"] == 30
+    assert cluster.ready()["status"] == "True"
+
+    def told() -> list[str]:
+        events = cluster.server.get(cluster.path("events"))["items"]
+        return [event["message"] for event in events if event["reason"] == "IndexUnavailable"]
+
+    eventually(told)
+    version, looks = cluster.get("inferenceservices", "qwen")["metadata"]["resourceVersion"], router.looks
+    eventually(lambda: router.looks >= looks + 5)
+    assert cluster.get("inferenceservices", "qwen")["metadata"]["resourceVersion"] == version and len(told()) == 1
+    router.page = {"index": "ok", "index_reason": "", "index_read": "mirror", "workers": []}
+    eventually(lambda: degraded() == "AsExpected")
+    assert "predictionErrorPercent" not in status()["index"], "null in the patch removes it"
 
 
 def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(

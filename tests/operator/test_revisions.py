@@ -169,7 +169,7 @@ DEFAULTS = {
     "engine.kv_cache.block_tokens": 64,
     "routing.policy": "PrefixAware",
     "routing.index_groups": 1,
-    "routing.index_mode": "auto",
+    "routing.index_mode": "Auto",
     "routing.replicas": 2,
     "routing.hold_timeout": "30s",
     "engine.max_waiting_requests": 1024,

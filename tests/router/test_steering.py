@@ -12,6 +12,7 @@ from tests.router.stand_in_worker import StandIn
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader
+from fairlead_operator.reconcile.prober import Prober
 from fairlead_router.steering.policies import Wanted
 from fairlead_router.steering.prefix_aware import PrefixAware
 
@@ -273,3 +274,18 @@ async def test_a_dead_worker_that_only_the_index_knows_is_tried_once(fleet: Flee
         await writer.leave()
     assert {answer.status_code for answer in answers} == {200} and len(known.received) == 12
     assert await router.metric("fairlead_router_retries_total") <= 1
+
+
+@pytest.mark.parametrize("setting", ["remote", "mirror", "auto"])
+async def test_a_secret_that_is_missing_is_in_the_status_after_the_operators_one_completion(
+    fleet: Fleet, redis: RedisServer, namespace: str, setting: str
+) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(
+        worker, redis_url=redis.url, redis_password_file="/nowhere/password", index_namespace=namespace, index_mode=setting
+    )
+    assert (await router.complete("Ready?")).status_code == 200
+    prober = Prober("cluster.local", base_url=str(router.client.base_url).rstrip("/"))
+    seen = await prober.index("")
+    await prober.close()
+    assert (seen.state, seen.read) == ("Unavailable", "Remote") and "does the Secret exist in this namespace?" in seen.reason

@@ -19,6 +19,7 @@ def _columns() -> list[dict[str, Any]]:
         {"name": "URL", "type": "string", "jsonPath": ".status.url"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         {"name": "Revision", "type": "string", "jsonPath": ".status.revision", "priority": 1},
+        {"name": "Index", "type": "string", "jsonPath": ".status.index.state", "description": "What steers requests.", "priority": 1},
         {"name": "Message", "type": "string", "jsonPath": f"{ready}.message", "priority": 1},
     ]
 

@@ -16,6 +16,13 @@ _DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up fo
 _DEADLINE = "spec.rollout.progressDeadline must lie between 30s and 24h"
 _PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica"
 _INT8 = "spec.engine.quantization int8 is for workers on CPUs: set spec.resources.gpus to 0, or remove one of the two"
+_MIRROR = "spec.routing.indexMode Mirror follows one group of the index: set spec.routing.indexGroups to 1, or indexMode to Auto or Remote"
+_UNREAD = "spec.routing.indexMode says how PrefixAware reads the index: remove it, or set spec.routing.policy to PrefixAware"
+_TTFT = "spec.routing.maxExpectedTtft must be above 0s: remove it to refuse no request"
+_PAST_KEYS = (
+    "spec.routing.steering Redirect goes past spec.access.keysSecretRef, since workers check no keys: "
+    "set spec.routing.steering to Proxy, or remove spec.access"
+)
 _LENGTH = "spec.engine.maxModelLen must be 0 (the model's own) or at least spec.engine.kvCache.pageTokens"
 
 
@@ -113,13 +120,20 @@ class Scaling(Part):
 class Routing(Part):
     """How the router chooses a worker."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("self.indexMode != 'Mirror' || self.indexGroups == 1", _MIRROR, path=".indexMode"),
+            rule("self.indexMode == 'Auto' || self.policy == 'PrefixAware'", _UNREAD, path=".indexMode"),
+        )
+    )
+
     policy: Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"] = Field(
         "PrefixAware", description="PrefixAware: to the pod where the request will start soonest, given what its KV cache holds."
     )
-    index_mode: Literal["auto", "mirror", "remote"] = Field(
-        "auto",
-        description="How PrefixAware reads the index: remote asks Redis for each request, mirror keeps a copy in each router and steers on"
-        " while Redis is away, auto keeps a copy while it is small.",
+    index_mode: Literal["Auto", "Mirror", "Remote"] = Field(
+        "Auto",
+        description="How PrefixAware reads the index: Remote asks Redis for each request, Mirror keeps a copy in each router and steers on"
+        " while Redis is away, Auto keeps a copy while it is small.",
     )
     replicas: int = Field(2, ge=1, le=64, description="Router pods. They share nothing but the index: any number works.")
     index_groups: int = Field(
@@ -129,7 +143,7 @@ class Routing(Part):
         description="Parts of the index, each on one shard of a Redis Cluster. 1 is enough for 100,000 block changes a second.",
     )
     hold_timeout: Duration = Field("30s", description="How long requests are held while no worker is ready, as while scaling from zero.")
-    max_expected_ttft: Duration | None = Field(
+    max_expected_ttft: Annotated[Duration, Field(json_schema_extra=rules(rule("duration(self) > duration('0s')", _TTFT)))] | None = Field(
         None, description="Requests whose first token is expected later than this get 429 with Retry-After. Absent: never."
     )
     args: list[Argument] = Field(default_factory=list, max_length=64, description="Further router flags; the last one given wins.")
@@ -139,6 +153,13 @@ class Routing(Part):
     metrics_names: Literal["Fairlead", "vLLM"] = Field(
         "Fairlead", description="vLLM: metrics also under the names of vLLM's production stack."
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        refuse(self.index_mode == "Mirror" and self.index_groups > 1, f"{_MIRROR} (got {self.index_groups})")
+        refuse(self.index_mode != "Auto" and self.policy != "PrefixAware", f"{_UNREAD} (it is {self.policy})")
+        refuse(self.max_expected_ttft is not None and seconds(self.max_expected_ttft) <= 0, _TTFT)
+        return self
 
 
 class KeysSecret(Part):
@@ -239,6 +260,7 @@ class ServiceSpec(Part):
                 _LENGTH,
                 path=".engine.maxModelLen",
             ),
+            rule("!has(self.access) || self.routing.steering == 'Proxy'", _PAST_KEYS, path=".routing.steering"),
         )
     )
 
@@ -260,6 +282,7 @@ class ServiceSpec(Part):
         refuse(gpus is not None and gpus != parallel and not alone, f"{_PARALLEL}: {parallel} is not {gpus}")
         refuse(self.engine.quantization != "none" and bool(gpus), f"{_INT8}: {gpus} GPUs")
         refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
+        refuse(self.access is not None and self.routing.steering == "Redirect", _PAST_KEYS)
         return self
 
     @property

@@ -1,6 +1,6 @@
 """`status` of an InferenceService, written by the operator alone."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,23 @@ class Condition(Part):
     message: str = Field("", max_length=2048, description="The cause, for people.")
 
 
+class IndexStatus(Part):
+    """The prefix index as one router sees it. Coarse on purpose: a service that stays as it is causes no write."""
+
+    state: Literal["Ok", "Unavailable", "Off", "Unused", "Unknown"] = Field(
+        description="Ok; Unavailable: requests go by load; Off: the operator has no Redis; Unused: by spec.routing.policy; "
+        "Unknown: no router answers."
+    )
+    since: str = Field("", json_schema_extra={"format": "date-time"}, max_length=64, description="When state last changed.")
+    read: Literal["", "Mirror", "Remote"] = Field(
+        "", description="Mirror: from the router's copy; Remote: Redis is asked for each request."
+    )
+    reason: str = Field("", max_length=512, description="Why it is not available.")
+    prediction_error_percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        None, description="How far the index was off lately about a worker's cache, in percent of a prompt, in tens: the worst worker."
+    )
+
+
 class ServiceStatus(Part):
     """What the operator saw last."""
 
@@ -30,6 +47,7 @@ class ServiceStatus(Part):
     updated_replicas: int = Field(0, ge=0, description="Workers of the wanted revision.")
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
     revision: str = Field("", max_length=128, description="The wanted revision: a digest of what the spec says about worker pods.")
+    index: IndexStatus | None = Field(None, description="The prefix index as one router sees it; absent while no router is ready.")
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,

@@ -89,7 +89,7 @@ def _mounts(service: InferenceService) -> list[Object]:
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
     workers = f"{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}"
-    mode = service.spec.routing.index_mode
+    routing = service.spec.routing
     flags: dict[str, object] = {
         "service-name": service.name,
         "served-model-name": service.served_model_name,
@@ -98,14 +98,13 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "index-namespace": names.index_namespace(service),
         **redis.flags(service, settings),
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
-        "policy": service.spec.routing.policy,
+        "policy": routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,
         # Only where they are not the default: a router of an older image knows no such flag.
-        "steering": service.spec.routing.steering.lower() if service.spec.routing.steering != "Proxy" else "",
-        "metrics-names": service.spec.routing.metrics_names.lower() if service.spec.routing.metrics_names != "Fairlead" else "",
-        "index-mode": "" if mode == "auto" else mode,  # the default is left out: routers' images of before start with these flags too
+        "steering": routing.steering.lower() if routing.steering != "Proxy" else "",
+        "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
+        "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",
     }
-    routing = service.spec.routing
     if said(routing, "hold_timeout"):
         flags["hold-timeout"] = seconds(routing.hold_timeout)
     if routing.max_expected_ttft is not None:

@@ -13,9 +13,11 @@ from typing import Any
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.desired import Desired, desired
+from fairlead_operator.index_status import router_to_ask
 from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
@@ -51,6 +53,7 @@ class Loop:
         self._applier: Applier | None = None
         self._probe: ProbeResult | None = None
         self._probing: asyncio.Task[None] | None = None
+        self._index = IndexWatch(tools.prober, self.wake)
 
     def wake(self) -> None:
         self._woken.set()
@@ -77,6 +80,7 @@ class Loop:
                     wait = 0.0
         finally:
             self._stop_probing()
+            self._index.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -106,6 +110,7 @@ class Loop:
             self._stop_probing()
         elif plan.probe_due:
             self._start_probing(service)
+        self._index.follow(router_to_ask(self._observed().pods), known=plan.status.index is not None)
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
 
@@ -121,6 +126,7 @@ class Loop:
             self._applier = Applier(self._tools.cluster, self._tools.store, *self._owner, uid)
             self._probe = None
             self._stop_probing()
+            self._index.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -131,6 +137,7 @@ class Loop:
             revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
             refusals=refusals or {},
             probe=self._probe,
+            index=self._index.seen,
         )
 
     def _start_probing(self, service: InferenceService) -> None:
@@ -150,12 +157,13 @@ class Loop:
         before = self._probe.attempts if self._probe is not None and self._probe.generation == service.generation else 0
         self._probe = ProbeResult(service.generation, not problem, problem, before + 1 if problem else 0, time.time())
         self._probing = None
+        self._index.hurry()  # before its first request a router may not have asked the index at all
         self.wake()
 
     async def _write_status(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
-        status = after.model_dump(mode="json", by_alias=True)
-        if body.get("status") == status:
+        if body.get("status") == after.model_dump(mode="json", by_alias=True, exclude_none=True):
             return
+        status = after.model_dump(mode="json", by_alias=True)  # null removes a field
         gone = {key: None for key in body.get("status") or {} if key not in status}
         try:
             answer = await self._tools.cluster.patch_status(body, {**status, **gone})
@@ -170,11 +178,13 @@ class Loop:
         self._announce_transition(body, before, after)
 
     def _announce_transition(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
-        """An Event when Ready has changed its truth or its reason: never the same words twice in a row."""
+        """An Event when Ready has changed its truth or its reason, or the index is lost: never the same words twice in a row."""
+        known, fault = find(before.conditions, "Degraded"), find(after.conditions, "Degraded")
+        if fault is not None and fault.reason == "IndexUnavailable" and (known is None or known.reason != fault.reason):
+            self._tools.announce(body, "Warning", fault.reason, fault.message)
         old, new = find(before.conditions, "Ready"), find(after.conditions, "Ready")
         if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
             return
-        fault = find(after.conditions, "Degraded")
         warning = new.status != "True" and (new.reason == "RequestFailed" or (fault is not None and fault.status == "True"))
         self._tools.announce(body, "Warning" if warning else "Normal", new.reason, new.message)
 

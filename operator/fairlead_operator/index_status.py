@@ -1,0 +1,64 @@
+"""`status.index`: what is said of the prefix index, and since when. Pure.
+
+Routers serve without it, so it never takes Ready away; away for long it is a fault (condition Degraded): prompts are computed anew.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from fairlead_operator import names
+from fairlead_operator.api.status import IndexStatus
+from fairlead_operator.causes import Cause
+from fairlead_operator.observed import Body, IndexSeen, component_of
+
+LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
+STEP = 10  # percent
+
+
+def said(before: IndexStatus | None, seen: IndexSeen | None, routers_ready: int, now: datetime) -> IndexStatus | None:
+    """What to write. Before the first answer (a restarted operator) what was written stays."""
+    if routers_ready == 0:
+        return None
+    if seen is None:
+        return before
+    same = before is not None and before.state == seen.state and before.since
+    return IndexStatus.model_validate(
+        {
+            "state": seen.state,
+            "since": before.since if before is not None and same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "read": seen.read,
+            "reason": seen.reason[:512],
+            "prediction_error_percent": _coarse(before.prediction_error_percent if before is not None else None, seen.error_percent),
+        }
+    )
+
+
+def _coarse(before: int | None, percent: int | None) -> int | None:
+    """In tens, and as before until it is off by a whole ten: a figure on the edge of two would be written again and again."""
+    if percent is None or (before is not None and abs(percent - before) < STEP):
+        return None if percent is None else before
+    return STEP * round(percent / STEP)
+
+
+def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float | None]:
+    """What is wrong with it, if anything, and otherwise when that may be so (seconds since the epoch)."""
+    if index is None or index.state != "Unavailable":
+        return None, None
+    long_at = datetime.fromisoformat(index.since).timestamp() + LONG
+    if now.timestamp() < long_at:
+        return None, long_at
+    return Cause("IndexUnavailable", f"Requests are served, and go by load since {index.since}: {index.reason}", fault=True), None
+
+
+def router_to_ask(pods: Iterable[Body]) -> str:
+    """The address of one ready router, always the same one: two that differ a little would be written in turn. Empty: there is none."""
+    found = []
+    for pod in pods:
+        metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
+        if ready and component_of(pod) == names.ROUTER and status.get("podIP") and not metadata.get("deletionTimestamp"):
+            found.append((metadata.get("name", ""), status["podIP"]))
+    if not found:
+        return ""
+    address = min(found)[1]
+    return f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}"

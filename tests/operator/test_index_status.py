@@ -1,0 +1,138 @@
+"""`status.index`: what one router sees, said coarsely, lifted into Degraded when it lasts, and never a reason not to be Ready."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.manifests import SETTINGS, deployment, pod, service
+
+from fairlead_operator import index_status
+from fairlead_operator.conditions import find
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import IndexSeen, Observed, ProbeResult
+from fairlead_operator.reconcile.index_watch import IndexWatch
+from fairlead_operator.reconcile.prober import Prober, RouterSilent
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}
+AWAY = IndexSeen("Unavailable", "no password for redis: does the Secret exist in this namespace?", "Remote")
+
+
+def look(seen: IndexSeen | None, before: Desired | None = None, seconds: float = 0, **deployments: Any) -> Desired:
+    observed = Observed(SERVING | deployments, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=seen)
+    status = before.status.model_dump(by_alias=True, mode="json") if before else None
+    return desired(service(status=status), observed, SETTINGS, NOW + timedelta(seconds=seconds))
+
+
+def condition(plan: Desired, kind: str) -> tuple[str, str]:
+    found = find(plan.status.conditions, kind)
+    assert found is not None
+    return found.status, found.reason
+
+
+def test_an_index_that_stays_away_is_a_fault_and_the_service_stays_ready() -> None:
+    lost = look(AWAY, look(IndexSeen("Ok", read="Mirror")), 10)
+    assert lost.status.index is not None and lost.status.index.state == "Unavailable" and "Secret" in lost.status.index.reason
+    assert lost.status.index.since == "2026-01-01T12:00:10Z" and lost.wake_at == NOW.timestamp() + 130
+    assert condition(lost, "Degraded") == ("False", "AsExpected")
+    later = look(AWAY, lost, 130)
+    assert condition(later, "Degraded") == ("True", "IndexUnavailable") and condition(later, "Ready") == ("True", "Serving")
+    assert "does the Secret exist" in next(one.message for one in later.status.conditions if one.type == "Degraded")
+    assert condition(look(AWAY, later, 500), "Degraded")[0] == "True" and look(AWAY, later, 500).status == later.status, "nothing to write"
+    assert condition(look(IndexSeen("Ok"), later, 600), "Degraded") == ("False", "AsExpected")
+
+
+def test_a_restarted_operator_keeps_what_was_said_until_it_has_looked_and_nothing_is_said_without_a_router() -> None:
+    lost = look(AWAY)
+    assert look(None, lost, 50).status.index == lost.status.index
+    assert look(None, lost, 50, router=deployment("router", 2, ready=0)).status.index is None
+    assert "index" not in look(None).status.model_dump(by_alias=True, exclude_none=True)
+
+
+@given(st.lists(st.integers(0, 100), min_size=2, max_size=30))
+def test_the_error_is_written_again_only_when_it_is_another_by_a_tenth(percents: list[int]) -> None:
+    said = None
+    for percent in percents:
+        before, said = said, index_status.said(said, IndexSeen("Ok", error_percent=percent), 1, NOW)
+        assert said is not None and said.prediction_error_percent is not None
+        written = said.prediction_error_percent
+        assert written % 10 == 0 and abs(written - percent) < 10
+        if before is not None and before.prediction_error_percent is not None and abs(before.prediction_error_percent - percent) < 10:
+            assert said == before
+
+
+def test_always_the_same_router_is_asked() -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1"}
+    routers = [pod("r-b", "router", **ready), pod("r-a", "router", **{**ready, "podIP": "fd00::7"}), pod("r-0", "router", podIP="10.0.0.9")]
+    workers = [pod("a", "worker", **ready)]
+    assert index_status.router_to_ask([*workers, *routers]) == index_status.router_to_ask([*routers[::-1]]) == "[fd00::7]:8080"
+    routers[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert index_status.router_to_ask(routers) == "10.0.0.1:8080" and index_status.router_to_ask(workers) == ""
+
+
+@contextmanager
+def router(page: dict[str, Any]) -> Iterator[str]:
+    """Answers `/fairlead/workers` with what `page` holds at that moment."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = json.dumps(page).encode()
+            self.send_response(200 if self.path == "/fairlead/workers" and page else 503)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def worker(answers: int, over: float = 0.0, under: float = 0.0) -> dict[str, Any]:
+    return {"prediction": {"answers": answers, "over": over, "under": under, "recalls": 0}}
+
+
+async def test_a_routers_page_is_read_and_a_few_answers_judge_nobody() -> None:
+    prober = Prober("cluster.local")
+    page: dict[str, Any] = {"index": "ok", "index_reason": "", "index_read": "mirror"}
+    with router(page) as address:
+        page["workers"] = [worker(20, over=0.314), worker(99, under=0.02), worker(3, over=1.0)]
+        assert await prober.index(address) == IndexSeen("Ok", "", "Mirror", 31)
+        page |= {"index": "unavailable", "index_reason": "redis is away", "index_read": "remote", "workers": []}
+        assert await prober.index(address) == IndexSeen("Unavailable", "redis is away", "Remote")
+        page.clear()
+        with pytest.raises(RouterSilent, match="503"):
+            await prober.index(address)
+    await prober.close()
+
+
+async def test_a_change_is_told_and_a_router_that_falls_silent_is_unknown_after_some_misses() -> None:
+    prober, told = Prober("cluster.local"), asyncio.Event()
+    page: dict[str, Any] = {"index": "ok", "workers": []}
+    with router(page) as address:
+        watch = IndexWatch(prober, told.set)
+        watch.follow(address, known=False)
+        watch.hurry()
+        await asyncio.wait_for(told.wait(), 10)
+        assert watch.seen == IndexSeen("Ok")
+        page.clear()
+        told.clear()
+        while not told.is_set():  # each look is hurried on, instead of half a minute's wait
+            watch.hurry()
+            await asyncio.sleep(0.01)
+        assert watch.seen is not None and watch.seen.state == "Unknown" and "503" in watch.seen.reason
+        watch.follow("", known=True)
+        assert watch.seen is None
+    await prober.close()
