@@ -18,10 +18,10 @@ from fairlead_index.resp import ReplyError
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 
-BATCH_BLOCKS: Final = 128  # holds Redis up for a quarter of a millisecond: others that ask meanwhile stay well under one
+BATCH_BLOCKS: Final = 32  # holds Redis up for a tenth of a millisecond: a router that asks may stand behind a batch of every writer
 BATCH_SECONDS: Final = 0.005
 SWEEP_ENTRIES: Final = 400  # bounds how long one sweep holds up the others
-BUCKETS: Final = 16  # of a new namespace; they grow with the blocks
+BUCKETS: Final = 256  # of a new namespace, none of which costs anything before its first block; they grow with the blocks
 CALL_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)

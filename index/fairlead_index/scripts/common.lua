@@ -12,8 +12,7 @@ local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks
 local FILL = 32                        -- blocks a bucket holds on average: 19 bytes a placement, and a read looks at few entries
 local SPLITS = 8                       -- buckets that one batch may split: more than its blocks can fill
 
-local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, seconds of a fleet that changes 100,000 blocks a second
-
+local LOGGED = 65536                   -- records kept for the mirrors: at most 0.3 KB each, 17 s of a fleet that changes 100,000 blocks a second
 local KEPT = 86400                     -- s after which a key is gone unless a worker renews it: see renew.lua
 
 local function now_ms()
@@ -25,7 +24,8 @@ local function pack_slot(n) return char(floor(n / 256), n % 256) end
 local function slot_number(slot) local a, b = byte(slot, 1, 2) return a * 256 + b end
 
 -- Buckets grow by linear hashing (Litwin, VLDB 1980): bucket n of 2^k <= count < 2^(k+1) has been split when n + 2^k exists. So an entry costs the
--- same at ten thousand blocks and at a hundred million, and no moment pays for growing.
+-- same at ten thousand blocks and at a hundred million, and no moment pays for growing. A hash's lowest byte decides first: from 256 buckets on all
+-- blocks of one bucket have it in common, and a mirror, which keeps its blocks apart by it, reads a bucket into one place.
 local function grid_of(count)
   local half = 1
   while half * 2 <= count do half = half * 2 end
@@ -36,7 +36,7 @@ local function buckets_of(p) return grid_of(tonumber(call('HGET', p .. 'meta', '
 
 local function bucket_number(grid, hash, at)
   local a, b, c = byte(hash, at, at + 2)
-  local n = (a * 65536 + b * 256 + c) % grid.whole
+  local n = (c * 65536 + b * 256 + a) % grid.whole
   return n < grid.count and n or n % grid.half
 end
 
