@@ -134,16 +134,16 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
     assert a.stats.gaps == 1
 
 
-async def test_a_slot_in_doubt_is_told_anew(writers: MakeWriter, reader: IndexReader) -> None:
+async def test_a_recalled_worker_tells_all_anew(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=1.0)
     a.stored(CHAIN)
     await shows(reader, {"a": 64})
     [before] = await reader.workers()
-    assert await reader.doubt(before.slot)
+    assert await reader.recall("a:8000")
     await shows(reader, {"a": 64})
     [after] = await reader.workers()
     assert after.slot != before.slot and a.stats.joins == 2
-    assert not await reader.doubt(60_000)
+    assert not await reader.recall("nobody:8000")
 
 
 async def _is(value: bool) -> bool:

@@ -23,7 +23,7 @@ local function change(text)
     call('EXPIRE', p .. 'r' .. slot, KEPT)
     call('HINCRBYFLOAT', p .. 'owed', slot, cost)
     call('EXPIRE', p .. 'owed', KEPT)
-    call('ZINCRBY', p .. 'ready', 1000 * cost / rate_of(rate), slot)
+    call('ZINCRBY', p .. 'ready', 1000 * cost / rate_of(rate), slot)  -- not taken back: by then it was worked off, or a heartbeat says so
   else
     if call('ZREM', p .. 'r' .. slot, promise) == 0 then return false end
     if tonumber(call('HINCRBYFLOAT', p .. 'owed', slot, -cost)) < 0.5 then call('HDEL', p .. 'owed', slot) end

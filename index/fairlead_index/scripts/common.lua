@@ -95,18 +95,20 @@ local function in_force(lease, lease_ms, now) return lease > now and lease <= no
 -- A worker that has not measured its own yet is taken to prefill 4,000 tokens a second.
 local function rate_of(measured) return measured > 0 and measured or 4000 end
 
--- `ready` orders the workers by when (ms) each would answer a prompt of usual length that it does not hold. `free_at`: when it could begin.
-local USUAL = 2048
-local function set_ready(p, slot, free_at, rate) call('ZADD', p .. 'ready', free_at + 1000 * USUAL / rate, slot) end
+local FLEET = 1                        -- seconds of our work that count twice: those who come after wait for it too
+local ITL_STEPS = 4                    -- steps of the decodes beside us that count, so that a pod whose streams are slow already gets less
+local NO_ROOM = 1e9                    -- seconds
 
--- What the index says about a slot's blocks is in doubt: from now on it holds nothing, and may still be chosen. Its worker's next call finds its
--- incarnation over, and it joins again with a snapshot. False when the slot is not live, or in doubt already.
-local function cast_doubt(p, slot)
-  local record = call('HGET', p .. 'live', slot)
-  if not record or call('HDEL', p .. 'fence', slot) == 0 then return false end
-  set_lease(p, slot, -read_live(record).lease)
-  tell(p, 'K' .. slot)
-  return true
+-- What a choice costs beyond its own time to the first token, in seconds.
+local function surcharge(work, step) return math.min(FLEET, work) + ITL_STEPS * step end
+
+local function room_of(free, total, page) return (total == 0 or page == 0) and math.huge or free * page end
+
+-- `ready` orders the workers as the score does for a prompt of usual length that none holds, in ms. `free_at`: when it could begin.
+local USUAL = 2048
+local function set_ready(p, slot, free_at, rate, step, room)
+  local work = USUAL / rate
+  call('ZADD', p .. 'ready', free_at + 1000 * (work + surcharge(work, step) + (room < USUAL and NO_ROOM or 0)), slot)
 end
 
 -- The slot's sequence when (slot, epoch) is a living incarnation, else nil.
