@@ -19,9 +19,7 @@ _SCRIPTS: Final = (
     "workers", "quota",
 )  # fmt: skip
 _USE_MATCH: Final = frozenset({"match", "route"})
-_WHEN_FULL: Final = frozenset(
-    {"join", "evict", "heartbeat", "leave", "recall", "route", "release", "claim", "sweep", "renew", "quota"}
-)
+_WHEN_FULL: Final = frozenset({"join", "evict", "heartbeat", "leave", "recall", "route", "release", "claim", "sweep", "renew", "quota"})
 """What a Redis past its maxmemory does all the same: it needs next to nothing, or gives back. `apply` alone is refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
 """`evict` is `apply` for batches that only remove."""

@@ -3,8 +3,8 @@
     python -m tests.index.fuzz --seed 1 --operations 100000
 
 64 pods store, evict, die, restart, leave and are cut off; Redis is killed and comes back empty or from an old RDB, fails over to a replica
-that lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told that it is wrong about workers. After each round everything
-must converge: `match` and every mirror tell the truth for every prompt, and nobody is named that does not live.
+that lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told that it is wrong about workers. After each round
+everything must converge: `match` and every mirror tell the truth for every prompt, and nobody is named that does not live.
 """
 
 import argparse

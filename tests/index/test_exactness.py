@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.index.conftest import eventually
+from tests.index.conftest import either, eventually
 from tests.index.world import World
 from tests.redis_server import RedisServer
 
@@ -12,6 +12,7 @@ from fairlead_index.reader import IndexReader
 PODS = 6
 
 
+@either
 @pytest.mark.parametrize("seed", range(6))
 async def test_match_is_exact_whatever_happens(server: RedisServer, namespace: str, seed: int) -> None:
     world = World(seed, server.url, namespace)

@@ -6,6 +6,7 @@ import struct
 
 import pytest
 import redis
+from tests.index.conftest import either
 from tests.redis_server import RedisServer
 
 from fairlead_index.connection import Scripts, script_source
@@ -16,6 +17,7 @@ NOW = 10**13  # ms: a fixed clock for script and test
 BLOCK = 16
 
 
+@either
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: str, seed: int) -> None:
     draw = random.Random(seed)
