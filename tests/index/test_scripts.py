@@ -160,7 +160,7 @@ async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(script
 
 async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts) -> None:
     pods = [await Pod(scripts, name).join() for name in "ab"]
-    chain = list(block_hashes(9, range(12_000), 4))  # 3,000 blocks into 64 buckets of 32
+    chain = list(block_hashes(9, range(12_000), 4))  # 3,000 blocks into 64 buckets of 40
     at = 0
     for start in range(0, len(chain), 100):
         for pod in pods:
@@ -168,7 +168,7 @@ async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts
         at = start + 100
         assert await matched(scripts, chain) == {"a:1": at, "b:1": at}
     buckets = int(await scripts.redis.execute("HGET", scripts.key("meta"), "buckets"))
-    assert 3000 / 32 <= buckets < 3000 / 32 + 8
+    assert 3000 / 40 <= buckets < 3000 / 40 + 8
     sizes = [await scripts.redis.execute("HLEN", scripts.key(b"b" + n.to_bytes(3, "big"))) for n in range(buckets)]
     assert sum(sizes) == 3000 == int(await scripts.redis.execute("HGET", scripts.key("meta"), "blocks")) and max(sizes) < 128
     for pod in pods:

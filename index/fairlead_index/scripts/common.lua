@@ -9,10 +9,10 @@ local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
 local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
 local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
 local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
-local FILL = 32                        -- blocks a bucket holds on average: 19 bytes a placement, and a read looks at few entries
+local FILL = 40                        -- blocks a bucket holds on average: 19 bytes a placement, and a read looks at few entries
 local SPLITS = 8                       -- buckets that one batch may split: more than its blocks can fill
 
-local LOGGED = 65536                   -- records kept for the mirrors: at most 0.3 KB each, 17 s of a fleet that changes 100,000 blocks a second
+local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, 5 s and more of a fleet that changes 100,000 blocks a second
 local KEPT = 86400                     -- s after which a key is gone unless a worker renews it: see renew.lua
 
 local function now_ms()
