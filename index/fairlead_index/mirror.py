@@ -21,7 +21,7 @@ __all__ = ["MirrorReader", "MirrorStats"]
 
 PULSE_SECONDS: Final = 0.25  # how late a lease that ran out is seen
 BLOCK_MS: Final = 100
-RECORDS: Final = 128  # read at once: 4,096 changes, a millisecond or two of the event loop
+RECORDS: Final = 64  # read at once: 2,048 changes, a millisecond of the event loop; 8,192 while a worker tells its snapshot
 BUCKETS: Final = 128  # of the snapshot, read at once: 4,096 blocks, a millisecond or two of the event loop
 PAGES: Final = 32  # of so many buckets, between two looks into the log
 READERS: Final = 2  # while one's page is decoded, the other's is on its way
