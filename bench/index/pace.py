@@ -80,7 +80,7 @@ def engine_call(repeats: int) -> Numbers:
 
 
 def convergence(path: str, pods: int = 4) -> Numbers:
-    """Seconds until a match is the truth again, each pod with 100,000 blocks: one slot in doubt; the whole index flushed."""
+    """Seconds until a match is the truth again, each pod with 100,000 blocks: one is recalled; the whole index flushed."""
 
     async def life() -> Numbers:
         url = f"unix://{path}"
@@ -100,9 +100,8 @@ def convergence(path: str, pods: int = 4) -> Numbers:
             return time.perf_counter() - began
 
         found = {"snapshot_all_s": await exact(range(pods))}
-        victim = next(worker for worker in await reader.workers() if worker.pod == "pod-0")
-        await reader.doubt(victim.slot)
-        found["doubt_one_s"] = await exact(range(1))
+        await reader.recall("10.3.0.0:8000")
+        found["recall_one_s"] = await exact(range(1))
         client = redis.Redis(unix_socket_path=path)
         client.flushall()
         found["flushed_all_s"] = await exact(range(pods))

@@ -5,9 +5,9 @@ import contextlib
 import logging
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 from fairlead_index.access import RedisAccess
@@ -15,14 +15,16 @@ from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.pause import Pause
-from fairlead_index.table import PrefixTable
+from fairlead_index.table import SHARDS, PrefixTable
 
 __all__ = ["MirrorReader", "MirrorStats"]
 
 PULSE_SECONDS: Final = 0.25  # how late a lease that ran out is seen
 BLOCK_MS: Final = 100
-RECORDS: Final = 32  # read at once: 4,096 changes, a millisecond or two of the event loop
-BUCKETS: Final = 64  # of the snapshot, read at once: 2,048 blocks, a millisecond or two of the event loop
+RECORDS: Final = 64  # read at once: 2,048 changes, a millisecond of the event loop; 8,192 while a worker tells its snapshot
+BUCKETS: Final = 128  # of the snapshot, read at once: 4,096 blocks, a millisecond or two of the event loop
+PAGES: Final = 32  # of so many buckets, between two looks into the log
+READERS: Final = 2  # while one's page is decoded, the other's is on its way
 CALL_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
@@ -199,12 +201,13 @@ class MirrorReader:
         picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))
         first, count = 0, int(buckets or 0)
         while first < count:  # buckets split meanwhile: what leaves one goes to a new one behind the last, and is read again there
-            behind = min(first + BUCKETS, count)
-            await self._load_buckets(picture.table, range(first, behind))
-            await self._read(picture, None)
-            first = behind
-            if first == count:
-                count = int(await self._scripts.redis.execute("HGET", key("meta"), "buckets") or 0)
+            pages = _pages(first, count)
+            while some := [*islice(pages, PAGES)]:
+                left = iter(some)
+                await asyncio.gather(*(self._load_pages(picture.table, left) for _ in range(READERS)))
+                while await self._read(picture, None) == RECORDS:  # only now: older than a page's reply, a record may not come behind it
+                    pass
+            first, count = count, int(await self._scripts.redis.execute("HGET", key("meta"), "buckets") or 0)
         end = int(await self._scripts.redis.execute("HGET", key("meta"), "logged") or 0)
         while picture.position < end:
             if not await self._read(picture, None):
@@ -212,15 +215,23 @@ class MirrorReader:
         self._stats.snapshots += 1
         return picture
 
-    async def _load_buckets(self, table: PrefixTable, numbers: range) -> None:
-        key, redis = self._scripts.key, self._scripts.redis
-        buckets: list[list[bytes]] = await redis.pipeline([("HGETALL", key(b"b" + number.to_bytes(3, "big"))) for number in numbers])
-        entries = [*chain.from_iterable(buckets)]
-        wide = table.put_packed(hashes_from_bytes(b"".join(entries[::2])), entries[1::2])
-        if wide:
-            bitmaps = await redis.execute("MGET", *(key(b"w" + block.to_bytes(8, "little")) for block in wide))
-            for block, bitmap in zip(wide, bitmaps, strict=True):
-                table.put(block, _slots(bitmap or b""))
+    async def _load_pages(self, table: PrefixTable, pages: Iterator[range]) -> None:
+        redis, bucket, wide_of = self._scripts.redis, self._scripts.key("b"), self._scripts.key("w")
+        for numbers in pages:
+            buckets: list[list[bytes]] = await redis.pipeline([("HGETALL", bucket + number.to_bytes(3, "big")) for number in numbers])
+            entries = [*chain.from_iterable(buckets)]
+            if wide := table.put_packed(b"".join(entries[::2]), entries[1::2]):
+                bitmaps = await redis.execute("MGET", *(wide_of + block.to_bytes(8, "little") for block in wide))
+                for block, bitmap in zip(wide, bitmaps, strict=True):
+                    table.put(block, _slots(bitmap or b""))
+
+
+def _pages(first: int, count: int) -> Iterator[range]:
+    """The buckets from `first` to `count`, some at a time: where there are many, such as share a shard of the table."""
+    step = SHARDS if count - first >= SHARDS else 1
+    for begin in range(first, first + step):
+        numbers = range(begin, count, step)
+        yield from (numbers[at : at + BUCKETS] for at in range(0, len(numbers), BUCKETS))
 
 
 def _apply(table: PrefixTable, record: bytes) -> None:

@@ -89,16 +89,15 @@ class IndexReader:
         if reservation:
             await self._call("release", reservation)
 
-    async def doubt(self, slot: int) -> bool:
-        """What the index says about a slot's blocks is wrong: they count no longer, and its worker tells them anew. Whether it was live."""
-        return bool((await self._call("doubt", slot.to_bytes(2, "big")))[0])
-
     async def workers(self) -> list[WorkerState]:
         """Every living worker with its newest load."""
         return parse_workers(await self._call("workers"))
 
     async def recall(self, address: str) -> bool:
-        """Makes a worker tell the index anew what it holds. False while that was asked for too recently, or of nobody known."""
+        """What the index says that a worker holds is wrong: its blocks count no longer, and it tells them anew.
+
+        False, and nothing is done, while that was asked for too recently, or of nobody known.
+        """
         return bool((await self._call("recall", address))[0] == b"OK")
 
     @property

@@ -75,7 +75,7 @@ def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
     work = cost / rate
     seconds = (backlog + worker.owed) / rate + work + step
-    score = seconds + min(FLEET, work) + ITL_STEPS * step
+    score = seconds + (min(FLEET, work) + ITL_STEPS * step)  # added up as the script does, for equal scores to be equal
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
     return Start(worker.address, cached, cost, work, seconds, score, fits, _rank(worker.address, key))
 

@@ -18,10 +18,12 @@ from fairlead_index.resp import ReplyError
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 
-BATCH_BLOCKS: Final = 128  # holds Redis up for a quarter of a millisecond: others that ask meanwhile stay well under one
+BATCH_BLOCKS: Final = 32  # holds Redis up for a tenth of a millisecond: a router that asks may stand behind a batch of every writer
+BACKLOG_BLOCKS: Final = 128  # of a snapshot or a long backlog: three quarters of the server's time for each block, and of the round trips
+BACKLOG: Final = 4096
 BATCH_SECONDS: Final = 0.005
 SWEEP_ENTRIES: Final = 400  # bounds how long one sweep holds up the others
-BUCKETS: Final = 16  # of a new namespace; they grow with the blocks
+BUCKETS: Final = 256  # of a new namespace, none of which costs anything before its first block; they grow with the blocks
 CALL_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
@@ -171,7 +173,7 @@ class IndexWriter:
             self._forget()  # too much happened while Redis was away
         me = self._self or await self._join()
         if me.batch is None and self._changes.pending:
-            me.batch = self._changes.take(BATCH_BLOCKS)
+            me.batch = self._changes.take(BATCH_BLOCKS if self._changes.pending < BACKLOG else BACKLOG_BLOCKS)
         if me.batch is not None:
             await self._apply(me, me.batch)
         if time.monotonic() >= self._next_beat():

@@ -1,4 +1,7 @@
-"""Every index test that takes `server` runs against each server there is: EVALSHA on Redis 6.2, Functions on Redis 7 and 8 and Valkey 8."""
+"""An index test that takes `server` runs against each server there is: EVALSHA on Redis 6.2, Functions on Redis 7 and 8 and Valkey 8.
+
+`either` leaves it at one of each kind, for what is long and no matter of the version.
+"""
 
 import asyncio
 import time
@@ -7,6 +10,10 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from tests.redis_server import VERSIONS, RedisServer, binary
+
+EITHER = ("6.2", next((version for version in reversed(VERSIONS) if binary(version)), VERSIONS[-1]))
+either = pytest.mark.parametrize("server", EITHER, indirect=True)
+either_own = pytest.mark.parametrize("own_server", EITHER, indirect=True)
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

@@ -3,8 +3,8 @@
     python -m tests.index.fuzz --seed 1 --operations 100000
 
 64 pods store, evict, die, restart, leave and are cut off; Redis is killed and comes back empty or from an old RDB, fails over to a replica
-that lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told of slots in doubt. After each round everything
-must converge: `match` and every mirror tell the truth for every prompt, and nobody is named that does not live.
+that lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told that it is wrong about workers. After each round
+everything must converge: `match` and every mirror tell the truth for every prompt, and nobody is named that does not live.
 """
 
 import argparse
@@ -99,7 +99,7 @@ class Fuzz:
 
     async def _round(self, operations: int) -> None:
         """Lives with a fault in their midst; then all must agree, first around a partition, then with everybody back."""
-        fault = self.draw.choice([None, "partition", "empty", "old", "stale", "stale", "flush", "forget", "doubt", "link"])
+        fault = self.draw.choice([None, "partition", "empty", "old", "stale", "stale", "flush", "forget", "recall", "link"])
         at = self.draw.randrange(operations)
         if fault == "old":
             self.pair.remember()
@@ -134,10 +134,11 @@ class Fuzz:
             client.script_flush()
         elif fault == "link":
             self.draw.choice(self.pair.clients).drop()
-        elif fault == "doubt":
+        elif fault == "recall":
             try:
                 for worker in self.draw.sample(await self.reader.workers(), 3):
-                    await self.reader.doubt(worker.slot)
+                    client.delete(f"{PREFIX}recalled", f"{PREFIX}recalled:{worker.address}")  # as if the last one were long ago
+                    await self.reader.recall(worker.address)
             except (IndexUnavailable, ValueError):
                 pass
 

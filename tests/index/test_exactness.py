@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.index.conftest import eventually
+from tests.index.conftest import either, eventually
 from tests.index.world import World
 from tests.redis_server import RedisServer
 
@@ -12,7 +12,8 @@ from fairlead_index.reader import IndexReader
 PODS = 6
 
 
-@pytest.mark.parametrize("seed", range(6))
+@either
+@pytest.mark.parametrize("seed", range(4))
 async def test_match_is_exact_whatever_happens(server: RedisServer, namespace: str, seed: int) -> None:
     world = World(seed, server.url, namespace)
     reader = IndexReader(server.url, namespace, deadline=5.0)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.index.conftest import eventually
+from tests.index.conftest import either_own, eventually
 from tests.redis_server import RedisServer
 
 from fairlead_index.fleet import FleetReader
@@ -39,6 +39,7 @@ async def writer(own_server: RedisServer, namespace: str) -> AsyncIterator[Index
     await writer.leave(0.5)
 
 
+@either_own
 async def test_routers_see_each_others_claims_and_redis_sees_all(own_server: RedisServer, namespace: str, writer: IndexWriter) -> None:
     routers = [FleetReader(own_server.url, namespace, call_seconds=0.5) for _ in range(3)]
     index = IndexReader(own_server.url, namespace, deadline=1.0)
@@ -86,6 +87,7 @@ async def test_routers_see_each_others_claims_and_redis_sees_all(own_server: Red
         await asyncio.gather(*(router.close() for router in routers), index.close())
 
 
+@either_own
 async def test_what_is_left_is_told_at_the_end(own_server: RedisServer, namespace: str, writer: IndexWriter) -> None:
     router, index = FleetReader(own_server.url, namespace), IndexReader(own_server.url, namespace, deadline=1.0)
     router.start()

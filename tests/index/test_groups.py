@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from tests.index.conftest import eventually
+from tests.index.conftest import either, eventually
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
@@ -46,6 +46,7 @@ def test_groups_fill_evenly_and_stay() -> None:
     assert namespace_of("a/b", "pod-0", 8) == "a/b:g6"  # a change here would send pods and routers of two releases apart
 
 
+@either
 async def test_answers_are_those_of_one_index(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for at, pod in enumerate(PODS):
@@ -83,6 +84,7 @@ async def test_answers_are_those_of_one_index(server: RedisServer, namespace: st
     await end(writers, reader)
 
 
+@either
 async def test_a_worker_without_room_is_last_whatever_its_group(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for pod in PODS[1:]:
@@ -98,6 +100,7 @@ async def test_a_worker_without_room_is_last_whatever_its_group(server: RedisSer
     await end(writers, reader)
 
 
+@either
 async def test_a_cold_prefix_has_one_home_whoever_asks_and_a_burst_spreads(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     other = GroupedReader([IndexReader(server.url, each, deadline=2.0) for each in group_namespaces(namespace, GROUPS)])
@@ -119,6 +122,7 @@ async def test_a_cold_prefix_has_one_home_whoever_asks_and_a_burst_spreads(serve
     await end(writers, reader, other)
 
 
+@either
 async def test_a_group_that_is_away_is_left_out(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for writer in writers.values():

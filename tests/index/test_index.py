@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from tests.index.conftest import eventually
+from tests.index.conftest import either, eventually
 from tests.redis_server import RedisServer, free_port
 
 from fairlead_index.connection import Scripts
@@ -60,6 +60,7 @@ async def shows(reader: IndexReader, expected: dict[str, int]) -> None:
     await eventually(equal)
 
 
+@either
 async def test_what_is_stored_is_matched_and_what_is_removed_is_not(writers: MakeWriter, reader: IndexReader) -> None:
     a, b = writers("a"), writers("b")
     a.stored(CHAIN)
@@ -70,6 +71,7 @@ async def test_what_is_stored_is_matched_and_what_is_removed_is_not(writers: Mak
     assert a.joined and a.stats.held == 20 and a.stats.joins == 1
 
 
+@either
 async def test_leaving_is_at_once_and_for_good(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a")
     a.stored(CHAIN)
@@ -82,6 +84,7 @@ async def test_leaving_is_at_once_and_for_good(writers: MakeWriter, reader: Inde
     assert (await reader.route(CHAIN, 256)).candidates == []
 
 
+@either
 async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
     old = writers("a")
     old.stored(CHAIN)
@@ -97,6 +100,7 @@ async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespac
     assert (second_life.pod, second_life.slot != first_life.slot) == (first_life.pod, True)
 
 
+@either
 async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=0.5)
     a.stored(CHAIN)
@@ -107,6 +111,7 @@ async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter
     assert (await reader.route(CHAIN, 256)).candidates == [] and await reader.workers() == []
 
 
+@either
 async def test_a_wiped_redis_is_told_everything_again(server: RedisServer, writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=1.0)
     a.stored(CHAIN)
@@ -119,6 +124,7 @@ async def test_a_wiped_redis_is_told_everything_again(server: RedisServer, write
     await shows(reader, {"a": 32})
 
 
+@either
 async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
     """A failover to a replica that missed a batch: the fence stands behind the writer."""
     a = writers("a", lease=1.0)
@@ -134,16 +140,17 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
     assert a.stats.gaps == 1
 
 
-async def test_a_slot_in_doubt_is_told_anew(writers: MakeWriter, reader: IndexReader) -> None:
+@either
+async def test_a_recalled_worker_tells_all_anew(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=1.0)
     a.stored(CHAIN)
     await shows(reader, {"a": 64})
     [before] = await reader.workers()
-    assert await reader.doubt(before.slot)
+    assert await reader.recall("a:8000")
     await shows(reader, {"a": 64})
     [after] = await reader.workers()
     assert after.slot != before.slot and a.stats.joins == 2
-    assert not await reader.doubt(60_000)
+    assert not await reader.recall("nobody:8000")
 
 
 async def _is(value: bool) -> bool:
@@ -247,6 +254,7 @@ async def test_a_writer_without_redis_keeps_only_the_held_set(namespace: str) ->
     await writer.leave(timeout=0.5)
 
 
+@either
 async def test_loads_reach_the_readers(writers: MakeWriter, reader: IndexReader) -> None:
     load = WorkerLoad(3, 2, 1000, 5000.5, 0.02, 10, 100, 16)
     a = writers("a", lease=2.0)
@@ -261,6 +269,7 @@ async def test_loads_reach_the_readers(writers: MakeWriter, reader: IndexReader)
     assert 0 < worker.lease_seconds <= 2.0
 
 
+@either
 async def test_the_way_of_calling_fits_the_server(server: RedisServer, namespace: str) -> None:
     scripts = Scripts(server.url, namespace, timeout=5)
     await scripts.call("workers")
@@ -276,6 +285,7 @@ async def joined(*pods: IndexWriter) -> None:
     await eventually(lambda: _is(all(pod.joined and pod.stats.pending == 0 for pod in pods)))
 
 
+@either
 async def test_a_burst_of_one_cold_prefix_spreads(writers: MakeWriter, reader: IndexReader) -> None:
     await joined(*(writers(f"p{n}") for n in range(8)))
     routes = await asyncio.gather(*(reader.route(CHAIN, 256) for _ in range(256)))
@@ -287,6 +297,7 @@ async def test_a_burst_of_one_cold_prefix_spreads(writers: MakeWriter, reader: I
     assert [worker.reserved_tokens for worker in await reader.workers()] == [0] * 8
 
 
+@either
 async def test_a_cold_prefix_has_its_homes_whoever_asks(
     server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader
 ) -> None:
@@ -304,6 +315,7 @@ async def test_a_cold_prefix_has_its_homes_whoever_asks(
     assert len({min(found) for found in homes.values()}) >= 5  # different prefixes live in different places
 
 
+@either
 async def test_route_prefers_the_cache_until_waiting_costs_more(writers: MakeWriter, reader: IndexReader) -> None:
     a, b = writers("a", lease=2.0), writers("b", lease=2.0)
     a.stored(CHAIN)
@@ -331,6 +343,7 @@ async def test_route_prefers_the_cache_until_waiting_costs_more(writers: MakeWri
     await eventually(turned)
 
 
+@either
 async def test_a_pod_without_room_is_passed_over_while_another_has_room(writers: MakeWriter, reader: IndexReader) -> None:
     full, busy = writers("full", lease=2.0), writers("busy", lease=2.0)
     full.report(WorkerLoad(pages_free=1, pages_total=100, page_size=16))
@@ -342,12 +355,14 @@ async def test_a_pod_without_room_is_passed_over_while_another_has_room(writers:
     await eventually(first)
 
 
+@either
 async def test_prompts_shorter_than_a_block_are_spread_too(writers: MakeWriter, reader: IndexReader) -> None:
     await joined(*(writers(f"p{n}") for n in range(4)))
     routes = [await reader.route([], 3) for _ in range(40)]
     assert set(Counter(route.candidates[0].pod for route in routes).values()) == {10}
 
 
+@either
 async def test_reservations_run_out_with_the_heartbeats(writers: MakeWriter, reader: IndexReader) -> None:
     """A router that died holds nobody's time: once the worker has reported after the request must have arrived, the promise is settled."""
     a = writers("a", lease=1.0)

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.index.conftest import eventually
+from tests.index.conftest import either, either_own, eventually
 from tests.index.world import BLOCK, World
 from tests.redis_server import RedisServer, free_port
 
@@ -76,7 +76,8 @@ class Faults:
                 pipe.execute()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@either
+@pytest.mark.parametrize("seed", range(3))
 async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespace: str, mirror: MirrorReader, seed: int) -> None:
     world = World(seed, server.url, namespace)
     reader = IndexReader(server.url, namespace, deadline=5.0)
@@ -126,6 +127,7 @@ async def test_the_mirror_is_exact_whatever_happens(server: RedisServer, namespa
         await reader.close()
 
 
+@either
 async def test_more_holders_than_a_bucket_lists(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
     writers = [writer_for(server, namespace, f"p{n:02}") for n in range(40)]
     late = MirrorReader(server.url, namespace)
@@ -141,6 +143,7 @@ async def test_more_holders_than_a_bucket_lists(server: RedisServer, namespace: 
     await shows(mirror, {})
 
 
+@either_own
 async def test_it_answers_while_redis_is_away_and_is_exact_after_an_empty_restart(own_server: RedisServer, namespace: str) -> None:
     writers = {pod: writer_for(own_server, namespace, pod, lease=1.0) for pod in "ab"}
     mirror = MirrorReader(own_server.url, namespace, call_seconds=0.5)
@@ -195,6 +198,7 @@ async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: Redis
         await mirror.close()
 
 
+@either
 async def test_a_silent_worker_is_not_named_past_its_lease(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
     silent = writer_for(server, namespace, "a", lease=0.6)
     silent.stored(CHAIN)

@@ -49,6 +49,11 @@ async def scripts(server: RedisServer, namespace: str) -> AsyncIterator[Scripts]
     await scripts.close()
 
 
+async def allow_recalls(scripts: Scripts) -> None:
+    """As if the last one were long ago."""
+    await scripts.redis.execute("DEL", scripts.key("recalled"), scripts.key("recalled:a:1"))
+
+
 async def matched(scripts: Scripts, hashes: list[int] = CHAIN) -> dict[str, int]:
     reply = await scripts.call("match", hash_bytes(hashes))
     return {reply[at].decode(): reply[at + 1] // 4 for at in range(0, len(reply), 2)}
@@ -155,7 +160,7 @@ async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(script
 
 async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts) -> None:
     pods = [await Pod(scripts, name).join() for name in "ab"]
-    chain = list(block_hashes(9, range(12_000), 4))  # 3,000 blocks into 64 buckets of 32
+    chain = list(block_hashes(9, range(12_000), 4))  # 3,000 blocks into 64 buckets of 40
     at = 0
     for start in range(0, len(chain), 100):
         for pod in pods:
@@ -163,7 +168,7 @@ async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts
         at = start + 100
         assert await matched(scripts, chain) == {"a:1": at, "b:1": at}
     buckets = int(await scripts.redis.execute("HGET", scripts.key("meta"), "buckets"))
-    assert 3000 / 32 <= buckets < 3000 / 32 + 8
+    assert 3000 / 40 <= buckets < 3000 / 40 + 8
     sizes = [await scripts.redis.execute("HLEN", scripts.key(b"b" + n.to_bytes(3, "big"))) for n in range(buckets)]
     assert sum(sizes) == 3000 == int(await scripts.redis.execute("HGET", scripts.key("meta"), "blocks")) and max(sizes) < 128
     for pod in pods:
@@ -174,8 +179,11 @@ async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts
 async def test_a_slot_in_doubt_holds_nothing_may_be_chosen_and_is_stale(scripts: Scripts) -> None:
     pod = await Pod(scripts, "a").join()
     await pod.apply("S", CHAIN)
-    assert await scripts.call("doubt", pod.slot) == [1]
-    assert await scripts.call("doubt", pod.slot) == [0]
+    assert await scripts.call("recall", "b:1") == [b"UNKNOWN"]
+    assert await scripts.call("recall", "a:1") == [b"OK"]
+    assert await scripts.call("recall", "a:1") == [b"LATER"]
+    await allow_recalls(scripts)
+    assert await scripts.call("recall", "a:1") == [b"UNKNOWN"]  # in doubt already
     assert await matched(scripts) == {}
     route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
     assert (route[1], route[3]) == (b"a:1", 0)
@@ -183,7 +191,7 @@ async def test_a_slot_in_doubt_holds_nothing_may_be_chosen_and_is_stale(scripts:
     again = await Pod(scripts, "a").join()
     await again.apply("S", CHAIN[:3])
     assert again.slot != pod.slot and await matched(scripts) == {"a:1": 3}
-    await scripts.call("doubt", again.slot)
+    assert await scripts.call("recall", "a:1") == [b"OK"]
     await scripts.call("leave", "a", again.epoch)
     assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8) == [b""]
 
@@ -221,3 +229,14 @@ async def test_a_large_fleet_is_scored_by_its_soonest_and_its_holders(scripts: S
     assert names[:3] == ["p59", "p58", "p57"] and "p07" in names and not any(name.startswith("ghost") for name in names)
     gone = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 3, "p59:1", "p58:1")
     assert [name.decode() for name in gone[2::5]][:1] == ["p57"]
+
+
+async def test_the_full_and_the_slow_do_not_crowd_out_the_better_of_a_large_fleet(scripts: Scripts) -> None:
+    for n in range(25):  # idle, and nothing fits
+        await (await Pod(scripts, f"full{n:02}").join()).beat(rate=1000, free=1, total=100, page=16)
+    for n in range(25):  # idle, and its streams are slow
+        await (await Pod(scripts, f"slow{n:02}").join()).beat(rate=1000, step=0.5)
+    await (await Pod(scripts, "busy").join()).beat(rate=1000, backlog=1500, free=1000, total=1000, page=16)
+    route = await scripts.call("route", hash_bytes(CHAIN), 2048, os.urandom(8), 8)
+    names = [name.decode() for name in route[2::5]]
+    assert names[0] == "busy" and all(name.startswith("slow") for name in names[1:])

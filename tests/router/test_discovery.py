@@ -49,7 +49,7 @@ async def test_known_workers_stay_while_discovery_has_no_answer(fleet: Fleet) ->
 
 
 async def test_why_a_worker_was_never_ready_is_logged(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "fairlead_router.poller")
+    caplog.set_level("INFO", "fairlead_router.fleet.poller")
     worker = await fleet.worker()
     await worker.kill()
     await fleet.router(worker, ready=0)

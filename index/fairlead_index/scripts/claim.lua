@@ -2,7 +2,7 @@
 -- ARGV: router (8 bytes), position heard last ('' for none), then '+' or '-' before a reservation (slot, id of 8 bytes, cost as a double) each.
 -- Returns {position, changes of the others...}: of each record of theirs its changes, 19 bytes each.
 local p, router, heard = KEYS[1], ARGV[1], ARGV[2]
-local KEPT, SECONDS = 1024, 60  -- records, and how long: a router that missed some looks at `owed` anyway
+local RECORDS, SECONDS = 1024, 60  -- how many, and for how long: a router that missed some looks at `owed` anyway
 local claims, now = p .. 'claims', now_ms()
 
 local reply = { heard }
@@ -23,7 +23,7 @@ local function change(text)
     call('EXPIRE', p .. 'r' .. slot, KEPT)
     call('HINCRBYFLOAT', p .. 'owed', slot, cost)
     call('EXPIRE', p .. 'owed', KEPT)
-    call('ZINCRBY', p .. 'ready', 1000 * cost / rate_of(rate), slot)
+    call('ZINCRBY', p .. 'ready', 1000 * cost / rate_of(rate), slot)  -- not taken back: by then it was worked off, or a heartbeat says so
   else
     if call('ZREM', p .. 'r' .. slot, promise) == 0 then return false end
     if tonumber(call('HINCRBYFLOAT', p .. 'owed', slot, -cost)) < 0.5 then call('HDEL', p .. 'owed', slot) end
@@ -35,7 +35,7 @@ for i = 3, #ARGV do
   if change(ARGV[i]) then told[#told + 1] = ARGV[i] end
 end
 if #told > 0 then
-  reply[1] = call('XADD', claims, 'MAXLEN', '~', KEPT, '*', 'f', router, 'c', table.concat(told))
+  reply[1] = call('XADD', claims, 'MAXLEN', '~', RECORDS, '*', 'f', router, 'c', table.concat(told))
   call('EXPIRE', claims, SECONDS)
 end
 if reply[1] == '' then reply[1] = '0-0' end

@@ -9,11 +9,10 @@ local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
 local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
 local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
 local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
-local FILL = 32                        -- blocks a bucket holds on average: 19 bytes a placement, and a read looks at few entries
+local FILL = 40                        -- blocks a bucket holds on average: 19 bytes a placement, and a read looks at few entries
 local SPLITS = 8                       -- buckets that one batch may split: more than its blocks can fill
 
-local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, seconds of a fleet that changes 100,000 blocks a second
-
+local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, 5 s and more of a fleet that changes 100,000 blocks a second
 local KEPT = 86400                     -- s after which a key is gone unless a worker renews it: see renew.lua
 
 local function now_ms()
@@ -25,7 +24,8 @@ local function pack_slot(n) return char(floor(n / 256), n % 256) end
 local function slot_number(slot) local a, b = byte(slot, 1, 2) return a * 256 + b end
 
 -- Buckets grow by linear hashing (Litwin, VLDB 1980): bucket n of 2^k <= count < 2^(k+1) has been split when n + 2^k exists. So an entry costs the
--- same at ten thousand blocks and at a hundred million, and no moment pays for growing.
+-- same at ten thousand blocks and at a hundred million, and no moment pays for growing. A hash's lowest byte decides first: from 256 buckets on all
+-- blocks of one bucket have it in common, and a mirror, which keeps its blocks apart by it, reads a bucket into one place.
 local function grid_of(count)
   local half = 1
   while half * 2 <= count do half = half * 2 end
@@ -36,7 +36,7 @@ local function buckets_of(p) return grid_of(tonumber(call('HGET', p .. 'meta', '
 
 local function bucket_number(grid, hash, at)
   local a, b, c = byte(hash, at, at + 2)
-  local n = (a * 65536 + b * 256 + c) % grid.whole
+  local n = (c * 65536 + b * 256 + a) % grid.whole
   return n < grid.count and n or n % grid.half
 end
 
@@ -95,18 +95,20 @@ local function in_force(lease, lease_ms, now) return lease > now and lease <= no
 -- A worker that has not measured its own yet is taken to prefill 4,000 tokens a second.
 local function rate_of(measured) return measured > 0 and measured or 4000 end
 
--- `ready` orders the workers by when (ms) each would answer a prompt of usual length that it does not hold. `free_at`: when it could begin.
-local USUAL = 2048
-local function set_ready(p, slot, free_at, rate) call('ZADD', p .. 'ready', free_at + 1000 * USUAL / rate, slot) end
+local FLEET = 1                        -- seconds of our work that count twice: those who come after wait for it too
+local ITL_STEPS = 4                    -- steps of the decodes beside us that count, so that a pod whose streams are slow already gets less
+local NO_ROOM = 1e9                    -- seconds
 
--- What the index says about a slot's blocks is in doubt: from now on it holds nothing, and may still be chosen. Its worker's next call finds its
--- incarnation over, and it joins again with a snapshot. False when the slot is not live, or in doubt already.
-local function cast_doubt(p, slot)
-  local record = call('HGET', p .. 'live', slot)
-  if not record or call('HDEL', p .. 'fence', slot) == 0 then return false end
-  set_lease(p, slot, -read_live(record).lease)
-  tell(p, 'K' .. slot)
-  return true
+-- What a choice costs beyond its own time to the first token, in seconds.
+local function surcharge(work, step) return math.min(FLEET, work) + ITL_STEPS * step end
+
+local function room_of(free, total, page) return (total == 0 or page == 0) and math.huge or free * page end
+
+-- `ready` orders the workers as the score does for a prompt of usual length that none holds, in ms. `free_at`: when it could begin.
+local USUAL = 2048
+local function set_ready(p, slot, free_at, rate, step, room)
+  local work = USUAL / rate
+  call('ZADD', p .. 'ready', free_at + 1000 * (work + surcharge(work, step) + (room < USUAL and NO_ROOM or 0)), slot)
 end
 
 -- The slot's sequence when (slot, epoch) is a living incarnation, else nil.

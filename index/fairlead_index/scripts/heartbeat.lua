@@ -34,5 +34,5 @@ else
   owed = tonumber(call('HGET', p .. 'owed', slot) or 0)
 end
 local rate = rate_of(w.rate)
-set_ready(p, slot, math.max(now, w.at + 1000 * w.backlog / rate) + 1000 * (owed / rate + w.step), rate)
+set_ready(p, slot, math.max(now, w.at + 1000 * w.backlog / rate) + 1000 * (owed / rate + w.step), rate, w.step, room_of(w.free, w.total, w.page))
 return { 'OK', call('ZCARD', p .. 'dead') + call('ZCARD', p .. 'sweeping') }

@@ -1,11 +1,12 @@
--- A router found that the index is wrong about what a worker holds: that worker has to tell everything again, in a fresh slot. ARGV: address.
--- Returns {'OK'}, {'LATER'} or {'UNKNOWN'}.
+-- A router found that the index is wrong about what a worker holds. Its slot is in doubt from now on: it holds nothing, and may still be chosen.
+-- Its worker's next call finds its incarnation over, and it joins again with a snapshot. ARGV: address.
+-- Returns {'OK'}; {'LATER'}; {'UNKNOWN'}: not live, or in doubt already.
 -- However many routers ask: one worker in 5 s, and the same one after a minute, which doubles up to an hour while that does not help.
 local p, address = KEYS[1], ARGV[1]
 local APART, FIRST, LONGEST = 5000, 60000, 3600000
 
 local slot = call('HGET', p .. 'names', 'a' .. address)
-if not slot or call('HEXISTS', p .. 'fence', slot) == 0 then return { 'UNKNOWN' } end
+if not slot then return { 'UNKNOWN' } end
 local now, any, own = now_ms(), p .. 'recalled', p .. 'recalled:' .. address
 if call('EXISTS', any) == 1 then return { 'LATER' } end
 local wait = FIRST
@@ -15,6 +16,11 @@ if before then
   if now >= at and now - at < waited then return { 'LATER' } end
   wait = math.min(LONGEST, waited * 2)
 end
+
+local record = call('HGET', p .. 'live', slot)
+if not record or call('HDEL', p .. 'fence', slot) == 0 then return { 'UNKNOWN' } end
+set_lease(p, slot, -read_live(record).lease)
+tell(p, 'K' .. slot)
 call('SET', any, address, 'PX', APART)
 call('SET', own, struct.pack('<dd', now, wait), 'PX', 4 * wait)
-return { cast_doubt(p, slot) and 'OK' or 'UNKNOWN' }
+return { 'OK' }

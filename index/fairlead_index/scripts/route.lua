@@ -1,10 +1,7 @@
 -- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, excluded addresses...
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, ...}, best first; {''} when no worker may be used.
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
-local FLEET = 1          -- seconds of our work that count twice: those who come after wait for it too
-local ITL_STEPS = 4      -- steps of the decodes beside us that count, so that a pod whose streams are slow already gets less
 local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet
-local NO_ROOM = 1e9      -- seconds
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -56,7 +53,7 @@ if cold then
   if second then consider(second) end
 end
 for i = 1, math.min(#holders, CONSIDERED) do consider(holders[i]) end
--- `ready`: when each worker would answer a prompt of usual length that it does not hold. The dead may stand in front: read on past them.
+-- Of those who hold nothing, the first by the score for a usual prompt. The dead may stand in front: read on past them.
 local page, enough = 0, #slots + CONSIDERED
 repeat
   local soonest = call('ZRANGE', p .. 'ready', page, page + CONSIDERED - 1)
@@ -83,14 +80,15 @@ for i, slot in ipairs(slots) do
   local speed = rate_of(rate)
   local work = cost / speed
   local seconds = (backlog + (promised[i] or 0)) / speed + work + step
-  local score = seconds + min(FLEET, work) + ITL_STEPS * step
-  local fits = total == 0 or page == 0 or free * page >= prompt - cached
+  local score = seconds + surcharge(work, step)
+  local room = room_of(free, total, page)
+  local fits = room >= prompt - cached
   local late, place = fits and score or score + NO_ROOM, #all
   local home = number == first or number == second
   local last = all[place]
   if home or place < wanted or late < last.late or late == last.late and ranks[number] < ranks[last.number] then
     local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, work = work, seconds = seconds,
-                late = late, rate = speed }
+                late = late, rate = speed, step = step, room = room }
     if home then homes[#homes + 1] = w end
     while place > 0 and sooner(w, all[place]) do
       all[place + 1] = all[place]
@@ -120,7 +118,7 @@ call('ZADD', p .. 'r' .. best.slot, now, promise)
 call('EXPIRE', p .. 'r' .. best.slot, KEPT)
 call('HINCRBYFLOAT', p .. 'owed', best.slot, best.cost)
 call('EXPIRE', p .. 'owed', KEPT)
-set_ready(p, best.slot, now + 1000 * best.seconds, best.rate)
+set_ready(p, best.slot, now + 1000 * best.seconds, best.rate, best.step, best.room - best.cost)
 local reply = { best.slot .. promise }
 for _, w in ipairs(all) do
   local _, _, address, pod = fields(LIVE, w.record)
