@@ -5,8 +5,9 @@ import contextlib
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from fairlead_index.access import RedisAccess
 from fairlead_index.connection import REDIS_ERRORS, Scripts
@@ -21,8 +22,7 @@ MAX_CANDIDATES: Final = 8
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A worker for one prompt. `cached_tokens` of the prompt are expected in its cache; `expected_seconds` to its first token."""
 
     address: str
@@ -33,16 +33,14 @@ class Candidate:
     """Whether it has KV room for the tokens that are not cached."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """Candidates, best first (none when no worker is live or all are excluded). `reservation` holds the first one's time until released."""
 
     candidates: list[Candidate]
     reservation: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerState:
+class WorkerState(msgspec.Struct, frozen=True):
     """A live worker. `lease_seconds` are left of its lease; `reserved_tokens` were promised to it and are not in its load yet."""
 
     pod: str

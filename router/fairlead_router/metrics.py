@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairlead_index.token_cache import TokenCache
+from fairlead_router.distribution import Distribution
 from fairlead_router.fleet.workers import WorkerTable
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -25,16 +26,14 @@ class Metrics:
         self.picks = Counter("fairlead_router_picks", "Gateway requests by what the endpoint picker said", ["code"], registry=registry)
         self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
         self._held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
-        self.ttfb = Histogram(
-            "fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", buckets=_SECONDS, registry=registry
-        )
-        self.overhead = Histogram(
-            "fairlead_router_prepare_seconds", "Reading, rendering, tokenizing and hashing a prompt", buckets=_SECONDS, registry=registry
+        self.ttfb = Distribution("fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", _SECONDS, registry)
+        self.overhead = Distribution(
+            "fairlead_router_prepare_seconds", "Reading, rendering, tokenizing and hashing a prompt", _SECONDS, registry
         )
         self.predicted = Counter("fairlead_router_predicted_cached_tokens", "Cached tokens that the index expected", registry=registry)
         self.actual = Counter("fairlead_router_actual_cached_tokens", "Cached tokens that workers reported", registry=registry)
-        self.prediction_error = Histogram(
-            "fairlead_router_prediction_error_tokens", "|predicted - actual| cached tokens", buckets=_TOKENS, registry=registry
+        self.prediction_error = Distribution(
+            "fairlead_router_prediction_error_tokens", "|predicted - actual| cached tokens", _TOKENS, registry
         )
         self.recalls = Counter(
             "fairlead_router_recalls", "Times that a worker was made to tell the index all anew", ["worker"], registry=registry

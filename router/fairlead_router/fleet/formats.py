@@ -43,6 +43,8 @@ class PromptFormats:
     def __init__(self, threads: Executor, cache: TokenCache) -> None:
         self._threads, self.cache = threads, cache
         self._known: dict[str, KnownFormat] = {}
+        self._having: Counter[str] = Counter()
+        """Of each model name, how many formats have it. Replaced, never changed: threads read it."""
         self._coming: dict[str, asyncio.Event] = {}
         """Formats being read from one worker: those that have the same wait for it, however many begin at once."""
         self._refused: set[str] = set()
@@ -100,7 +102,8 @@ class PromptFormats:
     async def _load(self, tag: str, address: str, body: bytes, packed: bool) -> None:
         try:
             loop = asyncio.get_running_loop()
-            known = self._known[tag] = await loop.run_in_executor(self._threads, _read, tag, body, packed, self.cache)
+            known = await loop.run_in_executor(self._threads, _read, tag, body, packed, self.cache)
+            self._keep({**self._known, tag: known})
             logger.info("prompt format %s of %s: models %s", tag, address, known.format.model_names)
         except (msgspec.MsgspecError, PromptError, zlib.error, ValueError) as error:
             self._refused.add(tag)
@@ -113,7 +116,11 @@ class PromptFormats:
             return
         best = max(count, key=lambda tag: (count[tag], tag == (self.current.tag if self.current else "")))
         self.current = self._known[best]
-        self._known = {tag: known for tag, known in self._known.items() if tag in count}
+        self._keep({tag: known for tag, known in self._known.items() if tag in count})
+
+    def _keep(self, known: dict[str, KnownFormat]) -> None:
+        self._known = known
+        self._having = Counter(name for one in known.values() for name in set(one.format.model_names))
 
     def of_model(self, name: Any) -> KnownFormat | None:
         """The format to read a prompt for this model in: the current one, unless only another knows the name."""
@@ -128,12 +135,15 @@ class PromptFormats:
 
     def divided_by(self, name: str) -> bool:
         """Whether some formats have this model name and others have not, as while a rollout renames the model."""
-        having = sum(name in known.format.model_names for known in self._known.values())
-        return 0 < having < len(self._known)
+        return 0 < self._having[name] < len(self._known)
 
     def model_names(self) -> list[str]:
         """Every served model name, sorted."""
-        return sorted({name for known in self._known.values() for name in known.format.model_names})
+        return sorted(self._having)
+
+    def knows(self, name: str) -> bool:
+        """Some worker's model has this name."""
+        return name in self._having
 
     def describe(self, name: str) -> dict[str, Any]:
         """What the workers that serve this name say of it, as in vLLM's model objects: the smallest length, which all of them take."""

@@ -1,7 +1,8 @@
 """What a request asks for besides its prompt, as far as the router's own decisions depend on it."""
 
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 _CHAT = "/v1/chat/completions"
 _COMPLETION_TOKENS = 16
@@ -22,8 +23,7 @@ class Fields(Protocol):
     cache_salt: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """`output`: tokens of each answer at most, None for no bound but the context's; `sequences`: answers that are generated."""
 
     stream: bool = False

@@ -66,21 +66,23 @@ class Call:
         passed: Headers = []
         given, session, length, authorization, key = "", "", None, b"", b""
         of_the_hop: set[bytes] = set()
-        for name, value in request.headers:
-            if name == b"x-request-id":
-                given = value.decode("latin-1")
+        for header in request.headers:
+            name, value = header
+            if name not in _NOT_PASSED:
+                if name == b"x-session-id":
+                    session = value.decode("latin-1")
+                if not name.startswith(b"x-fairlead-"):
+                    passed.append(header)
             elif name == b"content-length":
                 length = int(value) if value.isdigit() else None
-            elif name == b"x-session-id":
-                session = value.decode("latin-1")
+            elif name == b"x-request-id":
+                given = value.decode("latin-1")
             elif name == b"authorization":
                 authorization = value
             elif name == b"x-api-key":
                 key = value
             elif name == b"connection":
                 of_the_hop.update(word.strip().lower() for word in value.split(b","))
-            if name not in _NOT_PASSED and not name.startswith(b"x-fairlead-"):
-                passed.append((name, value))
         if of_the_hop:  # the client names headers that are for us alone (RFC 9110, 7.6.1)
             passed = [(name, value) for name, value in passed if name not in of_the_hop]
         # The query is left out: no path here takes one, and some clients put their key there.

@@ -4,7 +4,6 @@ import asyncio
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -50,17 +49,16 @@ class _Body(msgspec.Struct):
     cache_salt: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """What the router knows of a prompt. `tokens` only where the worker may take them instead of the text."""
 
     length: int = 0
     """Tokens; estimated from bytes where it was not tokenized."""
-    hashes: Sequence[int] = field(default_factory=lambda: array("Q"))
+    hashes: Sequence[int] = msgspec.field(default_factory=lambda: array("Q"))
     tokens: "array[int] | None" = None
     format_tag: str = ""
     user: str = ""
-    asked: Asked = field(default_factory=Asked)
+    asked: Asked = Asked()
     salt: str = ""
     """Of the caller's tenant and its own `cache_salt`: part of the root of `hashes`, and for the worker to say the same."""
     model: str = ""
@@ -87,16 +85,15 @@ class Prompts:
 
         Raises ApiError: 400 for what is not a JSON object, 404 for a model that no worker serves.
         """
-        names = self.model_names()
         if len(body) <= INLINE_BYTES:
-            return self._read(path, body, names, salt_of)
+            return self._read(path, body, salt_of)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, path, body, names, salt_of)
+        return await loop.run_in_executor(self._threads, self._read, path, body, salt_of)
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
-    def _read(self, path: str, raw: bytes, names: Collection[str], salt_of: Callable[[str], str]) -> Prompt:
+    def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str]) -> Prompt:
         try:
             body = self._decoder.decode(raw)
         except msgspec.ValidationError:
@@ -105,11 +102,8 @@ class Prompts:
             raise ApiError(400, f"The request body is not valid JSON: {error}.") from None
         except RecursionError:
             raise ApiError(400, "The request body is nested too deeply.") from None
-        if isinstance(body.model, str) and names and body.model not in names:
-            message = f"The model {body.model[:200]!r} does not exist. Models served here: {', '.join(names)}."
-            raise ApiError(404, message, param="model", code="model_not_found")
         name = body.model if isinstance(body.model, str) else ""
-        adapter = name if name in self._adapters() else ""
+        adapter = "" if self._formats.knows(name) else self._adapter(body.model)
         model = name if adapter or self._formats.divided_by(name) else ""
         user = body.user if isinstance(body.user, str) else ""
         asked = Asked.by(path, body)
@@ -127,6 +121,18 @@ class Prompts:
         root = known.format.root(adapter, salt) if adapter or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model)
+
+    def _adapter(self, model: Any) -> str:
+        """The name, if it is an adapter's; empty where it is not the workers' to know. Raises ApiError 404 for one that nobody serves."""
+        if not isinstance(model, str):
+            return ""
+        if model in self._adapters():
+            return model
+        names = self.model_names()
+        if model in names or not names:
+            return ""
+        message = f"The model {model[:200]!r} does not exist. Models served here: {', '.join(names)}."
+        raise ApiError(404, message, param="model", code="model_not_found")
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat, salt: str) -> "tuple[array[int] | None, bool]":
         """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker.

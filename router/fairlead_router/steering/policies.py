@@ -3,9 +3,9 @@
 import random
 from array import array
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import xxhash
 
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -14,20 +14,18 @@ Tried = Collection[tuple[str, int]]
 """(address, life) of the workers that this request has been sent to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """What a choice may depend on."""
 
     prompt_tokens: int = 0
-    hashes: Sequence[int] = field(default_factory=lambda: array("Q"))
+    hashes: Sequence[int] = msgspec.field(default_factory=lambda: array("Q"))
     """Block hashes of the prompt; empty where it is shorter than a block or was not tokenized."""
     session: str = ""
     model: str = ""
     """The name that a worker must answer to, where not all of them do: an adapter's, or a model's while a rollout renames it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     worker: Worker
     predicted: int | None = None
     """Cached tokens that the index expects there; None where it was not asked."""

@@ -56,7 +56,10 @@ class Head(NamedTuple):
     headers: list[tuple[bytes, bytes]]
 
     def get(self, name: bytes) -> bytes | None:
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
 
 class Connection(asyncio.Protocol):
