@@ -5,12 +5,15 @@ local at = sequence(p, slot, ARGV[2])
 if not at then return { 'STALE' } end
 if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
-local number, grid, added = slot_number(slot), buckets_of(p), 0
+local buckets, blocks = unpack(call('HMGET', p .. 'meta', 'buckets', 'blocks'))
+local number, grid = slot_number(slot), grid_of(tonumber(buckets or 0))
+blocks = tonumber(blocks or 0)
+local sparse = blocks < grid.count * FILL / 2  -- some buckets may be empty, and those that a block makes anew need to expire
 
 local function store(key, hash)
   if call('HSETNX', key, hash, slot) == 1 then  -- most blocks are held by one worker
-    added = added + 1
-    if call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
+    blocks = blocks + 1
+    if sparse and call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
     return
   end
   local packed = call('HGET', key, hash)
@@ -37,14 +40,14 @@ local function remove(key, hash)
   if not packed then return end
   if packed == slot then
     call('HDEL', key, hash)
-    added = added - 1
+    blocks = blocks - 1
   elseif packed == WIDE then
     local wide = p .. 'w' .. hash
     call('SETBIT', wide, number, 0)
     if call('BITCOUNT', wide) == 0 then
       call('DEL', wide)
       call('HDEL', key, hash)
-      added = added - 1
+      blocks = blocks - 1
     end
   else
     for i = 1, #packed, 2 do
@@ -58,13 +61,15 @@ end
 
 -- Splits the next bucket: what of it belongs to the new one, moves there.
 local function split()
-  local from, to = bucket_named(p, grid.count - grid.half), bucket_named(p, grid.count)
-  local grown, entries, moved, gone = grid_of(grid.count + 1), call('HGETALL', from), {}, {}
+  local count, whole, n = grid.count, grid.whole, 0
+  local from, to = bucket_named(p, count - grid.half), bucket_named(p, count)
+  local entries, moved, gone = call('HGETALL', from), {}, {}
   for i = 1, #entries, 2 do
-    if bucket_number(grown, entries[i], 1) == grid.count then
-      gone[#gone + 1] = entries[i]
-      moved[#moved + 1] = entries[i]
-      moved[#moved + 1] = entries[i + 1]
+    local hash = entries[i]
+    local a, b, c = byte(hash, 1, 3)
+    if (c * 65536 + b * 256 + a) % whole == count then
+      n = n + 1
+      gone[n], moved[2 * n - 1], moved[2 * n] = hash, hash, entries[i + 1]
     end
   end
   for first = 1, #gone, 1000 do  -- Lua's `unpack` takes no more than a few thousand at once
@@ -73,7 +78,7 @@ local function split()
     call('HDEL', from, unpack(gone, first, last))
   end
   call('EXPIRE', to, KEPT)
-  grid = grown
+  grid = grid_of(count + 1)
 end
 
 local told = { 'A' .. slot }
@@ -84,12 +89,8 @@ for i = 4, #ARGV, 2 do
   end
   told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes
 end
-tell(p, table.concat(told))
+local most = grid.count + SPLITS
+while blocks > grid.count * FILL and grid.count < most do split() end
+tell(p, table.concat(told), 'blocks', blocks, 'buckets', grid.count)
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, ARGV[2], seq))
-
-if added ~= 0 then
-  local blocks, before = call('HINCRBY', p .. 'meta', 'blocks', added), grid.count
-  while blocks > grid.count * FILL and grid.count < before + SPLITS do split() end
-  if grid.count > before then call('HSET', p .. 'meta', 'buckets', grid.count) end
-end
 return { 'OK' }

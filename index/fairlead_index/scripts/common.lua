@@ -34,14 +34,17 @@ end
 
 local function buckets_of(p) return grid_of(tonumber(call('HGET', p .. 'meta', 'buckets') or 0)) end
 
-local function bucket_number(grid, hash, at)
-  local a, b, c = byte(hash, at, at + 2)
-  local n = (c * 65536 + b * 256 + a) % grid.whole
-  return n < grid.count and n or n % grid.half
+local function bucket_named(p, n)
+  local low, middle = n % 256, n % 65536  -- no `floor`: in Lua a call costs more than the arithmetic
+  return p .. 'b' .. char((n - middle) / 65536, (middle - low) / 256, low)
 end
 
-local function bucket_named(p, n) return p .. 'b' .. char(floor(n / 65536), floor(n / 256) % 256, n % 256) end
-local function bucket_key(p, grid, hash, at) return bucket_named(p, bucket_number(grid, hash, at)) end
+local function bucket_key(p, grid, hash, at)
+  local a, b, c = byte(hash, at, at + 2)
+  local n = (c * 65536 + b * 256 + a) % grid.whole
+  if n >= grid.count then n = n % grid.half end
+  return bucket_named(p, n)
+end
 
 local function read_live(record)
   local lease, bt, address, pod, revision, lease_ms, at, running, waiting, backlog, rate, step, free, total, page = struct.unpack(LIVE, record)
@@ -56,13 +59,13 @@ end
 
 -- Tells the mirrors. A record's id is its number, without gaps, so that a mirror sees that it missed something, and the time in microseconds,
 -- so that after a failover which lost records a mirror does not take a new one for the one that it read under the same number. `told` is the
--- newest id, there even when the log was trimmed.
-local function tell(p, record)
+-- newest id, there even when the log was trimmed. What follows `record` are fields of `meta` to set with it.
+local function tell(p, record, ...)
   local number = call('HINCRBY', p .. 'meta', 'logged', 1)
   local t = call('TIME')
   local id = string.format('%.0f-%s%06d', number, t[1], t[2])
   call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, id, 'r', record)
-  call('HSET', p .. 'meta', 'told', id)
+  call('HSET', p .. 'meta', 'told', id, ...)
 end
 
 -- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells who lives, however many workers there are.
