@@ -38,7 +38,8 @@ async def test_what_cannot_be_read_is_unresolved_and_not_empty(tmp_path: Path) -
         await FileSource(listed).addresses()
     with pytest.raises(Unresolved):
         await DnsSource("no-such-host.invalid", 1).addresses()
-    assert await StaticSource("").addresses() == set()
+    with pytest.raises(ValueError, match="names no worker"):
+        StaticSource("")
 
 
 async def test_known_workers_stay_while_discovery_has_no_answer(fleet: Fleet) -> None:

@@ -1,6 +1,7 @@
 """What a client sees through the router."""
 
 import asyncio
+import gzip
 import json
 
 import msgspec
@@ -121,6 +122,17 @@ async def test_bad_requests_are_refused_in_openais_shape(fleet: Fleet) -> None:
     assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
     assert (await router.client.get("/v1/completions")).status_code == 405
     assert (await router.client.get("/v2/none")).status_code == 404
+
+
+async def test_a_packed_body_is_refused_by_name(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+    packed = gzip.compress(b'{"model": "m", "prompt": "x"}')
+    answer = await router.client.post("/v1/completions", content=packed, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415 and answer.headers["accept-encoding"] == "identity"
+    assert "Content-Encoding 'gzip'" in answer.json()["error"]["message"] and not worker.received
+    plain = {"content-encoding": "Identity", "content-type": "application/json"}
+    assert (await router.client.post("/v1/completions", content=b'{"prompt": "x"}', headers=plain)).status_code == 200
 
 
 async def test_a_huge_body_is_refused_before_it_is_read(fleet: Fleet) -> None:

@@ -29,6 +29,8 @@ class Source(Protocol):
 class StaticSource:
     def __init__(self, listed: str) -> None:
         self._addresses = {part.strip() for part in listed.split(",") if part.strip()}
+        if not self._addresses:
+            raise ValueError("--workers static:// names no worker: give static://host:port,host:port")
         for address in self._addresses:
             split_address(address)
 

@@ -36,6 +36,8 @@ class Call:
     session: str
     credential: bytes = field(default=b"", repr=False)
     """The client's API key, until it was looked at."""
+    encoding: bytes = b""
+    """Of the body, as the client said."""
     began: float = field(default_factory=monotonic)
     body: bytes = b""
     status: int = 0
@@ -64,13 +66,15 @@ class Call:
     @classmethod
     def of(cls, request: Request) -> "Call":
         passed: Headers = []
-        given, session, length, authorization, key = "", "", None, b"", b""
+        given, session, length, encoding, authorization, key = "", "", None, b"", b"", b""
         of_the_hop: set[bytes] = set()
         for header in request.headers:
             name, value = header
             if name not in _NOT_PASSED:
                 if name == b"x-session-id":
                     session = value.decode("latin-1")
+                elif name == b"content-encoding":
+                    encoding = value.strip().lower()
                 if not name.startswith(b"x-fairlead-"):
                     passed.append(header)
             elif name == b"content-length":
@@ -86,7 +90,7 @@ class Call:
         if of_the_hop:  # the client names headers that are for us alone (RFC 9110, 7.6.1)
             passed = [(name, value) for name, value in passed if name not in of_the_hop]
         # The query is left out: no path here takes one, and some clients put their key there.
-        return cls(request.method, request.path, request_id(given), passed, length, session, credential(authorization, key))
+        return cls(request.method, request.path, request_id(given), passed, length, session, credential(authorization, key), encoding)
 
     @property
     def waits(self) -> bool:
@@ -112,7 +116,16 @@ class Call:
             self.kept = 0
 
     async def read_body(self, request: Request, limit: int) -> None:
-        """The whole body. Raises ApiError 413: before reading if the announced length is over `limit`, or once what came is."""
+        """The whole body.
+
+        Raises ApiError: 413 before reading if the announced length is over `limit`, or once what came is; 415 for a packed one, which would
+        get round that bound.
+        """
+        if self.encoding not in (b"", b"identity"):
+            message = f"The request body has Content-Encoding {self.encoding.decode('latin-1')[:100]!r}; send it without one."
+            raise ApiError(
+                415, message, code="unsupported_encoding", headers=[(b"accept-encoding", b"identity"), (b"connection", b"close")]
+            )
         if self.length is not None and self.length > limit:
             raise self._too_large(limit)
         while not request.whole and request.size <= limit:
