@@ -58,9 +58,9 @@ class System:
             )
         self.apply(client_pod(self.models, self.images.client))
 
-    def install(self) -> None:
-        """`helm install`, and nothing more: it does not wait for the operator."""
-        values = {
+    def install(self, **changed: Any) -> None:
+        """`helm install` or `helm upgrade`, and nothing more: it does not wait for the operator. `changed`: top-level values."""
+        values: dict[str, Any] = {
             "images": {
                 "worker": parts(self.images.worker),
                 "control": parts(self.images.control),
@@ -68,6 +68,7 @@ class System:
                 "pullPolicy": "IfNotPresent",
             },
             "defaults": {"gpus": 0},
+            **changed,
         }
         self.cluster.helm(
             "upgrade",

@@ -1,0 +1,100 @@
+"""What a platform team does on an ordinary day while streams run: new arguments, a drained node, evictions, a new operator."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.availability import Availability
+from e2e.service import Load, Service
+from e2e.system import System, eventually
+
+
+@pytest.fixture(scope="module")
+def service(installed: System) -> Iterator[Service]:
+    service = Service(installed, "steady")
+    installed.apply(service.manifest(replicas=2))
+    service.ready(replicas=2, seconds=300)
+    yield service
+    service.delete()
+
+
+def uids(service: Service) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in service.pods()}
+
+
+def test_new_arguments_roll_out_under_load(service: Service) -> None:
+    before = uids(service)
+    with Load(service, concurrency=2, max_tokens=96) as load, Availability(service) as seen:
+        service.system.apply(service.manifest(replicas=2, engine={"maxNumSeqs": 48}))
+        service.ready(replicas=2)
+        eventually(lambda: len(service.pods()) == 2 and not uids(service) & before, 120, "only pods of the new revision")
+    assert load.outcome["requests"] > 4 and load.outcome["failed"] == 0, load.outcome["failures"]
+    assert len(load.outcome["pods"]) > 2, "both revisions served"
+    assert seen.fewest == 2, "a surge pod comes before an old one goes"
+
+
+def test_kubectl_drain_moves_the_pods_one_by_one_under_load(service: Service) -> None:
+    system, before = service.system, uids(service)
+    [node] = {pod["spec"]["nodeName"] for pod in service.pods()}
+    selector = f"app.kubernetes.io/instance={service.name},app.kubernetes.io/component=worker"
+    drain = ["kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", f"--pod-selector={selector}", "--timeout=180s"]
+    with Load(service, concurrency=2, max_tokens=96) as load, Availability(service) as seen:
+        draining = subprocess.Popen(
+            system.cluster.command(drain), env=system.cluster.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:  # the only node: what is evicted has nowhere to go until the node takes pods again
+            eventually(
+                lambda: any(pod["status"]["phase"] == "Pending" for pod in service.pods()), 90, "an evicted pod's replacement, pending"
+            )
+            system.cluster.kubectl("uncordon", node)
+            said, _ = draining.communicate(timeout=200)
+        finally:
+            draining.kill()
+            system.cluster.kubectl("uncordon", node)
+        assert draining.returncode == 0, said
+        service.ready(replicas=2)
+        eventually(lambda: not uids(service) & before, 60, "only new pods")
+    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    assert seen.fewest == 1, "the disruption budget let one go at a time"
+
+
+def test_an_eviction_beyond_the_budget_is_refused(service: Service) -> None:
+    pods = [pod["metadata"]["name"] for pod in service.pods()]
+    with Load(service, concurrency=2, max_tokens=96) as load:
+        answers = [evict(service, name) for name in pods]
+        assert answers[0].returncode == 0, answers[0].stderr
+        assert answers[1].returncode != 0 and "disruption budget" in answers[1].stderr
+        eventually(lambda: pods[0] not in [pod["metadata"]["name"] for pod in service.pods()], 60, "the evicted pod gone")
+        service.ready(replicas=2)
+    assert load.outcome["failed"] == 0, load.outcome["failures"]
+
+
+def evict(service: Service, pod: str) -> "subprocess.CompletedProcess[str]":
+    namespace = service.system.models
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    return service.system.cluster.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(body), check=False)
+
+
+def test_an_operator_upgrade_restarts_no_worker(service: Service) -> None:
+    system, before = service.system, uids(service)
+
+    def operators() -> Any:
+        listed = system.get("pods", "-l", "app.kubernetes.io/component=operator", namespace=system.namespace)["items"]
+        return {pod["metadata"]["uid"] for pod in listed if "deletionTimestamp" not in pod["metadata"]}
+
+    old = operators()
+    with Load(service, concurrency=2, max_tokens=96) as load, Availability(service) as seen:
+        try:  # what a release changes: its image (by another name here), its defaults
+            system.install(operator={"logLevel": "DEBUG"}, defaults={"gpus": 1})
+            eventually(lambda: operators() and not operators() & old, 120, "only the new operator")
+            service.system.apply(service.manifest(replicas=2, engine={"maxNumSeqs": 48}, routing={"replicas": 1}))
+            eventually(lambda: len(service.pods("router")) == 1, 60, "an edit applied by the new operator")
+            service.ready(replicas=2)
+        finally:
+            system.install()
+    assert load.outcome["failed"] == 0, load.outcome["failures"]
+    assert uids(service) == before and seen.fewest == 2
