@@ -134,6 +134,11 @@ def test_rules_name_what_they_allow() -> None:
             assert "secrets" not in rule["resources"]
 
 
+def test_a_watched_namespace_needs_nothing_cluster_wide() -> None:
+    kinds = {one["kind"] for one in template("--set=watch.namespace=ml")}
+    assert "Role" in kinds and not {"ClusterRole", "ClusterRoleBinding"} & kinds
+
+
 def test_two_operators_may_run_and_leases_are_theirs_at_home_only() -> None:
     made = template("--set", "operator.replicas=2")
     (deployment,) = [one for one in made if one["metadata"]["name"] == "fl-fairlead-operator" and one["kind"] == "Deployment"]

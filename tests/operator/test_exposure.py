@@ -1,9 +1,11 @@
 """Who reaches a service: its NetworkPolicies, flow by flow, and the objects of the Gateway API. Pure."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.operator.manifests import SETTINGS, manifest, service
 from tests.operator.test_desired import NOW
 
@@ -164,3 +166,11 @@ def test_the_gateway_s_answer_is_lifted(parents: list[Any], status: str, reason:
 def test_namespaces_without_a_policy_are_refused() -> None:
     with pytest.raises(InvalidManifest, match=r"set spec\.exposure\.networkPolicy to true"):
         InferenceService.parse(manifest(exposure={"networkPolicy": False, "fromNamespaces": ["a"]}))
+
+
+def test_the_example_makes_what_its_page_says() -> None:
+    body = yaml.safe_load((Path(__file__).parents[2] / "examples" / "gateway.yaml").read_text())
+    objects = made(InferenceService.parse(body), ALL)
+    assert objects["HTTPRoute", "qwen"]["spec"]["parentRefs"] == [{"name": "web", "namespace": "gateways"}]
+    assert lets_in(objects["NetworkPolicy", "qwen-router"], 8080, "gateways", {}), "the gateway's proxies"
+    assert not lets_in(objects["NetworkPolicy", "qwen-router"], 8080, "strangers", {})
