@@ -30,9 +30,8 @@ def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str]
             reason,
             f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
         )
-    route = observed.exposed.get(gateway.HTTP_ROUTE)
-    parents = ((route or {}).get("status") or {}).get("parents") or []
-    for parent in parents:
+    parents = _parents(observed, gateway.HTTP_ROUTE)
+    for parent in [*parents, *_parents(observed, gateway.INFERENCE_POOL)]:
         for refused in _refused(parent):
             return False, refused["reason"], f"Gateway {wanted.name}: {refused['type']}: {refused.get('message', '')}"
     if not parents:
@@ -47,6 +46,12 @@ def fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
     if verdict is None or verdict[0] or verdict[1] == "Waiting":
         return None
     return Cause(verdict[1], verdict[2], fault=True)
+
+
+def _parents(observed: Observed, kind: str) -> list[Mapping[str, Any]]:
+    """What each gateway has said of the object of this kind."""
+    status = (observed.exposed.get(kind) or {}).get("status") or {}
+    return list(status.get("parents") or [])
 
 
 def _refused(parent: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

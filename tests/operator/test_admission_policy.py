@@ -8,8 +8,11 @@ import pytest
 import yaml
 from tests.operator import apiserver
 from tests.operator.charts import template
+from tests.operator.conftest import await_crd
 from tests.operator.manifests import manifest
 from tests.operator.test_operator_on_apiserver import eventually
+
+from fairlead_operator.api.crd import custom_resource_definition
 
 KINDS = ("ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 LISTS = ("--set=admissionPolicy.hostPaths={/mnt/models,/srv/}", "--set=admissionPolicy.images={ghcr.io/acme,registry:5000/tools/side}")
@@ -76,6 +79,34 @@ def test_what_is_on_the_lists_is_taken(server: apiserver.ApiServer, guarded: str
 @pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
 def test_what_is_not_is_refused_with_the_list(server: apiserver.ApiServer, guarded: str, spec: dict[str, Any], words: str) -> None:
     assert words in refusal(server, guarded, spec)
+
+
+def test_fields_of_any_release_are_read_as_their_names_say() -> None:
+    """With a CRD that takes whatever it is given, so that the policy is not behind the manifest's next fields."""
+    if apiserver.missing():
+        pytest.skip(apiserver.missing())
+    crd = custom_resource_definition()
+    for version in crd["spec"]["versions"]:
+        version["schema"]["openAPIV3Schema"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    with apiserver.running() as alone:
+        alone.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        await_crd(alone)
+        made = template("--set=admissionPolicy.enabled=true", "--namespace=default", *LISTS)
+        done = alone.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([one for one in made if one["kind"] in KINDS]))
+        assert done.returncode == 0, done.stderr
+        eventually(lambda: refusal(alone, "default", volumes("/etc")))
+        for spec, words in (
+            ({"model": {"cache": {"hostPath": "/var/lib"}}}, "only (got /var/lib)"),
+            ({"model": {"cache": {"hostPath": "/mnt/models/hub"}}}, ""),
+            ({"model": {"cache": {"hostPath": {"path": "/var/lib"}}}}, "only (got /var/lib)"),
+            ({"model": {"cache": {"claim": "c"}}}, ""),
+            ({"model": {"uri": "oci://docker.io/any/model#weights"}}, "only (got docker.io/any/model)"),
+            ({"model": {"uri": "oci://ghcr.io/acme#weights"}}, ""),
+            ({"model": {"adapters": [{"uri": "hf://a/b"}, {"uri": "oci://docker.io/lora"}]}}, "only (got docker.io/lora)"),
+            ({"engine": {"speculative": {"model": "oci://docker.io/draft"}}}, "only (got docker.io/draft)"),
+        ):
+            said = refusal(alone, "default", spec)
+            assert words in said and bool(words) == bool(said), (spec, said)
 
 
 def test_the_lists_may_be_edited_in_the_cluster_and_without_them_nothing_is_taken(

@@ -77,7 +77,7 @@ def test_upgrade_from_the_last_release_and_uninstall(alone: apiserver.ApiServer,
     assert not objects(alone), "the release leaves nothing but its CRD"
     assert alone.get(CRD) is not None and cluster.get("inferenceservices", "qwen") is not None, "people's services stay (crds.keep)"
 
-    helmed(alone, "install", "fl", str(CHART), "--take-ownership", "--set=crds.keep=false")
+    helmed(alone, "install", "fl", str(CHART), "--set=crds.keep=false")
     eventually(lambda: "helm.sh/resource-policy" not in (alone.get(CRD)["metadata"].get("annotations") or {}))
     helmed(alone, "uninstall", "fl")
     eventually(lambda: alone.get(CRD) is None), "no finalizer of ours holds a service, with no operator running"

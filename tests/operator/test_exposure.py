@@ -163,6 +163,15 @@ def test_the_gateway_s_answer_is_lifted(parents: list[Any], status: str, reason:
     assert (said.status, said.reason) == (status, reason)
 
 
+def test_a_pool_that_is_refused_is_said_too() -> None:
+    one = service(exposure={"gateway": {"name": "web", "backend": "EndpointPicker"}})
+    taken = {"status": {"parents": [{"conditions": [{"type": "Accepted", "status": "True"}]}]}}
+    wrong = {"status": {"parents": [{"conditions": [{"type": "ResolvedRefs", "status": "False", "reason": "InvalidExtensionRef"}]}]}}
+    plan = desired(one, Observed(served=ALL, exposed={"HTTPRoute": taken, "InferencePool": wrong}), SETTINGS, NOW)
+    (said,) = [condition for condition in plan.status.conditions if condition.type == "GatewayReady"]
+    assert (said.status, said.reason) == ("False", "InvalidExtensionRef")
+
+
 def test_namespaces_without_a_policy_are_refused() -> None:
     with pytest.raises(InvalidManifest, match=r"set spec\.exposure\.networkPolicy to true"):
         InferenceService.parse(manifest(exposure={"networkPolicy": False, "fromNamespaces": ["a"]}))
