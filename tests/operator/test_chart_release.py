@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator import apiserver
+from tests.operator import apiserver, foreign_crds
 from tests.operator.charts import CHART, everything, helm
 from tests.operator.conftest import await_crd
 from tests.operator.manifests import manifest
@@ -87,6 +87,22 @@ def test_upgrade_from_the_last_release_and_uninstall(alone: apiserver.ApiServer,
 def crd_fields(server: apiserver.ApiServer) -> Any:
     (version,) = server.get(CRD)["spec"]["versions"]
     return version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+
+
+def test_monitoring_comes_with_the_crds_of_the_prometheus_operator(alone: apiserver.ApiServer) -> None:
+    """Discovered by helm itself, and taken by the real schemas."""
+    wanted = ("--set=monitoring.podMonitors=true", "--set=monitoring.rules=true", "--set=monitoring.dashboards=true")
+    crds = [foreign_crds.crd(*which) for which in (foreign_crds.POD_MONITORS, foreign_crds.RULES)]
+    paths = [f"/apis/monitoring.coreos.com/v1/namespaces/{HOME}/{plural}" for plural in ("podmonitors", "prometheusrules")]
+    told = helmed(alone, "install", "fl", str(CHART), "--create-namespace", *wanted)
+    assert "NOT installed: PodMonitors" in told and "NOT installed: the PrometheusRule" in told
+    for crd in crds:
+        alone.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    eventually(lambda: all(alone.request("GET", path)[0] == 200 for path in paths))
+    assert "NOT installed" not in helmed(alone, "upgrade", "fl", str(CHART), *wanted)
+    assert [len(alone.get(path)["items"]) for path in paths] == [2, 1]
+    helmed(alone, "uninstall", "fl")
+    assert [len(alone.get(path)["items"]) for path in paths] == [0, 0]
 
 
 def test_a_deleted_service_is_gone_though_no_operator_runs(alone: apiserver.ApiServer) -> None:

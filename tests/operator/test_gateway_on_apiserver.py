@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.operator import apiserver, gateway_crds
+from tests.operator import apiserver, foreign_crds
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
@@ -23,7 +23,7 @@ def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(optional, "PERIOD", 0.3)
-    crds = [gateway_crds.crd(*gateway_crds.GATEWAY_API), gateway_crds.crd(*gateway_crds.INFERENCE)]
+    crds = [foreign_crds.crd(*foreign_crds.GATEWAY_API), foreign_crds.crd(*foreign_crds.INFERENCE)]
     cluster = Cluster(server, namespace)
     route, pool = f"{ROUTES}/namespaces/{namespace}/httproutes/qwen", f"{POOLS}/namespaces/{namespace}/inferencepools/qwen"
     try:
@@ -64,7 +64,7 @@ def test_a_restart_writes_nothing_to_a_route_that_is_as_it_was_left(
     server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    crd = gateway_crds.crd(*gateway_crds.GATEWAY_API)
+    crd = foreign_crds.crd(*foreign_crds.GATEWAY_API)
     cluster = Cluster(server, namespace)
     route = f"{ROUTES}/namespaces/{namespace}/httproutes/qwen"
     server.create(CRDS, crd)

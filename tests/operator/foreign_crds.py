@@ -1,4 +1,4 @@
-"""The CRDs of the Gateway API and of its inference extension, from their own Go modules: fetched once by `go`."""
+"""CRDs of other projects, from their own Go modules: fetched once by `go`."""
 
 import json
 import os
@@ -13,12 +13,17 @@ from e2e.cluster.binaries import go_program
 GATEWAY_API = ("sigs.k8s.io/gateway-api@v1.6.2", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml")
 INFERENCE = ("sigs.k8s.io/gateway-api-inference-extension@v1.3.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml")
 
+PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.90.1"
+POD_MONITORS, RULES = (
+    (PROMETHEUS, f"example/prometheus-operator-crd/monitoring.coreos.com_{name}.yaml") for name in ("podmonitors", "prometheusrules")
+)
+
 
 def crd(module: str, path: str) -> dict[str, Any]:
     """Skips the test where there is no Go, or no way to its proxy."""
     go = go_program()
     if go is None:
-        pytest.skip("no go on PATH: the CRDs of the Gateway API come from its Go module")
+        pytest.skip("no go on PATH: CRDs of other projects come from their Go modules")
     environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
     try:
         done = subprocess.run(
