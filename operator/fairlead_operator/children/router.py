@@ -41,7 +41,7 @@ def _service(service: InferenceService) -> Object:
             "selector": names.selector(service, names.ROUTER),
             "ports": [
                 {"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
-                *_picker(service, {"name": "picker", "port": names.PICKER_PORT, "targetPort": "picker", "protocol": "TCP"}),
+                *_picker(service, {"name": "grpc", "port": names.PICKER_PORT, "targetPort": "picker", "protocol": "TCP"}),
             ],
         },
     }
