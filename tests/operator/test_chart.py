@@ -221,6 +221,24 @@ def test_extra_objects_and_pull_secrets(tmp_path: Path) -> None:
     assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pods)
 
 
+def test_operator_and_redis_are_placed_as_asked() -> None:
+    asked = [
+        f"--set={one}.nodeSelector.pool=system,{one}.priorityClassName=high,{one}.tolerations[0].key=gpu" for one in ("operator", "redis")
+    ]
+    for pod in (one["spec"]["template"]["spec"] for one in template(*asked) if one["kind"] == "Deployment"):
+        assert pod["nodeSelector"] == {"pool": "system"} and pod["priorityClassName"] == "high" and pod["tolerations"] == [{"key": "gpu"}]
+
+
+def test_who_may_edit_or_view_a_namespace_may_do_so_with_its_services() -> None:
+    roles = {one["metadata"]["name"]: one for one in template() if one["kind"] == "ClusterRole"}
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    for name, into, verbs in (("edit", {"admin", "edit"}, {"create", "patch", "delete"}), ("view", {"view"}, {"get", "list", "watch"})):
+        role = roles[f"fl-fairlead-{name}"]
+        assert {key.removeprefix(prefix) for key in role["metadata"]["labels"] if key.startswith(prefix)} == into
+        assert verbs <= set(role["rules"][0]["verbs"]) and role["rules"][0]["apiGroups"] == ["fairlead.dev"]
+    assert not {"create", "update", "patch", "delete"} & set(roles["fl-fairlead-view"]["rules"][0]["verbs"])
+
+
 def test_helm_test_asks_a_service_of_ones_own_or_a_tiny_one() -> None:
     own = template("--set=test.service=qwen", "--set=test.namespace=ml", "--set=test.keySecret.name=keys")
     assert not [one for one in own if one["kind"] == "InferenceService"]
