@@ -12,13 +12,13 @@ from fairlead.local import up
 from fairlead.random_model import command as make_model
 from fairlead.schedule import command as schedule
 from fairlead.simulate import command as simulate
-from fairlead.tools import doctor, status
+from fairlead.tools import doctor, status, verify
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fairlead", description="Kubernetes-native LLM inference: local mode, benchmarks and tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (up, demo, status, bench, simulate, schedule, make_model, keys, doctor):
+    for module in (up, demo, status, verify, bench, simulate, schedule, make_model, keys, doctor):
         module.add_parser(commands)
     return parser
 

@@ -71,8 +71,13 @@ def build(names: tuple[str, ...] = ()) -> dict[str, Path]:
     return found
 
 
+def go_program() -> str | None:
+    """The `go` command; None where there is none."""
+    return shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+
+
 def _compile(module: GoModule, package: str, binary: Path) -> None:
-    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    go = go_program()
     if go is None:
         raise BuildFailed(
             f"{binary.name} must be built and there is no `go` on PATH. Install Go 1.26 or newer, for example with "

@@ -36,7 +36,8 @@ class OperatorConfig(BaseSettings):
     lease_namespace: str = Field("", description="Where the Lease is by which one operator leads; empty: the pod's own namespace.")
     lease_name: str = Field("fairlead-operator", min_length=1, description="Operators that share a Lease act one at a time.")
     cluster_domain: str = Field("cluster.local", min_length=1, description="DNS domain of the cluster.")
-    health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz and /readyz; 0: a free one.")
+    monitoring_namespaces: str = Field("", description="Comma-separated: namespaces that NetworkPolicies let read /metrics of the pods.")
+    health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; 0: a free one.")
     kubeconfig: str = Field("", description="Where the API server is; empty: the pod's service account, or $KUBECONFIG.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="What is logged.")
 
@@ -79,4 +80,6 @@ class OperatorConfig(BaseSettings):
             redis_secret_key_key=self.redis_secret_key_key,
             default_gpus=self.default_gpus,
             cluster_domain=self.cluster_domain,
+            operator_namespace=self.lease_namespace,
+            monitoring_namespaces=tuple(name.strip() for name in self.monitoring_namespaces.split(",") if name.strip()),
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.children import Object, router, worker
+from fairlead_operator.children import Object, gateway, network_policy, router, worker
 from fairlead_operator.observed import Observed
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import verdict
@@ -23,7 +23,12 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
     said = verdict(service, observed, now)
     return Desired(
-        objects=[*worker.objects(service, settings, observed.revisions), *router.objects(service, settings, observed.revisions)],
+        objects=[
+            *network_policy.objects(service, settings),  # before the pods that they guard
+            *worker.objects(service, settings, observed.revisions),
+            *router.objects(service, settings, observed.revisions),
+            *gateway.objects(service, observed.served),
+        ],
         status=said.status,
         servable=said.servable,
         probe_due=said.probe_due,

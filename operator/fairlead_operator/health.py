@@ -1,4 +1,4 @@
-"""/healthz and /readyz of the operator."""
+"""/healthz, /readyz and /metrics of the operator."""
 
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
 from aiohttp import web
+
+from fairlead_operator.metrics import CONTENT_TYPE
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ def _listening(port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def served(port: int, problem: Callable[[], str], readiness: Callable[[], Readiness]) -> AsyncIterator[int]:
+async def served(
+    port: int, problem: Callable[[], str], readiness: Callable[[], Readiness], metrics: Callable[[], bytes]
+) -> AsyncIterator[int]:
     """Serve while the context lasts; yields the port. `problem()` is empty while the process is of use."""
 
     async def healthz(_: web.Request) -> web.Response:
@@ -36,8 +40,11 @@ async def served(port: int, problem: Callable[[], str], readiness: Callable[[], 
         now = readiness()
         return web.json_response(asdict(now), status=200 if now.ready else 503)
 
+    async def exported(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE})
+
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exported)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

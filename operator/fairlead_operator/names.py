@@ -13,7 +13,8 @@ REVISION = "fairlead.dev/revision"
 FIELD_MANAGER = "fairlead-operator"
 
 WORKER, ROUTER = "worker", "router"
-WORKER_PORT, ROUTER_PORT, SERVICE_PORT = 8000, 8080, 80
+WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
+OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
 
 
 def workers_service(service: InferenceService) -> str:

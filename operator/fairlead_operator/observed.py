@@ -40,6 +40,8 @@ class Observed:
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
     index: IndexSeen | None = None  # None: nobody was asked yet
+    served: frozenset[str] = frozenset()  # those of the kinds that a cluster may lack which this one has
+    exposed: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ import kopf
 from fairlead_operator import health
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
+from fairlead_operator.metrics import Metrics
 from fairlead_operator.reconcile import handlers
 from fairlead_operator.reconcile.client import Cluster, own_namespace
 from fairlead_operator.reconcile.fleet import Fleet
 from fairlead_operator.reconcile.loop import Tools
+from fairlead_operator.reconcile.optional import OptionalKinds
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.resync import STALE, Resync
 from fairlead_operator.reconcile.store import Store
@@ -36,9 +38,10 @@ async def operate(
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(Cluster.connect(config.kubeconfig))
         elector = Elector(api, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
-        acting = _Acting(config, api.guarded(elector.check), elector, prober or Prober(config.cluster_domain))
+        metrics = Metrics()
+        acting = _Acting(config, api.guarded(elector.check, metrics.answered), elector, prober or Prober(config.cluster_domain), metrics)
         stack.push_async_callback(acting.close)
-        port = await stack.enter_async_context(health.served(config.health_port, acting.problem, acting.readiness))
+        port = await stack.enter_async_context(health.served(config.health_port, acting.problem, acting.readiness, metrics.text))
         log.info("health on port %d", port)
         if not await _unless_stopped(elector.acquire(), stop):
             return
@@ -63,7 +66,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) 
 class _Acting:
     """What the leader runs. Nothing of it has begun in a standby, which has its memory and its rights but watches nothing."""
 
-    def __init__(self, config: OperatorConfig, cluster: Cluster, elector: Elector, prober: Prober) -> None:
+    def __init__(self, config: OperatorConfig, cluster: Cluster, elector: Elector, prober: Prober, metrics: Metrics) -> None:
         self._config = config
         self._elector = elector
         self._prober = prober
@@ -71,7 +74,12 @@ class _Acting:
         self._store = Store(self._fleet.wake)
         self._resync = Resync(cluster, self._store, config.namespace)
         self._watching = asyncio.Event()
-        self._fleet.open(Tools(cluster, self._store, prober, config.settings, self._announce, asyncio.Semaphore(LANES)))
+        self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
+        lanes = asyncio.Semaphore(LANES)
+        self._fleet.open(
+            Tools(cluster, self._store, prober, config.settings, self._announce, lanes, lambda: self._optional.served, metrics)
+        )
+        metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._store.services)
 
     def problem(self) -> str:
         unheard = self._resync.stale if self._elector.leading else self._elector.silent_for > STALE
@@ -87,12 +95,14 @@ class _Acting:
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
         self._resync.begin()
+        await self._optional.look()  # before the first loop looks: or it would take a gateway for missing
         watching = asyncio.create_task(_watch(self._config, self._store, self._fleet, stop, self._watching, started), name="watches")
         relisting = asyncio.create_task(self._resync.run(), name="resync")
+        looking = asyncio.create_task(self._optional.run(), name="optional kinds")
         leading = asyncio.create_task(self._elector.keep(), name="lease")
         ending = asyncio.create_task(_end_loops(stop, self._fleet), name="end of loops")
         done, pending = await asyncio.wait({watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
-        pending.add(ending)
+        pending |= {ending, looking}
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

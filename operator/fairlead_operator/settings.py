@@ -19,3 +19,5 @@ class Settings:
     redis_secret_key_key: str = ""
     default_gpus: int = 1  # of a worker whose manifest says nothing, times engine.tensorParallel
     cluster_domain: str = "cluster.local"
+    operator_namespace: str = ""  # from which the operator asks workers and routers; empty: any
+    monitoring_namespaces: tuple[str, ...] = ()  # which may read /metrics of all pods

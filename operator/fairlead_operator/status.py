@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairlead_operator import causes, index_status, names
+from fairlead_operator import causes, gateway_status, index_status, names
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.children import router, worker
@@ -55,7 +55,10 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
     index = index_status.said(service.status.index, observed.index, routers.ready, now)
     unsteered, unsteered_at = index_status.fault(index, now)
-    fault = obstacle if obstacle is not None and obstacle.fault else unsteered
+    exposed = gateway_status.said(service, observed)
+    if exposed is not None:
+        say.say("GatewayReady", *exposed)
+    fault = obstacle if obstacle is not None and obstacle.fault else unsteered or gateway_status.fault(exposed)
     say.say("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
     status = ServiceStatus(

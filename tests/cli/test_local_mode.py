@@ -146,6 +146,18 @@ def test_a_stream_comes_in_pieces(up: Up) -> None:
     assert len(chunks) > 4 and chunks[-1].usage is not None
 
 
+def test_verify_sees_a_stream_and_its_repetition_hit_the_cache(up: Up) -> None:
+    """What `helm test` runs in its pod."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fairlead", "verify", f"{up.url}/v1", "--wait=30"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, last, verdict = done.stdout.splitlines()
+    assert first.startswith("first:") and int(first.split()[1]) > 4 and " 0 of " in first
+    cached, prompt = (int(last.split(" from the cache")[0].split()[place]) for place in (-5, -3))
+    assert 0 < cached <= prompt and verdict == "the second found the first one's KV"
+
+
 def test_status_shows_the_workers(up: Up) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "fairlead", "status"],

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,15 @@ import pytest
 import redis
 import yaml
 from tests.operator import apiserver
+from tests.operator.charts import CHART, everything, helm, rendered, template
+from tests.operator.manifests import SETTINGS
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import CHILDREN, Cluster, eventually
 from tests.redis_server import binary, free_port
 
-CHART = Path(__file__).parents[2] / "charts" / "fairlead"
-
-
-def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = apiserver.program("helm")
-    if program is None:
-        pytest.skip("helm not found: run `python -m e2e.cluster.binaries` once (Go 1.26; minutes)")
-    return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
-
-
-def template(*arguments: str) -> list[dict[str, Any]]:
-    done = helm("template", "fl", str(CHART), "--namespace", "fairlead-system", *arguments)
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+from fairlead_operator.api import InferenceService
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
 
 
 def test_every_value_is_described_and_no_other_is_taken() -> None:
@@ -56,6 +48,10 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
         "redis.externalUrl=http://x",
         "redis.maxMemory=lots",
         "redis.externalUrl=redis://:p@x",
+        "monitoring.namespaces={UPPER}",
+        "admissionPolicy.action=Maybe",
+        "admissionPolicy.hostPaths={relative}",
+        "test.timeout=soon",
     ],
 )
 def test_wrong_values_are_refused(wrong: str) -> None:
@@ -138,6 +134,11 @@ def test_rules_name_what_they_allow() -> None:
             assert "secrets" not in rule["resources"]
 
 
+def test_a_watched_namespace_needs_nothing_cluster_wide() -> None:
+    kinds = {one["kind"] for one in template("--set=watch.namespace=ml")}
+    assert "Role" in kinds and not {"ClusterRole", "ClusterRoleBinding"} & kinds
+
+
 def test_two_operators_may_run_and_leases_are_theirs_at_home_only() -> None:
     made = template("--set", "operator.replicas=2")
     (deployment,) = [one for one in made if one["metadata"]["name"] == "fl-fairlead-operator" and one["kind"] == "Deployment"]
@@ -161,10 +162,106 @@ def test_the_api_server_takes_it_in_a_restricted_namespace(server: apiserver.Api
         if server.get(f"/api/v1/namespaces/{name}") is None:
             namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
             server.create("/api/v1/namespaces", namespace)
-    rendered = yaml.safe_dump_all(template("--set", f"watch.namespace={scope}"))
-    done = server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=rendered)
+    made = template(*everything(), f"--set=watch.namespace={scope}", "--set=test.keySecret.name=keys")
+    known = [one for one in made if not one["apiVersion"].startswith("monitoring.")]  # whose CRDs are not there
+    done = server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(known))
     assert done.returncode == 0, done.stderr
     assert "would violate" not in done.stderr, done.stderr
+    assert {"NetworkPolicy", "PodDisruptionBudget", "ValidatingAdmissionPolicy", "Pod", "InferenceService"} <= {
+        one["kind"] for one in known
+    }
+
+
+def test_with_everything_on_it_stays_far_below_what_a_release_may_hold() -> None:
+    """Helm keeps a release in one Secret of at most 1 MiB, charts' files and manifests together."""
+    assert len(rendered(*everything()).encode()) < 200_000
+
+
+def test_every_pod_is_restricted() -> None:
+    made = template(*everything())
+    pods = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"] + [
+        one["spec"] for one in made if one["kind"] == "Pod"
+    ]
+    assert len(pods) == 3
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_redis_is_reached_by_workers_routers_and_the_operator_only() -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in template("--set=watch.namespace=ml") if one["kind"] == "NetworkPolicy"}
+    (rule,) = policies["fl-fairlead-redis"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
+    services, operator_pods = rule["from"]
+    assert services["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ml"}}
+    assert services["podSelector"]["matchExpressions"][0]["values"] == ["worker", "router"]
+    assert operator_pods["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+    (rule,) = policies["fl-fairlead-operator"]["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    closed = {
+        one["metadata"]["name"]: one["spec"] for one in template("--set=monitoring.namespaces=null") if one["kind"] == "NetworkPolicy"
+    }
+    assert closed["fl-fairlead-operator"]["ingress"] == []
+    assert not [one for one in template("--set=networkPolicy.enabled=false") if one["kind"] == "NetworkPolicy"]
+    outside = template("--set=redis.externalUrl=redis://r:6379")
+    assert [one["metadata"]["name"] for one in outside if one["kind"] == "NetworkPolicy"] == ["fl-fairlead-operator"]
+
+
+def test_extra_objects_and_pull_secrets(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}"
+    extra = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}, text]
+    values.write_text(json.dumps({"extraObjects": extra, "images": {"pullSecrets": ["registry"]}}))
+    made = template("-f", str(values))
+    assert {"a", "fl-b"} <= {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"}
+    pods = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"]
+    assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pods)
+
+
+def test_operator_and_redis_are_placed_as_asked() -> None:
+    asked = [
+        f"--set={one}.nodeSelector.pool=system,{one}.priorityClassName=high,{one}.tolerations[0].key=gpu" for one in ("operator", "redis")
+    ]
+    for pod in (one["spec"]["template"]["spec"] for one in template(*asked) if one["kind"] == "Deployment"):
+        assert pod["nodeSelector"] == {"pool": "system"} and pod["priorityClassName"] == "high" and pod["tolerations"] == [{"key": "gpu"}]
+
+
+def test_who_may_edit_or_view_a_namespace_may_do_so_with_its_services() -> None:
+    roles = {one["metadata"]["name"]: one for one in template() if one["kind"] == "ClusterRole"}
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    for name, into, verbs in (("edit", {"admin", "edit"}, {"create", "patch", "delete"}), ("view", {"view"}, {"get", "list", "watch"})):
+        role = roles[f"fl-fairlead-{name}"]
+        assert {key.removeprefix(prefix) for key in role["metadata"]["labels"] if key.startswith(prefix)} == into
+        assert verbs <= set(role["rules"][0]["verbs"]) and role["rules"][0]["apiGroups"] == ["fairlead.dev"]
+    assert not {"create", "update", "patch", "delete"} & set(roles["fl-fairlead-view"]["rules"][0]["verbs"])
+
+
+def test_helm_test_asks_a_service_of_ones_own_or_a_tiny_one() -> None:
+    own = template("--set=test.service=qwen", "--set=test.namespace=ml", "--set=test.keySecret.name=keys")
+    assert not [one for one in own if one["kind"] == "InferenceService"]
+    (pod,) = [one for one in own if one["kind"] == "Pod"]
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["namespace"] == "ml" and container["command"] == ["fairlead", "verify"]
+    assert container["args"] == ["http://qwen.ml.svc.cluster.local/v1", "--wait=900", "--api-key-file=/etc/fairlead/key/key"]
+    (tiny,) = [one for one in template() if one["kind"] == "InferenceService"]
+    service = InferenceService.parse(tiny)
+    made = desired(service, Observed(), SETTINGS, datetime(2026, 1, 1, tzinfo=UTC)).objects
+    (worker,) = [
+        one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("worker")
+    ]
+    mounts = {one["name"] for one in worker["containers"][0]["volumeMounts"]}
+    assert worker["initContainers"][0]["command"][:2] == ["fairlead", "make-model"] and "models" in mounts
+    assert f"--model={service.spec.model.uri}" in worker["containers"][0]["args"]
+
+
+def test_the_notes_name_what_was_left_out() -> None:
+    done = helm("install", "fl", str(CHART), "--dry-run=client", "--set=monitoring.rules=true", "--set=monitoring.namespaces=null")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "NOT installed: the PrometheusRule" in notes and "helm test fl -n default" in notes and "set monitoring.namespaces" in notes
 
 
 def test_the_operator_needs_no_more_than_the_chart_allows(

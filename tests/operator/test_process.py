@@ -61,6 +61,10 @@ def test_it_runs_says_so_and_ends_cleanly(
         except urllib.error.HTTPError as error:
             return int(error.code)
 
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+
     eventually(lambda: status("/readyz") == 200)
     assert status("/healthz") == 200
     cluster = Cluster(server, namespace)
@@ -68,6 +72,9 @@ def test_it_runs_says_so_and_ends_cleanly(
     container = eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "w:1" and container["imagePullPolicy"] == "Never"
     assert "limits" not in container["resources"], "flags win over the environment"
+    mine = f'fairlead_service_workers{{namespace="{namespace}",service="qwen",state="wanted"}} 1.0'
+    eventually(lambda: mine in metrics())
+    assert "fairlead_operator_leading 1.0" in metrics() and 'fairlead_operator_api_requests_total{code="201",method="PATCH"}' in metrics()
     cluster.server.request("DELETE", cluster.path("inferenceservices", "qwen"))
     assert eventually(lambda: cluster.get("inferenceservices", "qwen") is None), "no finalizer holds it"
     running.send_signal(signal.SIGTERM)

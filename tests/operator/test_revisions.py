@@ -175,6 +175,7 @@ DEFAULTS = {
     "engine.max_waiting_requests": 1024,
     "routing.steering": "Proxy",
     "routing.metrics_names": "Fairlead",
+    "exposure.network_policy": True,
     "rollout.drain_timeout": "120s",
     "rollout.progress_deadline": "1h",
     "disruption.max_unavailable": 1,

@@ -40,6 +40,25 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{- define "fairlead.monitoringNamespaces" -}}
+{{- range .Values.monitoring.namespaces }}
+- namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . }}}}
+{{- end }}
+{{- end }}
+
+{{- define "fairlead.watched" -}}
+{{- with .Values.watch.namespace }}{matchLabels: {kubernetes.io/metadata.name: {{ . }}}}{{ else }}{}{{ end }}
+{{- end }}
+
+{{- /* Namespace and name of the service that helm test asks, and whether the chart makes it. */}}
+{{- define "fairlead.testNamespace" -}}
+{{- default (default .Release.Namespace .Values.watch.namespace) .Values.test.namespace }}
+{{- end }}
+
+{{- define "fairlead.testService" -}}
+{{- default (printf "%s-test" (include "fairlead.name" .)) .Values.test.service }}
+{{- end }}
+
 {{- define "fairlead.placement" -}}
 {{- with .root.Values.images.pullSecrets }}
 imagePullSecrets:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.engine import Engine
+from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
 
 # What the rules say, in the CRD and here.
@@ -271,6 +272,7 @@ class ServiceSpec(Part):
     resources: Resources = Field(default_factory=Resources, description="What each worker asks of its node.")
     routing: Routing = Field(default_factory=Routing, description="How the router chooses a worker.")
     access: Access | None = Field(None, description="Who may ask. Absent: everybody who reaches the Service.")
+    exposure: Exposure = Field(default_factory=Exposure, description="Who reaches the service over the network.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     disruption: Disruption = Field(default_factory=Disruption, description="What node drains may take away at once.")
     pod_template: PodTemplate | None = Field(None, description="Merged last into the workers' pod template.")

@@ -10,7 +10,7 @@ from fairlead_operator.api.fields import Part
 class Condition(Part):
     """One condition, in the form that `kubectl wait --for=condition=` reads."""
 
-    type: str = Field(max_length=64, description="Ready, Available, Progressing, Routable or Degraded.")
+    type: str = Field(max_length=64, description="Ready, Available, Progressing, Routable, GatewayReady or Degraded.")
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(0, ge=0, description="The generation of the service that this was said of.")
     last_transition_time: str = Field("", json_schema_extra={"format": "date-time"}, max_length=64, description="When status last changed.")
@@ -51,6 +51,6 @@ class ServiceStatus(Part):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, Routable, Degraded.",
+        description="Ready, Available, Progressing, Routable, Degraded; GatewayReady for a service with a gateway.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )

@@ -20,6 +20,8 @@ def revision(service: InferenceService) -> str:
     parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
     if service.spec.access is not None:
         parts.append(said(service.spec.access))
+    if service.spec.exposure.picks_endpoints:
+        parts.append("picker")
     return names.digest(parts)
 
 
@@ -37,9 +39,17 @@ def _service(service: InferenceService) -> Object:
         "spec": {
             "type": "ClusterIP",
             "selector": names.selector(service, names.ROUTER),
-            "ports": [{"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}],
+            "ports": [
+                {"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"},
+                *_picker(service, {"name": "grpc", "port": names.PICKER_PORT, "targetPort": "picker", "protocol": "TCP"}),
+            ],
         },
     }
+
+
+def _picker(service: InferenceService, port: Object) -> list[Object]:
+    """`port` where the routers are the endpoint picker of a gateway."""
+    return [port] if service.spec.exposure.picks_endpoints else []
 
 
 def _deployment(service: InferenceService, template: Object) -> Object:
@@ -60,7 +70,10 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "command": ["fairlead-router"],
         "args": arguments(service, settings),
         "env": [{"name": "HOME", "value": "/tmp"}],
-        "ports": [{"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"},
+            *_picker(service, {"name": "picker", "containerPort": names.PICKER_PORT, "protocol": "TCP"}),
+        ],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": security.container(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(service), *redis.mounts(settings)],
@@ -104,6 +117,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "steering": routing.steering.lower() if routing.steering != "Proxy" else "",
         "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
         "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",
+        "picker-port": names.PICKER_PORT if service.spec.exposure.picks_endpoints else "",
     }
     if said(routing, "hold_timeout"):
         flags["hold-timeout"] = seconds(routing.hold_timeout)

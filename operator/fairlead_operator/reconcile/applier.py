@@ -6,11 +6,11 @@ from typing import Any
 
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped
-from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES, WRITTEN, kind_of
+from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.reconcile.store import Key, Store
 
 log = logging.getLogger(__name__)
-_WRITTEN_KINDS = {kind.kind for kind in WRITTEN}
+_WRITTEN_KINDS = {kind.kind for kind in (*WRITTEN, *OPTIONAL)}
 
 
 class ServiceGone(Exception):

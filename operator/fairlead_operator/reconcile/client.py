@@ -13,6 +13,7 @@ from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
 from fairlead_operator.reconcile.kinds import Kind, kind_of
 
 Body = dict[str, Any]
+Answered = Callable[[str, int], None]  # method, HTTP status
 PAGE = 500  # objects of one list request
 TIMEOUT = 30.0  # seconds for one request
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -42,14 +43,17 @@ class ApiRefused(Exception):
 class Cluster:
     """Reads and writes of the operator. Raises ApiRefused for an answer that is not 2xx; what the transport raises passes through."""
 
-    def __init__(self, api: aio.ApiClient, may_write: Callable[[], float] = lambda: TIMEOUT) -> None:
-        """`may_write` is asked right before each write, and returns the seconds that it may take."""
+    def __init__(
+        self, api: aio.ApiClient, may_write: Callable[[], float] = lambda: TIMEOUT, answered: Answered = lambda method, code: None
+    ) -> None:
+        """`may_write` is asked right before each write, and returns the seconds that it may take; `answered` is told of each answer."""
         self._api = api
         self._may_write = may_write
+        self._answered = answered
 
-    def guarded(self, may_write: Callable[[], float]) -> "Cluster":
-        """The same connections, with another answer to whether a write may be made."""
-        return Cluster(self._api, may_write)
+    def guarded(self, may_write: Callable[[], float], answered: Answered = lambda method, code: None) -> "Cluster":
+        """The same connections, with another answer to whether a write may be made, and somebody who counts."""
+        return Cluster(self._api, may_write, answered)
 
     @classmethod
     @asynccontextmanager
@@ -85,6 +89,10 @@ class Cluster:
             more = page["metadata"].get("continue") or ""
             if not more:
                 return found, int(page["metadata"]["resourceVersion"])
+
+    async def resources(self, api_version: str) -> list[Body]:
+        """What the API server serves of one group and version; 404 when it has none of it."""
+        return list((await self._request("GET", f"/apis/{api_version}"))["resources"])
 
     async def apply(self, body: Mapping[str, Any]) -> Body:
         """Server-side apply of exactly these fields. Force: of the fields that we send we are the owner, whoever wrote them last."""
@@ -131,6 +139,7 @@ class Cluster:
         timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._may_write())
         response = (await self._api.call_api(*request, _request_timeout=timeout)).response
         text = await response.read()
+        self._answered(method, response.status)
         if 200 <= response.status <= 299:
             answer: Body = json.loads(text)
             return answer

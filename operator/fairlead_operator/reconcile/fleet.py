@@ -30,6 +30,11 @@ class Fleet:
         if running is not None:
             running[0].wake()
 
+    def wake_all(self) -> None:
+        """Something that all services share has changed."""
+        for loop, _ in self._loops.values():
+            loop.wake()
+
     def start(self, owner: Owner) -> None:
         """A service exists: make sure that its loop runs. Called inside a handler, so that the loop inherits its context (Events)."""
         if self._tools is None:

@@ -37,12 +37,18 @@ WRITTEN = (
     REVISIONS,
     Kind("apps/v1", "Deployment", "deployments"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+)
+# Of APIs that a cluster may lack: not watched, see `optional`.
+OPTIONAL = (
+    Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
+    Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
 )
 CHILDREN = (*WRITTEN, PODS)
 
 assert (SERVICES.group, SERVICES.version) == (GROUP, VERSION)
 
-_BY_KIND = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, SERVICES)}
+_BY_KIND = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, *OPTIONAL, SERVICES)}
 
 
 def kind_of(body: Mapping[str, Any]) -> Kind:

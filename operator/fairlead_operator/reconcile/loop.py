@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,17 +14,19 @@ from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStat
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import router_to_ask
+from fairlead_operator.metrics import Metrics
 from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.index_watch import IndexWatch
-from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES
+from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pass
+_EXPOSED = {kind.kind for kind in OPTIONAL}
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between passes that fail
 RETRY_REFUSED = 30.0  # seconds until something that the API server refused is tried again (a quota may have grown)
 
@@ -41,6 +43,8 @@ class Tools:
     settings: Settings
     announce: Announce
     lanes: asyncio.Semaphore  # how many passes may write at the same time
+    served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster has
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 class Loop:
@@ -65,13 +69,14 @@ class Loop:
             while True:
                 await self._sleep(wait)
                 try:
-                    async with self._tools.lanes:
+                    async with self._tools.metrics.one_pass(self._tools.lanes):
                         wait = await self.one_pass()
                     failures = 0
                 except ServiceGone:
                     return
                 except Exception as error:
                     failures += 1
+                    self._tools.metrics.failed(error)
                     wait = min(BACKOFF_FIRST * 2.0 ** min(failures, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
                     level = logging.DEBUG if isinstance(error, ApiRefused) and error.code == 409 else logging.WARNING
                     log.log(level, "%s/%s: pass failed, again in %.1f s: %s: %s", *self._owner, wait, type(error).__name__, error)
@@ -138,6 +143,8 @@ class Loop:
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,
+            served=self._tools.served(),
+            exposed={key[0]: body for key, body in children.items() if key[0] in _EXPOSED},
         )
 
     def _start_probing(self, service: InferenceService) -> None:
@@ -154,6 +161,7 @@ class Loop:
             problem = await self._tools.prober.complete(service)
         except Exception as error:  # whatever it is: a request without an end would keep the service from ever being asked again
             problem = f"{type(error).__name__}: {error}"
+        self._tools.metrics.probed(problem)
         before = self._probe.attempts if self._probe is not None and self._probe.generation == service.generation else 0
         self._probe = ProbeResult(service.generation, not problem, problem, before + 1 if problem else 0, time.time())
         self._probing = None

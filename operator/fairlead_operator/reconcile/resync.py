@@ -33,7 +33,12 @@ class Resync:
 
     @property
     def stale(self) -> bool:
-        return time.monotonic() - self._last > STALE
+        return self.age > STALE
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last round."""
+        return time.monotonic() - self._last
 
     async def run(self) -> None:
         pause = PERIOD

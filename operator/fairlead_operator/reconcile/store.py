@@ -28,6 +28,9 @@ class Store:
     def children(self, owner: Owner) -> Mapping[Key, Body]:
         return self._children.get(owner, {})
 
+    def services(self) -> Iterable[Body]:
+        return self._services.values()
+
     def put(self, body: Body) -> None:
         """Take an object in; an older version than the one held is ignored (a watch may lag behind our own writes)."""
         uid, owner = body["metadata"]["uid"], _owner(body)
@@ -71,6 +74,11 @@ class Store:
         for body in bodies:
             self.put(body)
         return len(gone)
+
+    def forget(self, kind: Kind) -> None:
+        """The cluster no longer serves this kind."""
+        for held in self._held(kind):
+            self.remove(held)
 
     def _place(self, owner: Owner, body: Body) -> tuple[dict[Any, Body], Any]:
         if kind_of(body) is SERVICES:

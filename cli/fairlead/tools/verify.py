@@ -1,0 +1,159 @@
+"""`fairlead verify URL`: does a service really serve, and does its cache work? What `helm test` runs.
+
+One streamed completion of a prompt that nobody has asked before, then the same again: the second must report cached tokens.
+"""
+
+import argparse
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fairlead.console import make_console
+from fairlead.errors import UserError
+
+STORY = "A fairlead is the ring that guides a rope where it should run, so that it neither chafes nor tangles. "
+REPETITIONS = 12  # some hundred tokens: several blocks of any usual size
+ATTEMPTS = 5  # repetitions until the cache must have been hit: the index may be a moment behind, and policies such as Random do not steer
+PAUSE = 2.0  # seconds between two tries
+
+
+class NotYet(Exception):
+    """Nothing serves at the moment; it may in a while."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed completion."""
+
+    pieces: int  # events that carried text
+    first_token: float  # seconds
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("verify", help="a streamed completion, twice: the second must find the first one's KV")
+    parser.add_argument("url", metavar="URL", help="of the OpenAI API, such as http://qwen.default.svc/v1")
+    parser.add_argument("--model", metavar="NAME", help="what to ask for (default: the first of /v1/models)")
+    parser.add_argument("--wait", type=float, default=60.0, metavar="S", help="seconds until the service must answer (default 60)")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with an API key, for services that ask for one")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit 1 when the cache is not hit; UserError when no completion comes."""
+    console = make_console()
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    with httpx.Client(base_url=_base(arguments.url), headers=_key(arguments.api_key_file), timeout=120.0, trust_env=False) as client:
+        return verify(client, arguments.model or "", time.monotonic() + arguments.wait, say)
+
+
+def verify(client: httpx.Client, model: str, deadline: float, say: Callable[[str], None]) -> int:
+    """Ask until `deadline` (of time.monotonic) for the first answer, then for its repetition. Raises UserError."""
+    prompt = f"{secrets.token_hex(8)}: {STORY * REPETITIONS}"
+    first = _first(client, model, prompt, deadline, say)
+    say(f"first:  {_told(first)}")
+    for _ in range(ATTEMPTS):
+        second = _complete(client, model or _model(client), prompt)
+        say(f"second: {_told(second)}")
+        if second.cached_tokens > first.cached_tokens:
+            say("the second found the first one's KV")
+            return 0
+        time.sleep(PAUSE)
+    say(
+        f"{ATTEMPTS} repetitions found no KV of the first. Is spec.routing.policy PrefixAware, and does status.index say Ok? "
+        f"See docs/runbooks.md, FairleadPredictionsWrong"
+    )
+    return 1
+
+
+def _first(client: httpx.Client, model: str, prompt: str, deadline: float, say: Callable[[str], None]) -> Answer:
+    heard = ""
+    while True:
+        try:
+            return _complete(client, model or _model(client), prompt)
+        except (httpx.TransportError, NotYet) as error:
+            words = f"{type(error).__name__}: {error}" if isinstance(error, httpx.TransportError) else str(error)
+            if time.monotonic() > deadline:
+                raise UserError(f"{client.base_url} does not answer: {words}. kubectl describe inferenceservice says why") from None
+            if words != heard:
+                say(f"not yet: {words}")
+            heard = words
+            time.sleep(PAUSE)
+
+
+def _model(client: httpx.Client) -> str:
+    answer = client.get("models")
+    _check(answer)
+    names = [str(one["id"]) for one in answer.json().get("data", [])]
+    if not names:
+        raise NotYet("/v1/models names no model")
+    return names[0]
+
+
+def _complete(client: httpx.Client, model: str, prompt: str) -> Answer:
+    asked = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+    began = time.monotonic()
+    pieces, first, usage = 0, 0.0, None
+    with client.stream("POST", "completions", json={**asked, "stream_options": {"include_usage": True}}) as answer:
+        if answer.status_code != 200:
+            answer.read()
+        _check(answer)
+        for event in _events(answer):
+            if "error" in event:
+                raise UserError(f"the stream ended with an error: {event['error'].get('message', event['error'])}")
+            if event.get("choices"):
+                first = first or time.monotonic() - began
+                pieces += 1
+            usage = event.get("usage") or usage
+    if not pieces or usage is None:
+        raise UserError(f"the stream of {client.base_url} ended after {pieces} pieces {'without' if usage is None else 'with'} its usage")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Answer(pieces, first, int(usage["prompt_tokens"]), int(cached))
+
+
+def _events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in answer.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def _check(answer: httpx.Response) -> None:
+    """NotYet for what passes while pods start; UserError for what does not."""
+    if answer.status_code in (404, 429, 502, 503, 504):
+        raise NotYet(f"{answer.status_code} {answer.text[:200]}")
+    if answer.status_code in (401, 403):
+        raise UserError(f"{answer.url} asks for an API key: give --api-key-file (in the chart: test.keySecret)")
+    if answer.status_code != 200:
+        raise UserError(f"{answer.url} answered {answer.status_code}: {answer.text[:300]}")
+
+
+def _told(answer: Answer) -> str:
+    return (
+        f"{answer.pieces} pieces, the first after {answer.first_token * 1000:.0f} ms, "
+        f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens from the cache"
+    )
+
+
+def _base(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"URL must begin with http:// or https:// (got {url!r})")
+    return url.rstrip("/").removesuffix("/v1") + "/v1/"
+
+
+def _key(file: str | None) -> dict[str, str]:
+    if file is None:
+        return {}
+    try:
+        return {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
+    except OSError as error:
+        raise UserError(f"--api-key-file {file}: {error.strerror}") from None

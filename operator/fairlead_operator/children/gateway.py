@@ -1,0 +1,74 @@
+"""The way through a Gateway: an HTTPRoute to the routers, or to an InferencePool whose endpoint picker the routers are.
+
+Made only where the cluster serves these kinds (`Observed.served`). The route's parents say whether the gateway took it.
+"""
+
+from collections.abc import Collection
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.api.exposure import Gateway
+from fairlead_operator.children import Object
+
+HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
+_POOLS = "inference.networking.k8s.io"
+
+
+def kinds(service: InferenceService) -> tuple[str, ...]:
+    """What the cluster has to serve for this service's gateway; nothing without one."""
+    exposure = service.spec.exposure
+    if exposure.gateway is None:
+        return ()
+    return (HTTP_ROUTE, INFERENCE_POOL) if exposure.picks_endpoints else (HTTP_ROUTE,)
+
+
+def objects(service: InferenceService, served: Collection[str]) -> list[Object]:
+    """All or nothing: a route to a pool that cannot be made would only lead astray."""
+    gateway = service.spec.exposure.gateway
+    if gateway is None or not all(kind in served for kind in kinds(service)):
+        return []
+    pool = [_pool(service)] if service.spec.exposure.picks_endpoints else []
+    return [*pool, _route(service, gateway)]
+
+
+def _route(service: InferenceService, gateway: Gateway) -> Object:
+    parent = {"name": gateway.name, "namespace": gateway.namespace, "sectionName": gateway.section_name}
+    spec: Object = {
+        "parentRefs": [{key: value for key, value in parent.items() if value is not None}],
+        "rules": [
+            {
+                "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                "backendRefs": [_backend(service)],
+                # Said, since gateways have timeouts of their own (Envoy's 15 s would cut most streams). 0s: none.
+                "timeouts": {"request": gateway.timeout, "backendRequest": gateway.timeout},
+            }
+        ],
+    }
+    if gateway.hostnames:
+        spec["hostnames"] = list(gateway.hostnames)
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": HTTP_ROUTE,
+        "metadata": names.metadata(service, service.name, names.ROUTER),
+        "spec": spec,
+    }
+
+
+def _backend(service: InferenceService) -> Object:
+    if service.spec.exposure.picks_endpoints:
+        return {"group": _POOLS, "kind": INFERENCE_POOL, "name": service.name}
+    return {"name": service.name, "port": names.SERVICE_PORT}
+
+
+def _pool(service: InferenceService) -> Object:
+    return {
+        "apiVersion": f"{_POOLS}/v1",
+        "kind": INFERENCE_POOL,
+        "metadata": names.metadata(service, service.name, names.ROUTER),
+        "spec": {
+            "selector": {"matchLabels": names.selector(service, names.WORKER)},
+            "targetPorts": [{"number": names.WORKER_PORT}],
+            # FailOpen would let the gateway choose by itself, past keys and quotas.
+            "endpointPickerRef": {"name": service.name, "port": {"number": names.PICKER_PORT}, "failureMode": "FailClose"},
+        },
+    }

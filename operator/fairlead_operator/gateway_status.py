@@ -1,0 +1,60 @@
+"""Condition `GatewayReady`: whether the cluster has what `spec.exposure.gateway` asks for, and what the gateway says of the route. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fairlead_operator.api import InferenceService
+from fairlead_operator.causes import Cause
+from fairlead_operator.children import gateway
+from fairlead_operator.observed import Observed
+
+_MISSING = {
+    gateway.HTTP_ROUTE: ("GatewayApiMissing", "the Gateway API (HTTPRoute of gateway.networking.k8s.io/v1)"),
+    gateway.INFERENCE_POOL: (
+        "InferencePoolMissing",
+        "the Gateway API inference extension (InferencePool of inference.networking.k8s.io/v1)",
+    ),
+}
+
+
+def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str] | None:
+    """(truth, reason, message) of GatewayReady; None for a service without a gateway."""
+    wanted = service.spec.exposure.gateway
+    if wanted is None:
+        return None
+    missing = next((kind for kind in gateway.kinds(service) if kind not in observed.served), None)
+    if missing is not None:
+        reason, what = _MISSING[missing]
+        return (
+            False,
+            reason,
+            f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
+        )
+    parents = _parents(observed, gateway.HTTP_ROUTE)
+    for parent in [*parents, *_parents(observed, gateway.INFERENCE_POOL)]:
+        for refused in _refused(parent):
+            return False, refused["reason"], f"Gateway {wanted.name}: {refused['type']}: {refused.get('message', '')}"
+    if not parents:
+        home = wanted.namespace or service.namespace
+        words = f"no controller has answered for Gateway {home}/{wanted.name} yet: does it exist, and does its class have a controller?"
+        return False, "Waiting", words
+    return True, "Accepted", f"Gateway {wanted.name} has taken the route"
+
+
+def fault(verdict: tuple[bool, str, str] | None) -> Cause | None:
+    """What is no work under way: something is missing, or was refused."""
+    if verdict is None or verdict[0] or verdict[1] == "Waiting":
+        return None
+    return Cause(verdict[1], verdict[2], fault=True)
+
+
+def _parents(observed: Observed, kind: str) -> list[Mapping[str, Any]]:
+    """What each gateway has said of the object of this kind."""
+    status = (observed.exposed.get(kind) or {}).get("status") or {}
+    return list(status.get("parents") or [])
+
+
+def _refused(parent: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for condition in parent.get("conditions") or []:
+        if condition.get("type") in ("Accepted", "ResolvedRefs") and condition.get("status") == "False":
+            yield condition

@@ -1,0 +1,68 @@
+"""Kinds that a cluster may lack: which of them it serves, and what of ours there is of them.
+
+kopf cannot watch a kind that is not there yet (with `scanning.disabled` it looks once, at the start), so these are asked for every half
+minute while a service wants one: one GET for each kind, and one list of our own objects.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
+from fairlead_operator.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+PERIOD = 30.0  # seconds between two looks
+TIMEOUT = 5.0  # seconds for one: the first comes before the lease is kept
+
+
+class OptionalKinds:
+    """`served` holds the names of kinds; `changed()` is called when it has become another."""
+
+    def __init__(self, cluster: Cluster, store: Store, namespace: str, changed: Callable[[], None] = lambda: None) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._namespace = namespace
+        self._changed = changed
+        self.served: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD)
+            if self._wanted():
+                await self.look()
+
+    async def look(self) -> None:
+        """`once`, in bounded time; a failure (an older chart's rules, say) is logged, and what was known stays."""
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                await self.once()
+        except Exception as error:
+            log.warning("cannot tell whether the cluster has a Gateway API: %s: %s", type(error).__name__, error)
+
+    async def once(self) -> None:
+        """Raises what the API server or the transport raises; what was known then stays."""
+        found = frozenset([kind.kind for kind in OPTIONAL if await self._is_served(kind)])
+        for kind in OPTIONAL:
+            if kind.kind in found:
+                listed, version = await self._cluster.list_all(kind, self._namespace)
+                self._store.replace(kind, listed, version)
+            elif kind.kind in self.served:
+                self._store.forget(kind)
+        if found != self.served:
+            log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(found)) or "none")
+            self.served = found
+            self._changed()
+
+    async def _is_served(self, kind: Kind) -> bool:
+        try:
+            page = await self._cluster.resources(kind.api_version)
+        except ApiRefused as refusal:
+            if refusal.code == 404:
+                return False
+            raise
+        return any(resource["name"] == kind.plural for resource in page)
+
+    def _wanted(self) -> bool:
+        return any((body["spec"].get("exposure") or {}).get("gateway") for body in self._store.services())

@@ -1,0 +1,37 @@
+"""CRDs of other projects, from their own Go modules: fetched once by `go`."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from e2e.cluster.binaries import go_program
+
+GATEWAY_API = ("sigs.k8s.io/gateway-api@v1.6.2", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml")
+INFERENCE = ("sigs.k8s.io/gateway-api-inference-extension@v1.3.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml")
+
+PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.90.1"
+POD_MONITORS, RULES = (
+    (PROMETHEUS, f"example/prometheus-operator-crd/monitoring.coreos.com_{name}.yaml") for name in ("podmonitors", "prometheusrules")
+)
+
+
+def crd(module: str, path: str) -> dict[str, Any]:
+    """Skips the test where there is no Go, or no way to its proxy."""
+    go = go_program()
+    if go is None:
+        pytest.skip("no go on PATH: CRDs of other projects come from their Go modules")
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    try:
+        done = subprocess.run(
+            [go, "mod", "download", "-json", module], cwd="/", env=environment, capture_output=True, text=True, timeout=120
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{module}: the Go proxy does not answer")
+    if done.returncode != 0:
+        pytest.skip(f"{module} cannot be fetched: {done.stdout[-300:]}{done.stderr[-300:]}")
+    made: dict[str, Any] = yaml.safe_load((Path(json.loads(done.stdout)["Dir"]) / path).read_text())
+    return made

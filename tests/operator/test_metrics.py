@@ -1,0 +1,92 @@
+"""What the operator counts of itself, and what it does when it may not ask what the cluster serves."""
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import pytest
+from tests.operator.manifests import manifest
+
+from fairlead_operator.metrics import Metrics
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
+from fairlead_operator.reconcile.optional import OptionalKinds
+from fairlead_operator.reconcile.store import Store
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+async def test_a_pass_takes_a_lane_is_measured_and_gives_it_back_whatever_happens() -> None:
+    metrics, lanes, inside = Metrics(), asyncio.Semaphore(1), asyncio.Event()
+    leave = asyncio.Event()
+
+    async def one(fails: bool) -> None:
+        async with metrics.one_pass(lanes):
+            inside.set()
+            await leave.wait()
+            if fails:
+                raise ValueError("x")
+
+    first = asyncio.create_task(one(True))
+    await inside.wait()
+    second = asyncio.create_task(one(False))
+    cancelled = asyncio.create_task(one(False))
+    await asyncio.sleep(0)
+    assert value(metrics, "fairlead_operator_reconcile_queue") == 2
+    cancelled.cancel()
+    leave.set()
+    results = await asyncio.gather(first, second, cancelled, return_exceptions=True)
+    assert isinstance(results[0], ValueError) and results[1] is None and isinstance(results[2], asyncio.CancelledError)
+    assert value(metrics, "fairlead_operator_reconcile_queue") == 0 and not lanes.locked()
+    assert value(metrics, "fairlead_operator_reconcile_seconds_count") == 2
+
+
+def test_services_are_shown_as_their_status_says() -> None:
+    metrics, leading = Metrics(), True
+    body = manifest("qwen", "ml", replicas=3)
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "Degraded", "status": "True"}, {"type": "Odd", "status": "Unknown"}]
+    body["status"] = {"replicas": 2, "readyReplicas": 1, "conditions": conditions}
+    metrics.watch(lambda: leading, lambda: 7.0, lambda: 1, lambda: [body, manifest("new", "ml")])
+    who = {"namespace": "ml", "service": "qwen"}
+    assert [value(metrics, "fairlead_service_condition", **who, type=name) for name in ("Ready", "Degraded", "Odd")] == [0.0, 1.0, None]
+    assert [value(metrics, "fairlead_service_workers", **who, state=name) for name in ("wanted", "existing", "ready")] == [3.0, 2.0, 1.0]
+    assert value(metrics, "fairlead_operator_seconds_since_resync") == 7.0 and value(metrics, "fairlead_operator_leading") == 1.0
+    leading = False
+    assert value(metrics, "fairlead_operator_seconds_since_resync") == 0.0, "a standby lists nothing"
+    metrics.failed(ApiRefused(403, "no"))
+    assert value(metrics, "fairlead_operator_reconcile_errors_total", error="ApiRefused") == 1.0
+
+
+class Served:
+    """A cluster that serves `plurals`, and refuses lists while `forbidden`."""
+
+    def __init__(self) -> None:
+        self.plurals = {"httproutes"}
+        self.forbidden = False
+
+    async def resources(self, api_version: str) -> list[dict[str, Any]]:
+        names = [kind.plural for kind in OPTIONAL if kind.api_version == api_version and kind.plural in self.plurals]
+        if not names:
+            raise ApiRefused(404, "no such group")
+        return [{"name": name} for name in names]
+
+    async def list_all(self, kind: Kind, namespace: str) -> tuple[list[dict[str, Any]], int]:
+        if self.forbidden:
+            raise ApiRefused(403, "may not list")
+        return [], 1
+
+
+async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, changes = Served(), []
+    optional = OptionalKinds(cast(Cluster, cluster), Store(lambda owner: None), "", lambda: changes.append(optional.served))
+    await optional.look()
+    assert optional.served == {"HTTPRoute"} and changes == [{"HTTPRoute"}]
+    cluster.forbidden, cluster.plurals = True, {"httproutes", "inferencepools"}
+    with caplog.at_level(logging.WARNING):
+        await optional.look()
+    assert optional.served == {"HTTPRoute"} and "may not list" in caplog.text
+    cluster.forbidden, cluster.plurals = False, set()
+    await optional.look()
+    assert optional.served == frozenset() and changes[-1] == frozenset()
