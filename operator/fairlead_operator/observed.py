@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairlead_operator import names
+from fairlead_operator.causes.happened import Happened
 
 Body = Mapping[str, Any]
 
@@ -31,6 +32,15 @@ class IndexSeen:
 
 
 @dataclass(frozen=True)
+class TrafficSeen:
+    """What went through all workers between two looks at a router."""
+
+    tokens_per_second: int
+    prompt_tokens_per_second: int
+    cache_hit_percent: int | None  # None: no prompt came
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that `desired` may know beside the service itself."""
 
@@ -40,6 +50,8 @@ class Observed:
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
     index: IndexSeen | None = None  # None: nobody was asked yet
+    traffic: TrafficSeen | None = None
+    pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fairlead_operator import health
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
 from fairlead_operator.reconcile import handlers
+from fairlead_operator.reconcile.announcer import Announcer
 from fairlead_operator.reconcile.client import Cluster, own_namespace
 from fairlead_operator.reconcile.fleet import Fleet
 from fairlead_operator.reconcile.loop import Tools
@@ -71,7 +72,8 @@ class _Acting:
         self._store = Store(self._fleet.wake)
         self._resync = Resync(cluster, self._store, config.namespace)
         self._watching = asyncio.Event()
-        self._fleet.open(Tools(cluster, self._store, prober, config.settings, self._announce, asyncio.Semaphore(LANES)))
+        self._announcer = Announcer(cluster)
+        self._fleet.open(Tools(cluster, self._store, prober, config.settings, self._announcer.announce, asyncio.Semaphore(LANES)))
 
     def problem(self) -> str:
         unheard = self._resync.stale if self._elector.leading else self._elector.silent_for > STALE
@@ -83,6 +85,7 @@ class _Acting:
 
     async def close(self) -> None:
         await self._fleet.close()
+        await self._announcer.close()
         await self._prober.close()
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
@@ -101,10 +104,6 @@ class _Acting:
             task.result()
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
-
-    def _announce(self, body: Any, type_: str, reason: str, message: str) -> None:
-        self._elector.check()  # kopf posts Events by itself, not through our client
-        handlers.announce(body, type_, reason, message)
 
 
 async def _end_loops(stop: asyncio.Event, fleet: Fleet) -> None:
