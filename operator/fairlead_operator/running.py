@@ -93,7 +93,7 @@ class _Acting:
         watching = asyncio.create_task(_watch(self._config, self._store, self._fleet, stop, self._watching, started), name="watches")
         relisting = asyncio.create_task(self._resync.run(), name="resync")
         leading = asyncio.create_task(self._elector.keep(), name="lease")
-        ending = asyncio.create_task(_end_loops(stop, self._fleet), name="end of loops")
+        ending = asyncio.create_task(self._end_ours(stop), name="end of loops")
         done, pending = await asyncio.wait({watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
         pending.add(ending)
         for task in pending:
@@ -105,11 +105,11 @@ class _Acting:
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
 
-
-async def _end_loops(stop: asyncio.Event, fleet: Fleet) -> None:
-    """At once when a stop is asked for: kopf waits five seconds for tasks that it does not know."""
-    await stop.wait()
-    await fleet.close()
+    async def _end_ours(self, stop: asyncio.Event) -> None:
+        """At once when a stop is asked for: kopf waits five seconds for tasks that it does not know."""
+        await stop.wait()
+        await self._fleet.close()
+        await self._announcer.close()
 
 
 async def _watch(

@@ -4,7 +4,7 @@ import re
 
 from fairlead_operator.causes.cause import Cause, told
 
-_LACKS = re.compile(r"(\d+) Insufficient ([\w./-]+)")
+_LACKS = re.compile(r"(\d+) Insufficient ([\w-]+(?:[./][\w-]+)*)")
 _OF = re.compile(r"0/(\d+) nodes")
 
 # What the scheduler says → what to do. The first two that fit are said: a message of ten reasons is read by nobody.
