@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from fairlead_operator import causes, names
 from fairlead_operator.causes import Cause
+from fairlead_operator.causes.containers import has_served
 from fairlead_operator.conditions import Conditions
 from fairlead_operator.observed import Body, Observed, Replicas, component_of
 
@@ -49,8 +50,9 @@ def _containers(pod: Body) -> Iterable[Body]:
 
 
 def _has_loaded(pod: Body) -> bool:
-    """Its startup probe has passed: the model is in memory, even if the worker drains now."""
-    return any(one.get("started") and "running" in (one.get("state") or {}) for one in _containers(pod))
+    """It was ready since it began: the model is in memory, even if the worker drains now."""
+    readiness = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "Ready"), {})
+    return any(has_served(one, readiness) and "running" in (one.get("state") or {}) for one in _containers(pod))
 
 
 def _runs(pod: Body) -> bool:

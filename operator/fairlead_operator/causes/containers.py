@@ -39,8 +39,17 @@ _CONFIG_ADVICE = (
 )
 
 
-def of_container(pod: str, container: Mapping[str, Any], event: Happened | None = None) -> Cause | None:
-    """None for a container that is well, or has done its work. `event`: the pod's newest telling one."""
+def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bool:
+    """It was ready since its present start: only then did its pod's readiness (condition Ready) change after that. That it has passed a
+    startup probe says less, for one that follows a load's progress passes before the load has ended."""
+    since, changed = ((container.get("state") or {}).get("running") or {}).get("startedAt"), readiness.get("lastTransitionTime")
+    return str(changed) > str(since) if since and changed else bool(container.get("started"))
+
+
+def of_container(
+    pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any] | None = None, event: Happened | None = None
+) -> Cause | None:
+    """None for a container that is well, or has done its work. `readiness`: the pod's condition Ready; `event`: its newest telling one."""
     if container.get("ready"):
         return None
     state, last = container.get("state") or {}, container.get("lastState") or {}
@@ -53,11 +62,12 @@ def of_container(pod: str, container: Mapping[str, Any], event: Happened | None 
         return told(reason, f"pod {pod}: {words}", _advice(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
     if terminated and terminated.get("exitCode") == 0 and not last.get("terminated"):
         return None  # an init container that is done
-    ended = terminated or (None if container.get("started") else last.get("terminated"))
+    served = has_served(container, readiness or {})
+    ended = terminated or (None if served else last.get("terminated"))
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
         return _crashed(pod, container, ended, reason, event)
     if state.get("running") is not None:
-        if not container.get("started"):
+        if not served:
             return Cause("Loading", f"pod {pod} is loading the model", fault=False)
         seen = probe_failed(pod, event)
         why = f": {seen}" if seen else ": it is draining or has lost its engine"

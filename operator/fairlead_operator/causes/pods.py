@@ -1,7 +1,7 @@
 """Why a pod does not serve, in a form that does not flap.
 
 A crashing container alternates between waiting, running and terminated every few seconds. A pod's last failure stays its cause
-until the pod has passed its startup probe again, so that what people see is the failure and not the moment at which they looked.
+until the pod has been ready again, so that what people see is the failure and not the moment at which they looked.
 """
 
 from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ def of_pod(pod: Body, event: Happened | None = None) -> Cause | None:
         return node_gone(name)
     early = of_event(name, event) if event is not None and not any(_begun(one) for one in containers) else None
     for container in containers:
-        cause = of_container(name, container, event)
+        cause = of_container(name, container, conditions.get("Ready"), event)
         if cause is not None:
             return early if early is not None and not cause.fault else cause
     return early or Cause("Starting", f"pod {name} is being started", fault=False)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fairlead_operator.causes.containers import has_served
 from fairlead_operator.causes.happened import PROBE, TELLING, Happened
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 
@@ -65,6 +66,7 @@ class PodEvents:
 def hangs(pod: Body) -> bool:
     """Its status does not say why it does not serve: it has a node and no container of it runs, or a probe may have ended or hold it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
+    readiness = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     if metadata.get("deletionTimestamp") or conditions.get("Ready") == "True" or conditions.get("PodScheduled") == "False":
@@ -75,7 +77,7 @@ def hangs(pod: Body) -> bool:
     if not any("running" in state or "terminated" in state or last for _, state, last in states):
         return all((state.get("waiting") or {}).get("reason", "ContainerCreating") in _CREATING for _, state, _ in states)
     killed = any((state.get("terminated") or last).get("exitCode") in _KILLED for _, state, last in states)
-    return killed or any(one.get("started") and not one.get("ready") for one, _, _ in states)
+    return killed or any(has_served(one, readiness) and not one.get("ready") for one, _, _ in states)
 
 
 _CREATING = ("ContainerCreating", "PodInitializing")
