@@ -51,7 +51,7 @@ def _containers(pod: Body) -> Iterable[Body]:
 
 def _has_loaded(pod: Body) -> bool:
     """It was ready since it began: the model is in memory, even if the worker drains now."""
-    readiness = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "Ready"), {})
+    readiness: Body = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "Ready"), {})
     return any(has_served(one, readiness) and "running" in (one.get("state") or {}) for one in _containers(pod))
 
 

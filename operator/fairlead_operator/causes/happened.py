@@ -1,7 +1,9 @@
 """What Events tell of a pod that its status does not: volumes that cannot be mounted, sandboxes, probes, a node that went."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fairlead_operator.causes.cause import Cause, told
 
@@ -27,6 +29,22 @@ class Happened:
 
     reason: str
     message: str
+
+
+def newest(events: Sequence[Mapping[str, Any]]) -> Happened | None:
+    """The newest that tells something; a readiness probe's word comes after any other, for it ends nothing."""
+    telling = [event for event in events if event.get("reason") in TELLING]
+    found = max(telling, key=lambda event: (not _of_readiness(event), _time(event)), default=None)
+    return Happened(found["reason"], str(found.get("message") or "")) if found is not None else None
+
+
+def _of_readiness(event: Mapping[str, Any]) -> bool:
+    return event["reason"] in PROBE and str(event.get("message")).startswith("Readiness")
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def of_event(pod: str, event: Happened) -> Cause | None:

@@ -6,11 +6,11 @@ time, and no longer than it hangs: a service that is well costs nothing.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fairlead_operator.causes.containers import has_served
-from fairlead_operator.causes.happened import PROBE, TELLING, Happened
+from fairlead_operator.causes.happened import Happened, newest
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class PodEvents:
 def hangs(pod: Body) -> bool:
     """Its status does not say why it does not serve: it has a node and no container of it runs, or a probe may have ended or hold it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    readiness = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+    readiness: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     if metadata.get("deletionTimestamp") or conditions.get("Ready") == "True" or conditions.get("PodScheduled") == "False":
@@ -81,19 +81,3 @@ def hangs(pod: Body) -> bool:
 
 
 _CREATING = ("ContainerCreating", "PodInitializing")
-
-
-def newest(events: Sequence[Body]) -> Happened | None:
-    """The newest that tells something; a readiness probe's word comes after any other, for it ends nothing."""
-    telling = [event for event in events if event.get("reason") in TELLING]
-    found = max(telling, key=lambda event: (not _of_readiness(event), _time(event)), default=None)
-    return Happened(found["reason"], str(found.get("message") or "")) if found is not None else None
-
-
-def _of_readiness(event: Body) -> bool:
-    return event["reason"] in PROBE and str(event.get("message")).startswith("Readiness")
-
-
-def _time(event: Body) -> str:
-    series = event.get("series") or {}
-    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
