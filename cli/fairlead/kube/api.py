@@ -1,6 +1,7 @@
 """The Kubernetes API, read only, with the credentials of a kubeconfig. Dicts out; errors say what is missing and who can give it."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,10 @@ class Kube:
     def connect(cls, kubeconfig: str = "", context: str = "") -> "Kube":
         """$KUBECONFIG or ~/.kube/config where none is given; inside a pod, its service account. UserError when there is none."""
         with naming_the_extra("fairlead", "operator"):
+            import urllib3
             from kubernetes import client, config
 
+        kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "")
         configuration = client.Configuration()
         try:
             try:
@@ -63,6 +66,8 @@ class Kube:
                 chosen, namespace = "in-cluster", _own_namespace()
         except (config.ConfigException, OSError, TypeError) as error:
             raise UserError(f"no cluster: {str(error).rstrip('.')}. Give --kubeconfig or --context, or set KUBECONFIG") from None
+        if not configuration.verify_ssl:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so, and kubectl is silent, too
         configuration.retries = False
         configuration.connection_pool_maxsize = 16
         return cls(client.ApiClient(configuration), configuration.host, namespace, chosen)

@@ -15,9 +15,10 @@ from fairlead.console import make_console
 from fairlead.errors import UserError
 from fairlead.kube import table, top
 from fairlead.kube.api import Kube
-from fairlead.kube.explain import Line, Story, explain
+from fairlead.kube.explain import Story, explain
 from fairlead.kube.facts import gather
 from fairlead.kube.picture import ServiceRow, read
+from fairlead.kube.sections import Line
 
 _MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: " "}
 

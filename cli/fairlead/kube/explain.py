@@ -1,29 +1,18 @@
 """Why a service is not ready, in words: from the service down to the nodes, and what to do next. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from fairlead.kube.facts import GPU, Facts
-from fairlead.kube.live import is_ready
-from fairlead.kube.picture import row
+from fairlead.kube import sections
+from fairlead.kube.facts import Facts
+from fairlead.kube.sections import Line
 from fairlead_operator import causes, names
 from fairlead_operator.causes import Cause, creation, silence
 from fairlead_operator.causes.happened import newest
-from fairlead_operator.observed import component_of
 
 Body = Mapping[str, Any]
-MOST_EVENTS = 8
-_TROUBLE_WHEN_TRUE = {"Degraded"}
-
-
-@dataclass(frozen=True)
-class Line:
-    """One thing that was seen. `well`: None says neither."""
-
-    text: str
-    well: bool | None = None
 
 
 @dataclass
@@ -49,13 +38,13 @@ def explain(facts: Facts, now: datetime) -> Story:
     found = list(_causes(facts, now))
     story = Story(metadata["namespace"], metadata["name"], serves, _headline(facts, ready, current, found))
     story.sections = {
-        "service": list(_service(facts, current)),
-        "conditions": [_condition(one, now) for one in conditions.values()],
-        "workers": list(_component(facts, names.WORKER)),
-        "routers": list(_component(facts, names.ROUTER)),
-        "events": list(_events(facts.events, now)),
-        "needs": list(_needs(facts)),
-        "nodes with GPUs": list(_nodes(facts)),
+        "service": list(sections.service(facts, current)),
+        "conditions": [sections.condition(one, ready, now) for one in conditions.values()],
+        "workers": list(sections.component(facts, names.WORKER, ready)),
+        "routers": list(sections.component(facts, names.ROUTER, ready)),
+        "events": list(sections.events(facts.events, {str(one.get("message")) for one in conditions.values()}, now)),
+        "needs": list(sections.needs(facts)),
+        "nodes with GPUs": list(sections.nodes(facts)),
         "not known": [Line(text) for text in facts.unknown],
     }
     story.next = _next(facts, ready, current, serves, found)
@@ -77,10 +66,9 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
     """What is wrong now, the deepest first: what has not reached the status yet is found, too."""
     for (kind, name), body in facts.needs.items():
         if body is None:
-            yield Cause(
-                "Missing", f"{kind} {name}, named in {facts.why[kind, name]}, is not there. Create it in this namespace.", fault=True
-            )
-    events = {pod["metadata"]["name"]: newest(_of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
+            words = f"{kind} {name}, named in {facts.why[kind, name]}, is not there. Create it in this namespace."
+            yield Cause(f"{kind}Missing", words, fault=True)
+    events = {pod["metadata"]["name"]: newest(sections.of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
     telling = {name: event for name, event in events.items() if event is not None}
     for component in (names.WORKER, names.ROUTER):
         deployment = facts.deployments.get(component)
@@ -103,148 +91,11 @@ def _revision(deployment: Body | None) -> str:
     return str(((template.get("metadata") or {}).get("labels") or {}).get(names.REVISION, ""))
 
 
-def _service(facts: Facts, current: bool) -> Iterator[Line]:
-    spec, status = facts.service.get("spec") or {}, facts.service.get("status") or {}
-    model = (spec.get("model") or {}).get("uri")
-    yield Line(f"model {model}, revision {status.get('revision') or 'none yet'}, workers {status.get('ready') or '?'}")
-    generation = facts.service["metadata"].get("generation")
-    if not status:
-        yield Line("no status: no operator has seen it", False)
-    elif not current:
-        yield Line(f"generation {generation} was written, and the status speaks of {status.get('observedGeneration')}", False)
-    if status.get("url"):
-        yield Line(f'clients use {status["url"]}, "model": "{status.get("model")}"')
-    index, traffic = status.get("index") or {}, status.get("traffic") or {}
-    if index:
-        yield Line(
-            f"index {index['state']}{': ' + index['reason'] if index.get('reason') else ''}", index["state"] in ("Ok", "Off", "Unused")
-        )
-    if traffic:
-        hits = f", {traffic['cacheHitPercent']} % of prompt tokens from caches" if traffic.get("cacheHitPercent") is not None else ""
-        rates = f"{traffic.get('tokensPerSecond', 0)} tokens/s out, {traffic.get('promptTokensPerSecond', 0)} tokens/s in"
-        yield Line(f"{rates}{hits} (at {traffic.get('at')})")
-    seen = row(facts.service, facts.pods, facts.live)
-    for note in seen.notes:
-        yield Line(note)
-    figures = seen.figures
-    if figures.running is not None:
-        use = f", KV {figures.kv_use:.0%} in use" if figures.kv_use is not None else ""
-        yield Line(f"{figures.running} requests run, {figures.queued or 0} wait{use}")
-    if seen.loading:
-        yield Line(f"loading: {seen.loading}")
-
-
-def _condition(one: Body, now: datetime) -> Line:
-    wanted = "False" if one["type"] in _TROUBLE_WHEN_TRUE else "True"
-    since = f" for {_ago(one['lastTransitionTime'], now)}" if one.get("lastTransitionTime") else ""
-    well = None if one["type"] == "Progressing" and one.get("reason") == "Complete" else one["status"] == wanted
-    return Line(f"{one['type']} {one['status']}{since}, {one.get('reason')}: {one.get('message') or '-'}", well)
-
-
-def _component(facts: Facts, component: str) -> Iterator[Line]:
-    deployment = facts.deployments.get(component)
-    if deployment is None:
-        if not any(text.startswith("list deployments") for text in facts.unknown):
-            yield Line("no Deployment: the operator has not made it, or may not (see conditions)", False)
-        return
-    spec, status = deployment.get("spec") or {}, deployment.get("status") or {}
-    wanted, ready, updated = int(spec.get("replicas") or 0), int(status.get("readyReplicas") or 0), int(status.get("updatedReplicas") or 0)
-    paused = ", paused" if spec.get("paused") else ""
-    yield Line(
-        f"Deployment {deployment['metadata']['name']} wants {wanted}: {ready} ready, {updated} of the wanted revision{paused}",
-        ready >= wanted and updated >= wanted,
-    )
-    for replica_set in facts.replica_sets:
-        own = (replica_set["metadata"].get("labels") or {}).get(names.COMPONENT) == component
-        wants = int((replica_set.get("spec") or {}).get("replicas") or 0)
-        if own and (wants or (replica_set.get("status") or {}).get("replicas")):
-            made = replica_set.get("status") or {}
-            counts = f"wants {wants}, has {made.get('replicas', 0)}, {made.get('readyReplicas', 0)} ready"
-            yield Line(f"ReplicaSet {replica_set['metadata']['name']} {counts}", int(made.get("readyReplicas") or 0) >= wants)
-    for pod in facts.pods:
-        if component_of(pod) == component:
-            yield _pod(pod, newest(_of(facts.events, "Pod", pod["metadata"]["name"])))
-
-
-def _pod(pod: Body, event: Any) -> Line:
-    name, node = pod["metadata"]["name"], (pod.get("spec") or {}).get("nodeName")
-    where = f" on {node}" if node else ""
-    if pod["metadata"].get("deletionTimestamp"):
-        return Line(f"pod {name}{where}: it ends by {pod['metadata']['deletionTimestamp']}")
-    if is_ready(pod):
-        return Line(f"pod {name}{where}: ready", True)
-    cause = causes.of_pod(pod, event)
-    return Line(
-        f"pod {name}{where}: {cause.reason}: {cause.message}" if cause else f"pod {name}{where}", False if cause and cause.fault else None
-    )
-
-
-def _of(events: Iterable[Body], kind: str, name: str) -> list[Body]:
-    return [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) == (kind, name)]
-
-
-def _events(events: Iterable[Body], now: datetime) -> Iterator[Line]:
-    """The newest warnings, each text once."""
-    seen: set[tuple[str, str]] = set()
-    for event in sorted((one for one in events if one.get("type") == "Warning"), key=_when, reverse=True):
-        words = (str(event.get("reason")), " ".join(str(event.get("message")).split()))
-        if words in seen or len(seen) == MOST_EVENTS:
-            continue
-        seen.add(words)
-        times = (event.get("series") or {}).get("count") or event.get("count") or 1
-        about = f"{event['involvedObject'].get('kind')} {event['involvedObject'].get('name')}"
-        ago = f"{_ago(_when(event), now)} ago" if _when(event) else "some time ago"
-        yield Line(f"{ago}{f', {times} times' if times > 1 else ''}, {about}: {words[0]}: {words[1]}", False)
-
-
-def _when(event: Body) -> str:
-    return str((event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
-
-
-def _needs(facts: Facts) -> Iterator[Line]:
-    for (kind, name), body in facts.needs.items():
-        where = facts.why[kind, name]
-        if body is None:
-            yield Line(f"{kind} {name} ({where}): not there", False)
-        elif kind == "PersistentVolumeClaim":
-            phase = (body.get("status") or {}).get("phase", "?")
-            modes = ", ".join((body.get("spec") or {}).get("accessModes") or [])
-            size = ((body.get("status") or {}).get("capacity") or {}).get("storage", "?")
-            yield Line(f"{kind} {name} ({where}): {phase}, {size}, {modes}", phase == "Bound")
-        else:
-            yield Line(f"{kind} {name} ({where}): there", True)
-
-
-def _nodes(facts: Facts) -> Iterator[Line]:
-    if facts.nodes is None:
-        return
-    some = False
-    for node in facts.nodes:
-        gpus = int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))
-        if not gpus:
-            continue
-        some = True
-        name = node["metadata"]["name"]
-        used = None if facts.gpus_in_use is None else facts.gpus_in_use.get(name, 0)
-        spec, conditions = (
-            node.get("spec") or {},
-            {one["type"]: one["status"] for one in (node.get("status") or {}).get("conditions") or []},
-        )
-        faults = ["cordoned"] if spec.get("unschedulable") else []
-        faults += ["not ready"] if conditions.get("Ready", "True") != "True" else []
-        taints = [f"{one['key']}:{one['effect']}" for one in spec.get("taints") or [] if one.get("effect") != "PreferNoSchedule"]
-        extra = "".join(f", {one}" for one in [*faults, *([f"taints {' '.join(taints)}"] if taints else [])])
-        free = "" if used is None else f", {max(0, gpus - used)} free"
-        yield Line(f"{name}: {gpus} GPUs{free}{extra}", not faults and (used is None or used < gpus))
-    if not some:
-        yield Line(f"no node offers {GPU}: does the NVIDIA device plugin run? To run on CPUs, set spec.resources.gpus: 0", False)
-
-
 def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Cause]) -> list[str]:
     name, namespace = facts.service["metadata"]["name"], facts.service["metadata"]["namespace"]
     said = list(dict.fromkeys(cause.message for cause in found))
     faults = {cause.reason for cause in found}
-    degraded = next((one for one in (facts.service.get("status") or {}).get("conditions") or [] if one["type"] == "Degraded"), {})
+    degraded: Body = next((one for one in (facts.service.get("status") or {}).get("conditions") or [] if one["type"] == "Degraded"), {})
     if degraded.get("status") == "True" and degraded.get("reason") not in faults:
         said.insert(0, f"{degraded.get('reason')}: {degraded.get('message')}")  # what only the operator can know, such as a refused apply
     if not ready or not current:
@@ -264,11 +115,3 @@ def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Ca
         "RequestFailed": f"See the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
     }
     return [waits.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservice {name} -n {namespace}"))]
-
-
-def _ago(time: str, now: datetime) -> str:
-    seconds = max(0.0, (now - datetime.fromisoformat(time)).total_seconds())
-    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
