@@ -10,6 +10,7 @@ from tests.operator.manifests import container, deployment, pod
 from fairlead_operator import causes
 from fairlead_operator.causes import Happened, creation, silence
 from fairlead_operator.causes.cause import LONGEST, told
+from fairlead_operator.reconcile.difference import slim_managed_fields
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -247,6 +248,11 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     assert cause is not None and cause.reason == "ControllerSilent" and "kube-controller-manager" in cause.message and wake_at is None
     made["metadata"]["managedFields"] = [{"time": "2026-01-01T12:00:50Z"}]  # our newest edit: it has a minute from then on
     assert silence.of([made], [], at(60)) == (None, NOW.timestamp() + 110)
+    annotated = {"manager": "kubectl-annotate", "time": "2026-01-01T12:01:30Z", "fieldsV1": {}}
+    kept = slim_managed_fields({"managedFields": [annotated, {**annotated, "subresource": "status", "time": "2026-01-01T12:09:00Z"}]})
+    assert silence.of([made | {"metadata": {**made["metadata"], "managedFields": kept}}], [], at(120))[0] is None, (
+        "somebody's edit just now"
+    )
     made["status"] = {"observedGeneration": 1}
     cause, _ = silence.of([made], [], at(200))
     assert cause is not None and "no pod was made" in cause.message

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead.errors import UserError
-from fairlead.scripts import naming_the_extra
 
 Body = Mapping[str, Any]
 CONNECT, READ = 5.0, 15.0  # seconds
@@ -47,9 +46,8 @@ class Kube:
     @classmethod
     def connect(cls, kubeconfig: str = "", context: str = "") -> "Kube":
         """$KUBECONFIG or ~/.kube/config where none is given; inside a pod, its service account. UserError when there is none."""
-        with naming_the_extra("fairlead", "operator"):
-            import urllib3
-            from kubernetes import client, config
+        import urllib3
+        from kubernetes import client, config
 
         kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "")
         configuration = client.Configuration()

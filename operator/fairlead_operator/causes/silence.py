@@ -80,7 +80,7 @@ def _of_pod(pod: Body) -> list[_Late]:
 
 
 def _written(metadata: Body) -> float | None:
-    """When the spec was last written: by us, as far as we know."""
+    """When it was last written, by us or by anybody else: an annotation, too, makes a new generation that the controller has to see."""
     times = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or [])]
     return max((at for at in map(_seconds, times) if at is not None), default=None)
 
