@@ -61,7 +61,11 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
     long_at = datetime.fromisoformat(index.since).timestamp() + LONG
     if now.timestamp() < long_at:
         return None, long_at
-    return Cause("IndexUnavailable", f"Requests are served, and go by load since {index.since}: {index.reason}", fault=True), None
+    return Cause(
+        "IndexUnavailable",
+        f"Requests are served, and go by load since {index.since} (see whether Redis runs, and its Secret): {index.reason}",
+        fault=True,
+    ), None
 
 
 def router_to_ask(pods: Iterable[Body]) -> str:

@@ -39,7 +39,8 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     elif proof.proven:
         say.say("Ready", True, "Serving", "A completion went through the router")
     elif proof.failure:
-        say.say("Ready", False, "RequestFailed", proof.failure)
+        look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; it is asked again by itself."
+        say.say("Ready", False, "RequestFailed", f"{proof.failure.rstrip('.')}. {look}")
     elif proof.was_ready:
         say.keep("Ready")  # of the generation before; the request for this one is under way
     else:

@@ -45,6 +45,7 @@ def add_top_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument("name", nargs="?", default="", help="one service; default: all of the namespace")
     add_cluster(parser)
     parser.add_argument("--interval", type=_seconds, default=2.0, metavar="S", help="seconds between two looks (default 2)")
+    parser.add_argument("--no-pods", action="store_true", help="services only")
     parser.add_argument("--once", action="store_true", help="two looks, one table")
     parser.set_defaults(run=run_top)
 
@@ -95,7 +96,9 @@ def run_top(arguments: argparse.Namespace) -> int:
             raise UserError(problem)
         _print_json([row.as_json() for row in rows])
         return 0
-    return top.run(make_console(), look, interval=arguments.interval, once=arguments.once, namespaces=not namespace)
+    return top.run(
+        make_console(), look, interval=arguments.interval, once=arguments.once, namespaces=not namespace, pods=not arguments.no_pods
+    )
 
 
 def run_explain(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """`top`: the table again and again, with tokens a second measured between two looks."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -52,18 +53,18 @@ def frames(look: Look, interval: float, sleep: Callable[[float], None] = time.sl
         yield shown, ""
 
 
-def run(console: Console, look: Look, *, interval: float, once: bool, namespaces: bool) -> int:
-    """Until interrupted; `once`, or where there is no terminal: two looks, one table."""
+def run(console: Console, look: Look, *, interval: float, once: bool, namespaces: bool, pods: bool) -> int:
+    """Until Ctrl-C; `once`, or where there is no terminal: two looks, one table."""
     if once or not console.is_terminal:
         rows, problem = next(frames(look, interval))
         if problem:
             raise UserError(problem)
-        console.print(table.services(rows, namespaces=namespaces) if rows else "no InferenceServices")
+        console.print(table.services(rows, namespaces=namespaces, pods=pods) if rows else "no InferenceServices")
         return 0
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         live.update(Text("looking …"), refresh=True)
         for rows, problem in frames(look, interval):
             clock = Text(f"{time.strftime('%H:%M:%S')}  every {interval:g} s, Ctrl-C ends", style="dim")
-            shown = table.services(rows, namespaces=namespaces)
+            shown = table.services(rows, namespaces=namespaces, pods=pods)
             live.update(Group(clock, shown, Text(problem, style="red")), refresh=True)
     return 0
