@@ -1,12 +1,11 @@
 """The `fairlead` command. Each subcommand lives in its own folder and is imported cheaply; heavy imports wait until it runs."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from fairlead.bench import command as bench
 from fairlead.demo import command as demo
-from fairlead.errors import UserError
+from fairlead.errors import finish
 from fairlead.keys import command as keys
 from fairlead.kube import command as kube
 from fairlead.local import up
@@ -29,16 +28,3 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Exit status: 0 done, 1 the command ran and failed, 2 a wrong argument or manifest, 130 interrupted."""
     finish(build_parser(), argv)
-
-
-def finish(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run what is asked for and exit."""
-    arguments = parser.parse_args(argv)
-    try:
-        code = arguments.run(arguments)
-    except UserError as error:
-        print(f"{parser.prog} {arguments.command}: {error}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)

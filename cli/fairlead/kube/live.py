@@ -12,6 +12,7 @@ from fairlead_operator.observed import component_of
 Body = Mapping[str, Any]
 Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
 
+NO_ROUTER = "no router is ready"
 _WAITING = "fairlead_router_queued_requests"  # those that are held included
 
 
@@ -29,7 +30,7 @@ def look(pods: Iterable[Body], read: Read) -> Live:
     """The workers as the first ready router sees them, and what waits in all routers. What cannot be read is said, not raised."""
     routers = sorted(pod["metadata"]["name"] for pod in pods if component_of(pod) == names.ROUTER and is_ready(pod))
     if not routers:
-        return Live(problem="no router is ready")
+        return Live(problem=NO_ROUTER)
     try:
         page = workers_page(read(routers[0], "fairlead/workers"))
     except UserError as error:

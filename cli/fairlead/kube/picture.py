@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlead.errors import UserError
 from fairlead.kube.api import Kube
-from fairlead.kube.live import Live, is_ready, look
+from fairlead.kube.live import NO_ROUTER, Live, is_ready, look
 from fairlead_operator import causes, names
 from fairlead_operator.observed import component_of
 
@@ -96,7 +96,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
     workers = [one.figures for one in rows if one.component == names.WORKER]
     fault = conditions.get("Degraded", {})
     further = [*notes]
-    if live.problem and rows and ready.get("status") == "True":
+    if live.problem and live.problem != NO_ROUTER:
         further.append(f"no live figures: {live.problem}")
     if fault.get("status") == "True" and fault.get("reason") != ready.get("reason"):
         further.append(f"{fault.get('reason')}: {fault.get('message')}")

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from fairlead.errors import finish
 from fairlead.kube import command
-from fairlead.main import finish
 
 
 def build_parser() -> argparse.ArgumentParser:
