@@ -10,9 +10,30 @@ _TOKEN = "in the Secret of spec.model.secretRef (kubectl create secret generic h
 # Words → reason, and what to do. In this order: the hub answers 401 for a repository that is private or is not there.
 _KINDS = (
     (
-        r"No space left|Errno 28\b|Errno 122\b|disk quota",
+        r"No space left|Errno 28\b|Errno 122\b|disk quota|is full \(",
         "DiskFull",
         "Keep the model on a larger volume (spec.model.cache), or free disk on the node.",
+    ),
+    (
+        r"may not be written by",
+        "CacheNotWritable",
+        "Let the worker's user write to the volume of spec.model.cache (fsGroup, or the path's owner on the node).",
+    ),
+    (r"the store refuses access", "StoreForbidden", "Let the key of spec.model.secretRef, or the pod's role, read that bucket and folder."),
+    (
+        r"the store asks for credentials|there are no credentials",
+        "StoreUnauthorized",
+        "Name a Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in spec.model.secretRef, or give the pod a role.",
+    ),
+    (
+        r"no such bucket|no model file in that folder",
+        "ModelNotFound",
+        "Correct the bucket and folder in spec.model.uri, and spec.model.endpoint.",
+    ),
+    (
+        r"the store answered|the bucket cannot be reached",
+        "StoreUnreachable",
+        "See whether the pods reach the store: spec.model.endpoint, NetworkPolicy, DNS.",
     ),
     (r"gated|\(403\)|answered 403", "HubForbidden", f"Accept the model's terms on the hub with the account whose token is {_TOKEN}."),
     (
