@@ -34,7 +34,9 @@ def shown(*rows: Any) -> str:
 def test_loading_scaling_and_traffic_of_the_status_are_shown() -> None:
     status: dict[str, Any] = {"loading": {"phase": "Downloading", "percent": 35, "pod": "w"}, "scaling": {"wanted": 4, "reason": "TTFT"}}
     status |= {"traffic": {"tokensPerSecond": 12000, "cacheHitPercent": 81}}
-    text = shown(row(service(**status), [], Live()))
+    made = row(service(**status), [pod("v"), pod("w")], Live())
+    assert [one.loading for one in made.pods] == ["", "Downloading 35 %"], "of the pod that the status speaks of"
+    text = shown(made)
     assert "Downloading 35 %" in text and "12,000" in text and "81%" in text and "scaling: wanted: 4, reason: TTFT" in text
 
 

@@ -92,7 +92,11 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
     status = service.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     ready = conditions.get("Ready", {})
-    rows = [pod_row(pod, live) for pod in sorted(pods, key=lambda pod: (component_of(pod) != names.WORKER, pod["metadata"]["name"]))]
+    behind = (status.get("loading") or {}).get("pod")
+    rows = [
+        pod_row(pod, live, _loading(status) if pod["metadata"]["name"] == behind else "")
+        for pod in sorted(pods, key=lambda pod: (component_of(pod) != names.WORKER, pod["metadata"]["name"]))
+    ]
     workers = [one.figures for one in rows if one.component == names.WORKER]
     fault = conditions.get("Degraded", {})
     further = [*notes]
@@ -116,7 +120,8 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
     )
 
 
-def pod_row(pod: Body, live: Live) -> PodRow:
+def pod_row(pod: Body, live: Live, loading: str = "") -> PodRow:
+    """`loading`: how far it is, where the status speaks of this pod; else a router may know."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     cause = causes.of_pod(pod)
     seen = live.workers.get(metadata["name"], {})
@@ -127,7 +132,7 @@ def pod_row(pod: Body, live: Live) -> PodRow:
         name=metadata["name"],
         component=component_of(pod),
         state=state,
-        loading=str(seen.get("reason") or "") if state == "Loading" else "",
+        loading=loading or (str(seen.get("reason") or "") if state == "Loading" else ""),
         restarts=sum(int(one.get("restartCount") or 0) for one in status.get("containerStatuses") or []),
         figures=_of_worker(seen) if seen and is_ready(pod) else Figures(),
         message=cause.message if cause and cause.fault and not metadata.get("deletionTimestamp") else "",
