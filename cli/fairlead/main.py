@@ -1,13 +1,13 @@
 """The `fairlead` command. Each subcommand lives in its own folder and is imported cheaply; heavy imports wait until it runs."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from fairlead.bench import command as bench
 from fairlead.demo import command as demo
-from fairlead.errors import UserError
+from fairlead.errors import finish
 from fairlead.keys import command as keys
+from fairlead.kube import command as kube
 from fairlead.local import up
 from fairlead.random_model import command as make_model
 from fairlead.schedule import command as schedule
@@ -20,17 +20,11 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (up, demo, status, verify, bench, simulate, schedule, make_model, keys, doctor):
         module.add_parser(commands)
+    kube.add_top_parser(commands)
+    kube.add_explain_parser(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Exit status: 0 done, 1 the command ran and failed, 2 a wrong argument or manifest, 130 interrupted."""
-    arguments = build_parser().parse_args(argv)
-    try:
-        code = arguments.run(arguments)
-    except UserError as error:
-        print(f"fairlead {arguments.command}: {error}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)
+    finish(build_parser(), argv)

@@ -13,6 +13,10 @@ def fairlead() -> None:
     _run("fairlead", "fairlead.main", "local")
 
 
+def kubectl() -> None:
+    _run("kubectl-fairlead", "fairlead.kube.plugin", "operator")
+
+
 def operator() -> None:
     _run("fairlead-operator", "fairlead_operator.main", "operator")
 

@@ -3,8 +3,9 @@
 Routers serve without it, so it never takes Ready away; away for long it is a fault (condition Degraded): prompts are computed anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
@@ -13,6 +14,19 @@ from fairlead_operator.observed import Body, IndexSeen, component_of
 
 LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
 STEP = 10  # percent
+ANSWERS = 16  # of one worker, by which the router itself judges the index
+_STATES = {"ok": "Ok", "unavailable": "Unavailable", "off": "Off", "unused": "Unused"}
+
+
+def seen_by(page: Mapping[str, Any]) -> IndexSeen:
+    """The index as a router shows it in `/fairlead/workers`. KeyError, TypeError, AttributeError: no router of ours."""
+    wrong = [one["prediction"] for one in page["workers"] if (one.get("prediction") or {}).get("answers", 0) >= ANSWERS]
+    return IndexSeen(
+        state=_STATES.get(page["index"], "Unknown"),
+        reason=str(page.get("index_reason") or ""),
+        read={"mirror": "Mirror", "remote": "Remote"}.get(page.get("index_read") or "", ""),
+        error_percent=max((min(100, round(100 * max(one["over"], one["under"]))) for one in wrong), default=None),
+    )
 
 
 def said(before: IndexStatus | None, seen: IndexSeen | None, routers_ready: int, now: datetime) -> IndexStatus | None:
@@ -47,7 +61,11 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
     long_at = datetime.fromisoformat(index.since).timestamp() + LONG
     if now.timestamp() < long_at:
         return None, long_at
-    return Cause("IndexUnavailable", f"Requests are served, and go by load since {index.since}: {index.reason}", fault=True), None
+    return Cause(
+        "IndexUnavailable",
+        f"Requests are served, and go by load since {index.since} (see whether Redis runs, and its Secret): {index.reason}",
+        fault=True,
+    ), None
 
 
 def router_to_ask(pods: Iterable[Body]) -> str:

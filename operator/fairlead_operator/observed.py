@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairlead_operator import names
+from fairlead_operator.causes.happened import Happened
 
 Body = Mapping[str, Any]
 
@@ -31,6 +32,15 @@ class IndexSeen:
 
 
 @dataclass(frozen=True)
+class TrafficSeen:
+    """What went through all workers between two looks at a router."""
+
+    tokens_per_second: int
+    prompt_tokens_per_second: int
+    cache_hit_percent: int | None  # None: no prompt came
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that `desired` may know beside the service itself."""
 
@@ -42,6 +52,8 @@ class Observed:
     index: IndexSeen | None = None  # None: nobody was asked yet
     served: frozenset[str] = frozenset()  # those of the kinds that a cluster may lack which this one has
     exposed: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
+    traffic: TrafficSeen | None = None
+    pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
 
 
 @dataclass(frozen=True)

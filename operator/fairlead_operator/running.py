@@ -16,6 +16,7 @@ from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
 from fairlead_operator.metrics import Metrics
 from fairlead_operator.reconcile import handlers
+from fairlead_operator.reconcile.announcer import Announcer
 from fairlead_operator.reconcile.client import Cluster, own_namespace
 from fairlead_operator.reconcile.fleet import Fleet
 from fairlead_operator.reconcile.loop import Tools
@@ -75,9 +76,10 @@ class _Acting:
         self._resync = Resync(cluster, self._store, config.namespace)
         self._watching = asyncio.Event()
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
+        self._announcer = Announcer(cluster)
         lanes = asyncio.Semaphore(LANES)
         self._fleet.open(
-            Tools(cluster, self._store, prober, config.settings, self._announce, lanes, lambda: self._optional.served, metrics)
+            Tools(cluster, self._store, prober, config.settings, self._announcer.announce, lanes, lambda: self._optional.served, metrics)
         )
         metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._store.services)
 
@@ -91,6 +93,7 @@ class _Acting:
 
     async def close(self) -> None:
         await self._fleet.close()
+        await self._announcer.close()
         await self._prober.close()
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
@@ -100,7 +103,7 @@ class _Acting:
         relisting = asyncio.create_task(self._resync.run(), name="resync")
         looking = asyncio.create_task(self._optional.run(), name="optional kinds")
         leading = asyncio.create_task(self._elector.keep(), name="lease")
-        ending = asyncio.create_task(_end_loops(stop, self._fleet), name="end of loops")
+        ending = asyncio.create_task(self._end_ours(stop), name="end of loops")
         done, pending = await asyncio.wait({watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
         pending |= {ending, looking}
         for task in pending:
@@ -112,15 +115,11 @@ class _Acting:
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
 
-    def _announce(self, body: Any, type_: str, reason: str, message: str) -> None:
-        self._elector.check()  # kopf posts Events by itself, not through our client
-        handlers.announce(body, type_, reason, message)
-
-
-async def _end_loops(stop: asyncio.Event, fleet: Fleet) -> None:
-    """At once when a stop is asked for: kopf waits five seconds for tasks that it does not know."""
-    await stop.wait()
-    await fleet.close()
+    async def _end_ours(self, stop: asyncio.Event) -> None:
+        """At once when a stop is asked for: kopf waits five seconds for tasks that it does not know."""
+        await stop.wait()
+        await self._fleet.close()
+        await self._announcer.close()
 
 
 async def _watch(

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairlead_operator import causes, gateway_status, index_status, names
+from fairlead_operator import causes, gateway_status, index_status, names, pod_conditions, traffic
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.causes import Cause
+from fairlead_operator.causes import Cause, creation, silence
 from fairlead_operator.children import router, worker
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.observed import Observed, Replicas
@@ -29,7 +29,8 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     revision = worker.revision(service)
-    obstacle = _obstacle(service, observed, workers, routers, revision)
+    silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
+    obstacle = _obstacle(service, observed, workers, routers, revision, silent)
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     say = Conditions(service.status.conditions, service.generation, now)
@@ -38,7 +39,8 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     elif proof.proven:
         say.say("Ready", True, "Serving", "A completion went through the router")
     elif proof.failure:
-        say.say("Ready", False, "RequestFailed", proof.failure)
+        look = f"See kubectl logs deployment/{names.deployment(service, names.ROUTER)}; it is asked again by itself."
+        say.say("Ready", False, "RequestFailed", f"{proof.failure.rstrip('.')}. {look}")
     elif proof.was_ready:
         say.keep("Ready")  # of the generation before; the request for this one is under way
     else:
@@ -51,14 +53,17 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
         f"{workers.ready} workers, {routers.ready} routers ready",
     )
     _progressing(say, workers, routers)
+    pod_conditions.weights_ready(say, observed, workers, revision)
     routable = routers.ready > 0
     say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
+    pod_conditions.template_valid(say, obstacle)
+    measured, measured_at = traffic.said(service.status.traffic, observed.traffic, now, serving=serving)
     index = index_status.said(service.status.index, observed.index, routers.ready, now)
     unsteered, unsteered_at = index_status.fault(index, now)
     exposed = gateway_status.said(service, observed)
     if exposed is not None:
         say.say("GatewayReady", *exposed)
-    fault = obstacle if obstacle is not None and obstacle.fault else unsteered or gateway_status.fault(exposed)
+    fault = obstacle if obstacle is not None and obstacle.fault else silent or unsteered or gateway_status.fault(exposed)
     say.say("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
     status = ServiceStatus(
@@ -72,9 +77,10 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
         selector=names.selector_text(service),
         revision=f"{service.name}-{revision}",
         index=index,
+        traffic=measured,
         conditions=say.made,
     )
-    wake_at = min((at for at in (proof.wake_at, unsteered_at) if at is not None), default=None)
+    wake_at = min((at for at in (proof.wake_at, unsteered_at, silent_at, measured_at) if at is not None), default=None)
     return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
 
 
@@ -93,22 +99,26 @@ def _progressing(say: Conditions, workers: Replicas, routers: Replicas) -> None:
         )
 
 
-def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, revision: str) -> Cause | None:
+def _obstacle(
+    service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, revision: str, silent: Cause | None
+) -> Cause | None:
     """The most telling reason why the service is not as wanted; None when only a request is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
-        reason = (
-            "PodTemplateInvalid" if child == f"Deployment/{service.name}-{names.WORKER}" and service.spec.pod_template else "ApplyFailed"
-        )
-        return Cause(reason, f"{child}: {words}", fault=True)
+        theirs = child == f"Deployment/{names.deployment(service, names.WORKER)}" and service.spec.pod_template is not None
+        return creation.of_refusal(child, words, template=theirs)
     for replicas in (workers, routers):
         # An older ReplicaSet may still be refused what it asks for, when all pods of the present template are there.
         if replicas.failure is not None and replicas.updated < replicas.wanted:
-            return Cause(*replicas.failure, fault=True)
+            return creation.of_failure(*replicas.failure)
     if not workers.complete:
-        cause = causes.of_pods(observed.pods, names.WORKER, revision)
+        cause = causes.of_pods(observed.pods, names.WORKER, revision, observed.pod_events)
         if cause is not None and cause.fault:
             return cause
+        if silent is not None:
+            return silent
+        if workers.updated < workers.wanted and _paused(observed, names.WORKER):
+            return creation.paused(names.deployment(service, names.WORKER))
         if (workers.current and workers.updated < workers.wanted) or workers.total > workers.wanted:
             kept = workers.total - workers.updated
             return Cause(
@@ -118,13 +128,23 @@ def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, 
     if workers.wanted == 0:
         return Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
     if routers.ready == 0 or not routers.rolled_out:
-        cause = causes.of_pods(observed.pods, names.ROUTER, router.revision(service))
+        cause = causes.of_pods(observed.pods, names.ROUTER, router.revision(service), observed.pod_events)
         if cause is not None and cause.fault:
             return cause
+        if silent is not None:
+            return silent
+        if _paused(observed, names.ROUTER):
+            return creation.paused(names.deployment(service, names.ROUTER))
         if routers.ready and routers.current:
             return Cause("RollingOut", f"{routers.updated} of {routers.wanted} routers are of the wanted revision", fault=False)
         return Cause("RouterNotReady", f"{routers.ready} of {routers.wanted} routers are ready", fault=False)
     return None
+
+
+def _paused(observed: Observed, component: str) -> bool:
+    """Somebody has paused the Deployment itself; we never write that field, so it stays theirs."""
+    deployment = observed.deployments.get(component)
+    return deployment is not None and bool((deployment.get("spec") or {}).get("paused"))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def without(package: str, script: str, *arguments: str) -> subprocess.CompletedP
         ("httptools", "fairlead-router", ["--help"], "router"),
         ("uvloop", "fairlead-worker", ["--help"], "worker"),
         ("torch", "fairlead", ["make-model", "MODEL"], "local"),
+        ("kubernetes", "kubectl-fairlead", ["status"], "operator"),
     ],
 )
 def test_a_script_without_its_packages_names_the_extra(tmp_path: Path, package: str, script: str, arguments: list[str], extra: str) -> None:

@@ -101,6 +101,8 @@ def test_status_with_nothing_running_says_what_to_do(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))  # without a kubeconfig
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     with pytest.raises(SystemExit) as left:
         main(["status"])
     assert left.value.code == 1 and "fairlead up -f FILE" in capsys.readouterr().out

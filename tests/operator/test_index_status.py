@@ -109,12 +109,12 @@ async def test_a_routers_page_is_read_and_a_few_answers_judge_nobody() -> None:
     page: dict[str, Any] = {"index": "ok", "index_reason": "", "index_read": "mirror"}
     with router(page) as address:
         page["workers"] = [worker(20, over=0.314), worker(99, under=0.02), worker(3, over=1.0)]
-        assert await prober.index(address) == IndexSeen("Ok", "", "Mirror", 31)
+        assert index_status.seen_by(await prober.page(address)) == IndexSeen("Ok", "", "Mirror", 31)
         page |= {"index": "unavailable", "index_reason": "redis is away", "index_read": "remote", "workers": []}
-        assert await prober.index(address) == IndexSeen("Unavailable", "redis is away", "Remote")
+        assert index_status.seen_by(await prober.page(address)) == IndexSeen("Unavailable", "redis is away", "Remote")
         page.clear()
         with pytest.raises(RouterSilent, match="503"):
-            await prober.index(address)
+            await prober.page(address)
     await prober.close()
 
 

@@ -145,7 +145,7 @@ def test_the_cause_is_lifted(status: dict[str, Any], reason: str, words: str) ->
 def test_quota_and_stalled_rollouts_are_named() -> None:
     quota = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
     plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, updated=0, conditions=[quota])}))
-    assert ready(plan) == ("False", "FailedCreate")
+    assert ready(plan) == ("False", "QuotaExceeded")
     late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
     plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, conditions=[late])}))
     progressing = find(plan.status.conditions, "Progressing")

@@ -12,6 +12,7 @@ from tests.router.stand_in_worker import StandIn
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader
+from fairlead_operator import index_status
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_router.steering.policies import Wanted
 from fairlead_router.steering.prefix_aware import PrefixAware
@@ -286,6 +287,6 @@ async def test_a_secret_that_is_missing_is_in_the_status_after_the_operators_one
     )
     assert (await router.complete("Ready?")).status_code == 200
     prober = Prober("cluster.local", base_url=str(router.client.base_url).rstrip("/"))
-    seen = await prober.index("")
+    seen = index_status.seen_by(await prober.page(""))
     await prober.close()
     assert (seen.state, seen.read) == ("Unavailable", "Remote") and "does the Secret exist in this namespace?" in seen.reason

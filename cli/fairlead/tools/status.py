@@ -1,6 +1,7 @@
-"""`fairlead status`: the workers as a router sees them, of the runs on this machine or of the router at `--url`."""
+"""`fairlead status`: of the runs on this machine, of the router at `--url`, or of a cluster (where one is named, or nothing runs here)."""
 
 import argparse
+import json
 from typing import Any
 
 import httpx
@@ -9,26 +10,36 @@ from rich.table import Table
 
 from fairlead.console import make_console
 from fairlead.errors import UserError
+from fairlead.kube import command as kube
 from fairlead.local.rundir import running
 
 SECONDS = 5.0
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("status", help="the workers as the router sees them")
+    parser = commands.add_parser("status", help="services, pods and workers: of this machine, of a router, or of a cluster")
     parser.add_argument("--url", metavar="U", help="a router, http://host:port (default: every `fairlead up` of yours on this machine)")
+    kube.add_status(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit 1 when a router does not answer or nothing runs."""
+    """Exit 1 when a router does not answer, nothing runs, or a service of the cluster is not ready."""
+    if arguments.url and kube.named(arguments):
+        raise UserError("--url asks one router, and the other flags a cluster: give one of the two")
+    runs = [] if arguments.url or kube.named(arguments) else running()
+    if not arguments.url and not runs and (kube.named(arguments) or kube.configured()):
+        return kube.run_status(arguments)
     console = make_console()
+    if arguments.output == "json":
+        urls = [arguments.url] if arguments.url else [url for record in runs for url in record.urls.values()]
+        print(json.dumps([picture(url) for url in urls], indent=2))
+        return 0 if urls else 1
     if arguments.url:
         show(console, arguments.url, picture(arguments.url))
         return 0
-    runs = running()
     if not runs:
-        console.print("nothing runs here. Start something with `fairlead up -f FILE`, or give --url of a router.")
+        console.print("nothing runs here. Start something with `fairlead up -f FILE`, or give --url of a router, or a kubeconfig.")
         return 1
     failed = False
     for record in runs:

@@ -5,12 +5,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fairlead_operator.api.fields import Part
+from fairlead_operator.api.traffic import TrafficStatus
 
 
 class Condition(Part):
     """One condition, in the form that `kubectl wait --for=condition=` reads."""
 
-    type: str = Field(max_length=64, description="Ready, Available, Progressing, Routable, GatewayReady or Degraded.")
+    type: str = Field(
+        max_length=64, description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, GatewayReady or Degraded."
+    )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(0, ge=0, description="The generation of the service that this was said of.")
     last_transition_time: str = Field("", json_schema_extra={"format": "date-time"}, max_length=64, description="When status last changed.")
@@ -48,9 +51,10 @@ class ServiceStatus(Part):
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
     revision: str = Field("", max_length=128, description="The wanted revision: a digest of what the spec says about worker pods.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it; absent while no router is ready.")
+    traffic: TrafficStatus | None = Field(None, description="What went through lately; absent until a router was asked twice.")
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, Routable, Degraded; GatewayReady for a service with a gateway.",
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady where there is a gateway.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )

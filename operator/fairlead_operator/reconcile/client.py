@@ -117,6 +117,17 @@ class Cluster:
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         return await self._request("PUT", path, [("fieldManager", FIELD_MANAGER)], body)
 
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
+        """Merge `patch` into the object, whatever version it has."""
+        query = [("fieldManager", FIELD_MANAGER)]
+        return await self._request("PATCH", kind.path(namespace, name), query, patch, "application/merge-patch+json")
+
+    async def events_of(self, kind: str, namespace: str, name: str) -> list[Body]:
+        """The warnings about one object, in the core API's words, a hundred at most."""
+        fields = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
+        page = await self._request("GET", f"/api/v1/namespaces/{namespace}/events", [("fieldSelector", fields), ("limit", "100")])
+        return list(page["items"])
+
     async def delete(self, body: Mapping[str, Any]) -> None:
         """Delete this very object (its uid), not a successor of the same name."""
         metadata = body["metadata"]

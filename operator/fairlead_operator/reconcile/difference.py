@@ -54,9 +54,11 @@ def as_we_left_it(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
 
 
 def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Only our own entry, its fields as text: a tenth of the memory."""
-    ours = [entry for entry in metadata.get("managedFields") or [] if _is_ours(entry)]
-    return [{**entry, "fieldsV1": _text(entry["fieldsV1"])} for entry in ours]
+    """Only our own entry, its fields as text: a tenth of the memory. Of the others only when the last of them wrote (not the status)."""
+    entries = metadata.get("managedFields") or []
+    kept = [{**entry, "fieldsV1": _text(entry["fieldsV1"])} for entry in entries if _is_ours(entry)]
+    others = [entry["time"] for entry in entries if not _is_ours(entry) and entry.get("time") and not entry.get("subresource")]
+    return [*kept, {"time": max(others)}] if others else kept
 
 
 def _text(fields: Any) -> str:

@@ -36,7 +36,7 @@ class Fleet:
             loop.wake()
 
     def start(self, owner: Owner) -> None:
-        """A service exists: make sure that its loop runs. Called inside a handler, so that the loop inherits its context (Events)."""
+        """A service exists: make sure that its loop runs."""
         if self._tools is None:
             raise RuntimeError("the fleet is not open yet")
         if self._closed:

@@ -103,8 +103,3 @@ def _watch_services(made: kopf.OperatorRegistry, store: Store, fleet: Fleet) -> 
 def _whole(kind: Kind, body: Any) -> dict[str, Any]:
     """Items of a list come without apiVersion and kind."""
     return {**body, "apiVersion": kind.api_version, "kind": kind.kind}
-
-
-def announce(body: Any, type_: str, reason: str, message: str) -> None:
-    """An Event on the service."""
-    kopf.event(dict(body), type=type_, reason=reason, message=message[:1000])

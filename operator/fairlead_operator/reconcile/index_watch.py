@@ -1,11 +1,15 @@
-"""One router of a service is asked now and then what it sees of the index: of one service, twice a minute, and only while one is ready."""
+"""One router of a service is asked now and then what it sees of the index and of the workers' traffic: of one service, twice a minute,
+and only while one is ready."""
 
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from fairlead_operator.observed import IndexSeen
+from fairlead_operator import index_status, traffic
+from fairlead_operator.observed import IndexSeen, TrafficSeen
 from fairlead_operator.reconcile.prober import Prober, RouterSilent
 
 PERIOD = 30.0  # seconds
@@ -14,11 +18,13 @@ MISSES = 3  # answers that may fail to come before what was seen counts no more
 
 
 class IndexWatch:
-    """`seen` is the last answer; `changed()` is called when another one came."""
+    """`seen` is the last answer, `traffic` what went through since the one before; `changed()` is called when either is another."""
 
     def __init__(self, prober: Prober, changed: Callable[[], None]) -> None:
         self._prober, self._changed = prober, changed
         self.seen: IndexSeen | None = None
+        self.traffic: TrafficSeen | None = None
+        self._look: traffic.Look | None = None
         self._address = ""
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -38,7 +44,7 @@ class IndexWatch:
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._task, self.seen = None, None
+        self._task, self.seen, self.traffic, self._look = None, None, None, None
 
     async def _run(self, pause: float) -> None:
         misses = 0
@@ -48,14 +54,21 @@ class IndexWatch:
                     await self._hurry.wait()
             self._hurry.clear()
             pause = PERIOD * random.uniform(0.8, 1.2)
+            before = self.seen, self.traffic
             try:
-                seen = await self._prober.index(self._address)
+                self._take(await self._prober.page(self._address))
                 misses = 0
-            except RouterSilent as error:
+            except (RouterSilent, KeyError, TypeError, AttributeError) as error:
                 misses += 1
                 if misses < MISSES:
                     continue
-                seen = IndexSeen("Unknown", str(error))
-            if seen != self.seen:
-                self.seen = seen
+                self.seen = IndexSeen("Unknown", str(error))
+            if (self.seen, self.traffic) != before:
                 self._changed()
+
+    def _take(self, page: Mapping[str, Any]) -> None:
+        look = traffic.Look.of(page, time.monotonic())
+        self.seen = index_status.seen_by(page)
+        went = traffic.between(self._look, look) if self._look is not None and look is not None else None
+        if self._look is None or look is None or went is not None:
+            self._look, self.traffic = look, went

@@ -30,6 +30,7 @@ class Kind:
 SERVICES = Kind(API_VERSION, KIND, PLURAL)
 PODS = Kind("v1", "Pod", "pods")
 REVISIONS = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
+EVENTS = Kind("events.k8s.io/v1", "Event", "events")
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WRITTEN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),

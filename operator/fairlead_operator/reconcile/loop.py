@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from fairlead_operator import transitions
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
-from fairlead_operator.conditions import Conditions, find
+from fairlead_operator.conditions import Conditions
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import router_to_ask
 from fairlead_operator.metrics import Metrics
@@ -20,6 +21,7 @@ from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
+from fairlead_operator.reconcile.pod_events import PodEvents
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.settings import Settings
@@ -58,6 +60,7 @@ class Loop:
         self._probe: ProbeResult | None = None
         self._probing: asyncio.Task[None] | None = None
         self._index = IndexWatch(tools.prober, self.wake)
+        self._pod_events = PodEvents(tools.cluster, self.wake)
 
     def wake(self) -> None:
         self._woken.set()
@@ -86,6 +89,7 @@ class Loop:
         finally:
             self._stop_probing()
             self._index.stop()
+            self._pod_events.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -115,7 +119,9 @@ class Loop:
             self._stop_probing()
         elif plan.probe_due:
             self._start_probing(service)
-        self._index.follow(router_to_ask(self._observed().pods), known=plan.status.index is not None)
+        pods = self._observed().pods
+        self._index.follow(router_to_ask(pods), known=plan.status.index is not None)
+        self._pod_events.follow(pods)
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
 
@@ -132,6 +138,7 @@ class Loop:
             self._probe = None
             self._stop_probing()
             self._index.stop()
+            self._pod_events.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -145,6 +152,8 @@ class Loop:
             index=self._index.seen,
             served=self._tools.served(),
             exposed={key[0]: body for key, body in children.items() if key[0] in _EXPOSED},
+            traffic=self._index.traffic,
+            pod_events=self._pod_events.seen,
         )
 
     def _start_probing(self, service: InferenceService) -> None:
@@ -183,18 +192,8 @@ class Loop:
                     raise ServiceGone(str(refusal)) from None
             raise
         self._tools.store.put(answer)
-        self._announce_transition(body, before, after)
-
-    def _announce_transition(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
-        """An Event when Ready has changed its truth or its reason, or the index is lost: never the same words twice in a row."""
-        known, fault = find(before.conditions, "Degraded"), find(after.conditions, "Degraded")
-        if fault is not None and fault.reason == "IndexUnavailable" and (known is None or known.reason != fault.reason):
-            self._tools.announce(body, "Warning", fault.reason, fault.message)
-        old, new = find(before.conditions, "Ready"), find(after.conditions, "Ready")
-        if new is None or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
-            return
-        warning = new.status != "True" and (new.reason == "RequestFailed" or (fault is not None and fault.status == "True"))
-        self._tools.announce(body, "Warning" if warning else "Normal", new.reason, new.message)
+        for type_, reason, message in transitions.said(before, after):
+            self._tools.announce(body, type_, reason, message)
 
 
 def _refused(body: Mapping[str, Any], problem: str) -> ServiceStatus:

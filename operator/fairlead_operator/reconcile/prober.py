@@ -1,5 +1,5 @@
 """What the operator asks of routers: the proof that a service serves (one completion of one token, through the router's Service, as a
-client would ask for it), and what one router sees of the index.
+client would ask for it), and what one router sees.
 """
 
 from collections.abc import Mapping
@@ -8,13 +8,10 @@ from typing import Any
 import httpx
 
 from fairlead_operator.api import InferenceService
-from fairlead_operator.observed import IndexSeen
 
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
 PROMPT = "Ready?"
 LOOK_TIMEOUT = 5.0  # seconds; nothing waits for it
-ANSWERS = 16  # of one worker, by which the router itself judges the index
-_STATES = {"ok": "Ok", "unavailable": "Unavailable", "off": "Off", "unused": "Unused"}
 
 
 class RouterSilent(Exception):
@@ -51,22 +48,15 @@ class Prober:
             return f"{url} answered 200 without choices: {answer.text[:300]}"
         return "" if choices else f"{url} answered 200 with no choice"
 
-    async def index(self, address: str) -> IndexSeen:
-        """The index as the router at `address` (host:port) sees it. Raises RouterSilent."""
+    async def page(self, address: str) -> Mapping[str, Any]:
+        """What the router at `address` (host:port) says of itself and of all workers. Raises RouterSilent."""
         url = f"{self._base_url or f'http://{address}'}/fairlead/workers"
         try:
             answer = await self._http.get(url, headers={"Connection": "close"}, timeout=LOOK_TIMEOUT)
             answer.raise_for_status()
-            return _index_of(answer.json())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+            page = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise RouterSilent(f"{url}: {type(error).__name__}: {error}") from None
-
-
-def _index_of(page: Mapping[str, Any]) -> IndexSeen:
-    wrong = [one["prediction"] for one in page["workers"] if (one.get("prediction") or {}).get("answers", 0) >= ANSWERS]
-    return IndexSeen(
-        state=_STATES.get(page["index"], "Unknown"),
-        reason=str(page.get("index_reason") or ""),
-        read={"mirror": "Mirror", "remote": "Remote"}.get(page.get("index_read") or "", ""),
-        error_percent=max((min(100, round(100 * max(one["over"], one["under"]))) for one in wrong), default=None),
-    )
+        if not isinstance(page, dict) or not isinstance(page.get("workers"), list):
+            raise RouterSilent(f"{url}: not a router's answer")
+        return page

@@ -28,6 +28,9 @@ class _Load(WorkerLoad, frozen=True):
     draining: bool = False
     ready: bool = True
     max_running: int = 0
+    prompt_tokens: int | None = None  # counters since the worker began, for whoever asks what the fleet does; None: an older worker
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
     role: str = ""
     adapters: frozenset[str] = frozenset()
 

@@ -280,6 +280,9 @@ def test_metrics_count(shared: WorkerProcess) -> None:
     usage = shared.complete(prompt=PROMPT, max_tokens=5, ignore_eos=True)["usage"]
     after = [shared.metric(f"fairlead_{name}") for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [usage["prompt_tokens"], 5, 1, usage["prompt_tokens"]]
+    load = shared.load()
+    assert [load["prompt_tokens"], load["output_tokens"]] == after[:2], "routers pass the same counters on"
+    assert load["cached_tokens"] == shared.metric("fairlead_prefix_cache_hits_total")
 
 
 def test_the_request_id_comes_back(shared: WorkerProcess) -> None:

@@ -30,8 +30,10 @@ async def ready(worker: Worker, exchange: Exchange) -> None:
 
 
 async def load(worker: Worker, exchange: Exchange) -> None:
-    """The worker's load, for routers that have no index."""
-    numbers = msgspec.to_builtins(worker_load(worker.engine.state.load, worker.config.page_size))
+    """The worker's load, for routers that have no index; and its counters, by which any one router knows what the whole fleet does."""
+    load = worker.engine.state.load
+    numbers = msgspec.to_builtins(worker_load(load, worker.config.page_size))
+    numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
     who: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
     who["max_running"] = worker.config.max_num_seqs
     await exchange.json(who | numbers)

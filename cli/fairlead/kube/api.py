@@ -1,0 +1,160 @@
+"""The Kubernetes API, read only, with the credentials of a kubeconfig. Dicts out; errors say what is missing and who can give it."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairlead.errors import UserError
+
+Body = Mapping[str, Any]
+CONNECT, READ = 5.0, 15.0  # seconds
+SERVICES = "/apis/fairlead.dev/v1alpha1"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
+
+class NotThere(UserError):
+    """404: the object, or the kind itself, is not there."""
+
+
+class NoRight(UserError):
+    """403. `right`: the verb and the resource that are missing, such as `list nodes`."""
+
+    def __init__(self, right: str, message: str) -> None:
+        super().__init__(f"you may not {right}: {message}")
+        self.right = right
+
+
+class Unanswered(UserError):
+    """Another answer than 2xx; `code` is its HTTP status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Kube:
+    """One cluster. Safe in threads."""
+
+    client: Any  # kubernetes.client.ApiClient
+    server: str
+    namespace: str  # of the context
+    context: str
+
+    @classmethod
+    def connect(cls, kubeconfig: str = "", context: str = "") -> "Kube":
+        """$KUBECONFIG or ~/.kube/config where none is given; inside a pod, its service account. UserError when there is none."""
+        import urllib3
+        from kubernetes import client, config
+
+        kubeconfig = kubeconfig or os.environ.get("KUBECONFIG", "")
+        configuration = client.Configuration()
+        try:
+            try:
+                config.load_kube_config(kubeconfig or None, context or None, configuration)
+                _, current = config.list_kube_config_contexts(kubeconfig or None)
+                chosen = context or (current or {}).get("name", "")
+                namespace = _namespace_of(config, kubeconfig, chosen)
+            except config.ConfigException:
+                if kubeconfig or context:
+                    raise
+                config.load_incluster_config(configuration)
+                chosen, namespace = "in-cluster", _own_namespace()
+        except (config.ConfigException, OSError, TypeError) as error:
+            raise UserError(f"no cluster: {str(error).rstrip('.')}. Give --kubeconfig or --context, or set KUBECONFIG") from None
+        if not configuration.verify_ssl:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so, and kubectl is silent, too
+        configuration.retries = False
+        configuration.connection_pool_maxsize = 16
+        return cls(client.ApiClient(configuration), configuration.host, namespace, chosen)
+
+    def get(self, path: str, *, right: str = "", accept: str = "application/json", **query: str) -> Any:
+        """JSON of `path`. `right` (`get pods`) names what a refusal lacks. Raises NotThere, NoRight, Unanswered, UserError."""
+        text = self.text(path, right=right, accept=accept, **query)
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise UserError(f"{path}: not JSON: {text[:100]!r}") from None
+
+    def text(self, path: str, *, right: str = "", accept: str = "*/*", **query: str) -> str:
+        from urllib3.exceptions import HTTPError
+
+        request = self.client.param_serialize(
+            "GET", path, query_params=list(query.items()), header_params={"Accept": accept}, auth_settings=["BearerToken"]
+        )
+        try:
+            response = self.client.call_api(*request, _request_timeout=(CONNECT, READ))
+            body: bytes = response.read()
+        except HTTPError as error:
+            why = getattr(error, "reason", None) or error
+            raise UserError(f"the API server at {self.server} cannot be reached (context {self.context or 'none'}): {why}") from None
+        if response.status == 401:
+            raise UserError(f"the API server at {self.server} does not accept the credentials of context {self.context}: log in again")
+        if response.status == 403:
+            raise NoRight(right or f"get {path}", _message(body))
+        if response.status == 404:
+            raise NotThere(_message(body))
+        if not 200 <= response.status <= 299:
+            raise Unanswered(response.status, f"{path.split('?')[0]}: {response.status}: {_message(body)}")
+        return body.decode(errors="replace")
+
+    def items(self, path: str, *, right: str, selector: str = "", fields: str = "") -> list[Body]:
+        """All items of a list, page by page."""
+        query = {"limit": "500"} | ({"labelSelector": selector} if selector else {}) | ({"fieldSelector": fields} if fields else {})
+        found: list[Body] = []
+        while True:
+            page = self.get(path, right=right, **query)
+            found += page["items"]
+            more = page["metadata"].get("continue")
+            if not more:
+                return found
+            query["continue"] = more
+
+    def services(self, namespace: str) -> list[Body]:
+        """InferenceServices of a namespace; of all when it is empty. UserError without the CRD, and with the verb that is missing."""
+        path = f"{SERVICES}/namespaces/{namespace}/inferenceservices" if namespace else f"{SERVICES}/inferenceservices"
+        try:
+            return self.items(path, right=f"list inferenceservices.fairlead.dev{_where(namespace)}")
+        except NotThere:
+            raise UserError(_NO_CRD) from None
+
+    def service(self, namespace: str, name: str) -> Body:
+        path = f"{SERVICES}/namespaces/{namespace}/inferenceservices/{name}"
+        try:
+            found: Body = self.get(path, right=f"get inferenceservices.fairlead.dev{_where(namespace)}")
+            return found
+        except NotThere:
+            names = [one["metadata"]["name"] for one in self.services(namespace)]
+            there = f"there are: {', '.join(sorted(names)[:20])}" if names else f"there is none in namespace {namespace} (see -A)"
+            raise NotThere(f"no InferenceService {name} in namespace {namespace}; {there}") from None
+
+
+_NO_CRD = (
+    "this cluster has no InferenceServices: the CRD inferenceservices.fairlead.dev is not installed. "
+    "Install the chart (helm install fairlead …)"
+)
+
+
+def _where(namespace: str) -> str:
+    return f" in namespace {namespace}" if namespace else " in all namespaces (or name one with -n)"
+
+
+def _namespace_of(config: Any, kubeconfig: str, context: str) -> str:
+    contexts, _ = config.list_kube_config_contexts(kubeconfig or None)
+    return next(((one.get("context") or {}).get("namespace") for one in contexts if one["name"] == context), None) or "default"
+
+
+def _own_namespace() -> str:
+    from pathlib import Path
+
+    path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return path.read_text().strip() if path.exists() else "default"
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:300].decode(errors="replace").strip() or "no message"

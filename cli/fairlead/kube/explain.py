@@ -1,0 +1,117 @@
+"""Why a service is not ready, in words: from the service down to the nodes, and what to do next. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from fairlead.kube import sections
+from fairlead.kube.facts import Facts
+from fairlead.kube.sections import Line
+from fairlead_operator import causes, names
+from fairlead_operator.causes import Cause, creation, silence
+from fairlead_operator.causes.happened import newest
+
+Body = Mapping[str, Any]
+
+
+@dataclass
+class Story:
+    namespace: str
+    name: str
+    ready: bool
+    headline: str
+    sections: dict[str, list[Line]] = field(default_factory=dict)
+    next: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def explain(facts: Facts, now: datetime) -> Story:
+    """Each part says what it sees; the first cause of all is the headline."""
+    metadata, status = facts.service["metadata"], facts.service.get("status") or {}
+    conditions = {one["type"]: one for one in status.get("conditions") or []}
+    ready = conditions.get("Ready", {})
+    current = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
+    serves = ready.get("status") == "True" and current
+    found = list(_causes(facts, now))
+    story = Story(metadata["namespace"], metadata["name"], serves, _headline(facts, ready, current, found))
+    story.sections = {
+        "service": list(sections.service(facts, current)),
+        "conditions": [sections.condition(one, ready, now) for one in conditions.values()],
+        "workers": list(sections.component(facts, names.WORKER, ready)),
+        "routers": list(sections.component(facts, names.ROUTER, ready)),
+        "events": list(sections.events(facts.events, {str(one.get("message")) for one in conditions.values()}, now)),
+        "needs": list(sections.needs(facts)),
+        "nodes with GPUs": list(sections.nodes(facts)),
+        "not known": [Line(text) for text in facts.unknown],
+    }
+    story.next = _next(facts, ready, current, serves, found)
+    return story
+
+
+def _headline(facts: Facts, ready: Body, current: bool, found: list[Cause]) -> str:
+    who = f"{facts.service['metadata']['name']} in namespace {facts.service['metadata']['namespace']}"
+    if not ready:
+        return f"{who} was not looked at by any operator"
+    if not current:
+        return f"{who}: its last edit was not taken up by the operator"
+    if ready.get("status") == "True":
+        return f"{who} is ready" + (f", and yet: {found[0].reason}" if found else "")
+    return f"{who} is not ready: {found[0].reason if found else ready.get('reason')}"
+
+
+def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
+    """What is wrong now, the deepest first: what has not reached the status yet is found, too."""
+    for (kind, name), body in facts.needs.items():
+        if body is None:
+            words = f"{kind} {name}, named in {facts.why[kind, name]}, is not there. Create it in this namespace."
+            yield Cause(f"{kind}Missing", words, fault=True)
+    events = {pod["metadata"]["name"]: newest(sections.of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
+    telling = {name: event for name, event in events.items() if event is not None}
+    for component in (names.WORKER, names.ROUTER):
+        deployment = facts.deployments.get(component)
+        for one in ((deployment or {}).get("status") or {}).get("conditions") or []:
+            if one["type"] == "ReplicaFailure" and one["status"] == "True":
+                yield creation.of_failure(one["reason"], one.get("message", ""))
+        revision = _revision(deployment)
+        cause = causes.of_pods(facts.pods, component, revision, telling)
+        if cause is not None and cause.fault:
+            yield cause
+        if deployment is not None and (deployment.get("spec") or {}).get("paused"):
+            yield creation.paused(deployment["metadata"]["name"])
+    silent, _ = silence.of(facts.deployments.values(), facts.pods, now)
+    if silent is not None:
+        yield silent
+
+
+def _revision(deployment: Body | None) -> str:
+    template = ((deployment or {}).get("spec") or {}).get("template") or {}
+    return str(((template.get("metadata") or {}).get("labels") or {}).get(names.REVISION, ""))
+
+
+def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Cause]) -> list[str]:
+    name, namespace = facts.service["metadata"]["name"], facts.service["metadata"]["namespace"]
+    said = list(dict.fromkeys(cause.message for cause in found))
+    faults = {cause.reason for cause in found}
+    degraded: Body = next((one for one in (facts.service.get("status") or {}).get("conditions") or [] if one["type"] == "Degraded"), {})
+    if degraded.get("status") == "True" and degraded.get("reason") not in faults:
+        said.insert(0, f"{degraded.get('reason')}: {degraded.get('message')}")  # what only the operator can know, such as a refused apply
+    if not ready or not current:
+        operator = "kubectl get deployments -A -l app.kubernetes.io/component=operator"
+        said.insert(0, f"See whether fairlead-operator runs, watches this namespace, and what it logs: {operator}")
+    if said:
+        return said
+    if serves:
+        return [f"Nothing: it serves. kubectl fairlead top -n {namespace} shows what it does."]
+    reason = ready.get("reason")
+    waits = {
+        "Loading": "Wait: the model is being loaded (LOADING in kubectl fairlead status).",
+        "Starting": "Wait: pods are being made.",
+        "RollingOut": "Wait: pods are being replaced, one after another.",
+        "Probing": "Wait some seconds: a completion through the router is under way.",
+        "ScaledToZero": f"Scale it up: kubectl scale inferenceservice {name} -n {namespace} --replicas=1",
+        "RequestFailed": f"See the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
+    }
+    return [waits.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservice {name} -n {namespace}"))]

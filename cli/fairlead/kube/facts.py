@@ -1,0 +1,121 @@
+"""Everything that explaining one service needs to know, read once. What the user may not read is noted, and the rest is read."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fairlead.errors import UserError
+from fairlead.kube.api import METADATA_ONLY, Kube, NoRight, NotThere
+from fairlead.kube.live import Live, look
+from fairlead.kube.picture import through_proxy
+from fairlead_operator import names
+
+Body = Mapping[str, Any]
+T = TypeVar("T")
+GPU = "nvidia.com/gpu"
+
+
+@dataclass
+class Facts:
+    """Of one service. `needs`: ("Secret", name) → the object, or None where it is not there; absent: not known."""
+
+    service: Body
+    deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment
+    replica_sets: list[Body] = field(default_factory=list)
+    pods: list[Body] = field(default_factory=list)
+    events: list[Body] = field(default_factory=list)  # of the service and of everything that belongs to it
+    needs: dict[tuple[str, str], Body | None] = field(default_factory=dict)
+    why: dict[tuple[str, str], str] = field(default_factory=dict)  # … → the field that names it
+    nodes: list[Body] | None = None
+    gpus_in_use: Mapping[str, int] | None = None  # node → GPUs that pods on it ask for
+    live: Live = field(default_factory=Live)
+    unknown: list[str] = field(default_factory=list)
+
+
+def gather(kube: Kube, namespace: str, name: str) -> Facts:
+    """Raises UserError only where the service itself cannot be read."""
+    facts = Facts(kube.service(namespace, name))
+    of = f"{names.MANAGED_BY}=fairlead,{names.INSTANCE}={name}"
+
+    def attempt(right: str, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except NoRight:
+            facts.unknown.append(f"{right}: you may not; ask for that verb")
+        except UserError as error:
+            facts.unknown.append(f"{right}: {error}")
+        return None
+
+    def listed(path: str, right: str, **query: str) -> list[Body]:
+        return attempt(right, lambda: kube.items(path, right=right, **query)) or []
+
+    apps, core = f"/apis/apps/v1/namespaces/{namespace}", f"/api/v1/namespaces/{namespace}"
+    deployments = listed(f"{apps}/deployments", "list deployments.apps", selector=of)
+    facts.deployments = {(one["metadata"].get("labels") or {}).get(names.COMPONENT, ""): one for one in deployments}
+    facts.replica_sets = listed(f"{apps}/replicasets", "list replicasets.apps", selector=of)
+    facts.pods = listed(f"{core}/pods", "list pods", selector=of)
+    ours = {("InferenceService", name)} | {("Deployment", one["metadata"]["name"]) for one in deployments}
+    ours |= {("ReplicaSet", one["metadata"]["name"]) for one in facts.replica_sets}
+    ours |= {("Pod", one["metadata"]["name"]) for one in facts.pods}
+    events = listed(f"{core}/events", "list events")
+    facts.events = [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) in ours]
+    for kind, plural, needed, where in needs(facts.service):
+        facts.why[kind, needed] = where
+        accept = METADATA_ONLY if kind == "Secret" else "application/json"  # what is in a Secret is nobody's business here
+        try:
+            facts.needs[kind, needed] = kube.get(f"{core}/{plural}/{needed}", right=f"get {plural}", accept=accept)
+        except NotThere:
+            facts.needs[kind, needed] = None
+        except UserError as error:
+            facts.unknown.append(f"{kind} {needed}: {error}")
+    if any(asks_for_gpus(pod) for pod in facts.pods):
+        facts.nodes = attempt("list nodes", lambda: kube.items("/api/v1/nodes", right="list nodes"))
+        everywhere = attempt("list pods in all namespaces", lambda: kube.items("/api/v1/pods", right="list pods"))
+        facts.gpus_in_use = gpus_in_use(everywhere) if everywhere is not None else None
+    facts.live = look(facts.pods, lambda pod, page: through_proxy(kube, namespace, pod, page))
+    return facts
+
+
+def needs(service: Body) -> Iterable[tuple[str, str, str, str]]:
+    """What the manifest names and somebody else must have made: (kind, plural, name, field)."""
+    spec = service.get("spec") or {}
+    model, template = spec.get("model") or {}, (spec.get("podTemplate") or {}).get("spec") or {}
+    claims = [
+        (model.get("uri"), "spec.model.uri"),
+        (((spec.get("engine") or {}).get("speculative") or {}).get("model"), "spec.engine.speculative.model"),
+    ]
+    for uri, where in claims:
+        if str(uri).startswith("pvc://"):
+            yield "PersistentVolumeClaim", "persistentvolumeclaims", str(uri).removeprefix("pvc://").partition("/")[0], where
+    if claim := (model.get("cache") or {}).get("claim"):
+        yield "PersistentVolumeClaim", "persistentvolumeclaims", claim, "spec.model.cache.claim"
+    for volume in template.get("volumes") or []:
+        if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
+            yield "PersistentVolumeClaim", "persistentvolumeclaims", claim, "spec.podTemplate.spec.volumes"
+        if secret := (volume.get("secret") or {}).get("secretName"):
+            yield "Secret", "secrets", secret, "spec.podTemplate.spec.volumes"
+    if secret := (model.get("secretRef") or {}).get("name"):
+        yield "Secret", "secrets", secret, "spec.model.secretRef"
+    if secret := ((spec.get("access") or {}).get("keysSecretRef") or {}).get("name"):
+        yield "Secret", "secrets", secret, "spec.access.keysSecretRef"
+    for one in [*(spec.get("imagePullSecrets") or []), *(template.get("imagePullSecrets") or [])]:
+        yield "Secret", "secrets", one["name"] if isinstance(one, Mapping) else str(one), "imagePullSecrets"
+
+
+def gpus_of(pod: Body) -> int:
+    """GPUs that a pod asks for."""
+    containers = (pod.get("spec") or {}).get("containers") or []
+    return sum(int(((one.get("resources") or {}).get("limits") or {}).get(GPU, 0)) for one in containers)
+
+
+def asks_for_gpus(pod: Body) -> bool:
+    return gpus_of(pod) > 0
+
+
+def gpus_in_use(pods: Iterable[Body]) -> dict[str, int]:
+    used: dict[str, int] = {}
+    for pod in pods:
+        node = (pod.get("spec") or {}).get("nodeName")
+        if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            used[node] = used.get(node, 0) + gpus_of(pod)
+    return used

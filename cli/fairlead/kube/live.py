@@ -1,0 +1,71 @@
+"""What the routers of a service say at this moment, read through the API server's proxy to pods, so that no port has to be forwarded."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairlead.errors import UserError
+from fairlead_operator import names
+from fairlead_operator.observed import component_of
+
+Body = Mapping[str, Any]
+Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
+
+NO_ROUTER = "no router is ready"
+_WAITING = "fairlead_router_queued_requests"  # those that are held included
+
+
+@dataclass(frozen=True)
+class Live:
+    """One look at the routers of one service."""
+
+    workers: Mapping[str, Body] = field(default_factory=dict)  # pod → its entry in `/fairlead/workers`
+    queued: int | None = None  # requests that wait in the routers; None: not known
+    index: str = ""
+    problem: str = ""  # why there is nothing live to show
+
+
+def look(pods: Iterable[Body], read: Read) -> Live:
+    """The workers as the first ready router sees them, and what waits in all routers. What cannot be read is said, not raised."""
+    routers = sorted(pod["metadata"]["name"] for pod in pods if component_of(pod) == names.ROUTER and is_ready(pod))
+    if not routers:
+        return Live(problem=NO_ROUTER)
+    try:
+        page = workers_page(read(routers[0], "fairlead/workers"))
+    except UserError as error:
+        return Live(problem=str(error))
+    waiting: list[int] = []
+    for router in routers:
+        try:
+            waiting.append(round(metric(read(router, "metrics"), _WAITING)))
+        except UserError:
+            break  # a part of a sum is no sum
+    workers = {str(one.get("pod") or one.get("address")): one for one in page["workers"]}
+    return Live(workers, sum(waiting) if len(waiting) == len(routers) else None, str(page.get("index") or ""))
+
+
+def workers_page(text: str) -> dict[str, Any]:
+    """A router's `/fairlead/workers`. UserError when it is another program's answer."""
+    try:
+        page = json.loads(text)
+    except ValueError:
+        page = None
+    if not isinstance(page, dict) or not isinstance(page.get("workers"), list):
+        raise UserError("not a Fairlead router's answer")
+    return page
+
+
+def metric(text: str, name: str) -> float:
+    """The value of a metric without labels; UserError when it is not there."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return float(value)
+    raise UserError(f"no metric {name}")
+
+
+def is_ready(pod: Body) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    going = pod["metadata"].get("deletionTimestamp")
+    return not going and any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -1,0 +1,25 @@
+"""`kubectl-fairlead`: kubectl runs it for `kubectl fairlead …` when it is on the PATH."""
+
+import argparse
+from collections.abc import Sequence
+
+from fairlead.errors import finish
+from fairlead.kube import command
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kubectl fairlead", description="InferenceServices of a cluster: what they do, and why they do not."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status = commands.add_parser("status", help="one table of services and pods; exit 1 while one is not ready")
+    command.add_status(status)
+    status.set_defaults(run=command.run_status)
+    command.add_top_parser(commands)
+    command.add_explain_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Exit status as that of `fairlead`."""
+    finish(build_parser(), argv)

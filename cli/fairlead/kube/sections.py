@@ -1,0 +1,173 @@
+"""What is seen of each part of a service, line by line. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fairlead.kube.facts import GPU, Facts
+from fairlead.kube.live import is_ready
+from fairlead.kube.picture import row
+from fairlead_operator import causes, names
+from fairlead_operator.causes.happened import Happened, newest
+from fairlead_operator.observed import component_of
+
+Body = Mapping[str, Any]
+MOST_EVENTS = 8
+_TROUBLE_WHEN_TRUE = {"Degraded"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was seen. `well`: None says neither."""
+
+    text: str
+    well: bool | None = None
+
+
+def service(facts: Facts, current: bool) -> Iterator[Line]:
+    spec, status = facts.service.get("spec") or {}, facts.service.get("status") or {}
+    model = (spec.get("model") or {}).get("uri")
+    yield Line(f"model {model}, revision {status.get('revision') or 'none yet'}, workers {status.get('ready') or '?'}")
+    generation = facts.service["metadata"].get("generation")
+    if not status:
+        yield Line("no status: no operator has seen it", False)
+    elif not current:
+        yield Line(f"generation {generation} was written, and the status speaks of {status.get('observedGeneration')}", False)
+    if status.get("url"):
+        yield Line(f'clients use {status["url"]}, "model": "{status.get("model")}"')
+    index, traffic = status.get("index") or {}, status.get("traffic") or {}
+    if index:
+        yield Line(
+            f"index {index['state']}{': ' + index['reason'] if index.get('reason') else ''}", index["state"] in ("Ok", "Off", "Unused")
+        )
+    if traffic:
+        hits = f", {traffic['cacheHitPercent']} % of prompt tokens from caches" if traffic.get("cacheHitPercent") is not None else ""
+        rates = f"{traffic.get('tokensPerSecond', 0)} tokens/s out, {traffic.get('promptTokensPerSecond', 0)} tokens/s in"
+        yield Line(f"{rates}{hits} (at {traffic.get('at')})")
+    seen = row(facts.service, facts.pods, facts.live)
+    for note in seen.notes:
+        yield Line(note)
+    figures = seen.figures
+    if figures.running is not None:
+        use = f", KV {figures.kv_use:.0%} in use" if figures.kv_use is not None else ""
+        yield Line(f"{figures.running} requests run, {figures.queued or 0} wait{use}")
+    if seen.loading:
+        yield Line(f"loading: {seen.loading}")
+
+
+def condition(one: Body, ready: Body, now: datetime) -> Line:
+    wanted = "False" if one["type"] in _TROUBLE_WHEN_TRUE else "True"
+    since = f" for {_ago(one['lastTransitionTime'], now)}" if one.get("lastTransitionTime") else ""
+    well = None if one["type"] == "Progressing" and one.get("reason") == "Complete" else one["status"] == wanted
+    words = "as Ready" if one is not ready and one.get("message") == ready.get("message") else one.get("message") or "-"
+    return Line(f"{one['type']} {one['status']}{since}, {one.get('reason')}: {words}", well)
+
+
+def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[Line]:
+    deployment = facts.deployments.get(component)
+    if deployment is None:
+        if not any(text.startswith("list deployments") for text in facts.unknown):
+            yield Line("no Deployment: the operator has not made it, or may not (see conditions)", False)
+        return
+    spec, status = deployment.get("spec") or {}, deployment.get("status") or {}
+    wanted, ready, updated = int(spec.get("replicas") or 0), int(status.get("readyReplicas") or 0), int(status.get("updatedReplicas") or 0)
+    paused = ", paused" if spec.get("paused") else ""
+    yield Line(
+        f"Deployment {deployment['metadata']['name']} wants {wanted}: {ready} ready, {updated} of the wanted revision{paused}",
+        ready >= wanted and updated >= wanted,
+    )
+    for replica_set in facts.replica_sets:
+        own = (replica_set["metadata"].get("labels") or {}).get(names.COMPONENT) == component
+        wants = int((replica_set.get("spec") or {}).get("replicas") or 0)
+        if own and (wants or (replica_set.get("status") or {}).get("replicas")):
+            made = replica_set.get("status") or {}
+            counts = f"wants {wants}, has {made.get('replicas', 0)}, {made.get('readyReplicas', 0)} ready"
+            yield Line(f"ReplicaSet {replica_set['metadata']['name']} {counts}", int(made.get("readyReplicas") or 0) >= wants)
+    for pod in facts.pods:
+        if component_of(pod) == component:
+            yield _pod(pod, newest(of(facts.events, "Pod", pod["metadata"]["name"])), str(ready_condition.get("message")))
+
+
+def _pod(pod: Body, event: Happened | None, said: str) -> Line:
+    """`said`: what Ready says, which is not said again."""
+    name, node = pod["metadata"]["name"], (pod.get("spec") or {}).get("nodeName")
+    where = f" on {node}" if node else ""
+    if pod["metadata"].get("deletionTimestamp"):
+        return Line(f"pod {name}{where}: it ends by {pod['metadata']['deletionTimestamp']}")
+    if is_ready(pod):
+        return Line(f"pod {name}{where}: ready", True)
+    cause = causes.of_pod(pod, event)
+    if cause is None:
+        return Line(f"pod {name}{where}")
+    words = "as Ready says" if cause.message == said else cause.message
+    return Line(f"pod {name}{where}: {cause.reason}: {words}", False if cause.fault else None)
+
+
+def of(events: Iterable[Body], kind: str, name: str) -> list[Body]:
+    return [one for one in events if (one["involvedObject"].get("kind"), one["involvedObject"].get("name")) == (kind, name)]
+
+
+def events(events: Iterable[Body], said: set[str], now: datetime) -> Iterator[Line]:
+    """The newest warnings, each text once; none that a condition has `said`."""
+    seen: set[tuple[str, str]] = set()
+    for event in sorted((one for one in events if one.get("type") == "Warning"), key=_when, reverse=True):
+        words = (str(event.get("reason")), " ".join(str(event.get("message")).split()))
+        if words in seen or words[1] in said or len(seen) == MOST_EVENTS:
+            continue
+        seen.add(words)
+        times = (event.get("series") or {}).get("count") or event.get("count") or 1
+        about = f"{event['involvedObject'].get('kind')} {event['involvedObject'].get('name')}"
+        ago = f"{_ago(_when(event), now)} ago" if _when(event) else "some time ago"
+        yield Line(f"{ago}{f', {times} times' if times > 1 else ''}, {about}: {words[0]}: {words[1]}", False)
+
+
+def _when(event: Body) -> str:
+    return str((event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def needs(facts: Facts) -> Iterator[Line]:
+    for (kind, name), body in facts.needs.items():
+        where = facts.why[kind, name]
+        if body is None:
+            yield Line(f"{kind} {name} ({where}): not there", False)
+        elif kind == "PersistentVolumeClaim":
+            phase = (body.get("status") or {}).get("phase", "?")
+            modes = ", ".join((body.get("spec") or {}).get("accessModes") or [])
+            size = ((body.get("status") or {}).get("capacity") or {}).get("storage", "?")
+            yield Line(f"{kind} {name} ({where}): {phase}, {size}, {modes}", phase == "Bound")
+        else:
+            yield Line(f"{kind} {name} ({where}): there", True)
+
+
+def nodes(facts: Facts) -> Iterator[Line]:
+    if facts.nodes is None:
+        return
+    some = False
+    for node in facts.nodes:
+        gpus = int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))
+        if not gpus:
+            continue
+        some = True
+        name = node["metadata"]["name"]
+        used = None if facts.gpus_in_use is None else facts.gpus_in_use.get(name, 0)
+        spec, conditions = (
+            node.get("spec") or {},
+            {one["type"]: one["status"] for one in (node.get("status") or {}).get("conditions") or []},
+        )
+        faults = ["cordoned"] if spec.get("unschedulable") else []
+        faults += ["not ready"] if conditions.get("Ready", "True") != "True" else []
+        taints = [f"{one['key']}:{one['effect']}" for one in spec.get("taints") or [] if one.get("effect") != "PreferNoSchedule"]
+        extra = "".join(f", {one}" for one in [*faults, *([f"taints {' '.join(taints)}"] if taints else [])])
+        free = "" if used is None else f", {max(0, gpus - used)} free"
+        yield Line(f"{name}: {gpus} GPUs{free}{extra}", not faults and (used is None or used < gpus))
+    if not some:
+        yield Line(f"no node offers {GPU}: does the NVIDIA device plugin run? To run on CPUs, set spec.resources.gpus: 0", False)
+
+
+def _ago(time: str, now: datetime) -> str:
+    seconds = max(0.0, (now - datetime.fromisoformat(time)).total_seconds())
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"

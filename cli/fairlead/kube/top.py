@@ -1,0 +1,70 @@
+"""`top`: the table again and again, with tokens a second measured between two looks."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from fairlead.errors import UserError
+from fairlead.kube import table
+from fairlead.kube.picture import Figures, ServiceRow
+
+Look = Callable[[], list[ServiceRow]]
+
+
+def rated(before: Sequence[ServiceRow], after: Sequence[ServiceRow], seconds: float) -> list[ServiceRow]:
+    """`after`, with the rates and hit rates between the two; where nobody was asked for anything, as it was."""
+    known = {(row.namespace, row.name): row for row in before}
+    made = []
+    for row in after:
+        old = known.get((row.namespace, row.name))
+        pods = {pod.name: pod.figures for pod in old.pods} if old else {}
+        fresh = [replace(pod, figures=_between(pods.get(pod.name), pod.figures, seconds)) for pod in row.pods]
+        rates = [pod.figures.tokens_per_second for pod in fresh if pod.figures.tokens_per_second is not None]
+        together = replace(row.figures, tokens_per_second=sum(rates) if rates else row.figures.tokens_per_second)
+        made.append(replace(row, pods=fresh, figures=together))
+    return made
+
+
+def _between(old: Figures | None, new: Figures, seconds: float) -> Figures:
+    if old is None or old.tokens is None or new.tokens is None or any(was > now for was, now in zip(old.tokens, new.tokens, strict=True)):
+        return new  # it has begun anew
+    prompt, cached, output = (now - was for was, now in zip(old.tokens, new.tokens, strict=True))
+    return replace(new, tokens_per_second=output / seconds, hit_rate=cached / prompt if prompt else new.hit_rate)
+
+
+def frames(look: Look, interval: float, sleep: Callable[[float], None] = time.sleep) -> Iterator[tuple[list[ServiceRow], str]]:
+    """Rows with rates, and a problem where the cluster did not answer (the last rows then stay). The first look may raise UserError."""
+    before, at = look(), time.monotonic()
+    shown: list[ServiceRow] = before
+    while True:
+        sleep(interval)
+        try:
+            after, then = look(), time.monotonic()
+        except UserError as error:
+            yield shown, str(error)
+            continue
+        shown = rated(before, after, max(then - at, 1e-3))
+        before, at = after, then
+        yield shown, ""
+
+
+def run(console: Console, look: Look, *, interval: float, once: bool, namespaces: bool, pods: bool) -> int:
+    """Until Ctrl-C; `once`, or where there is no terminal: two looks, one table."""
+    if once or not console.is_terminal:
+        rows, problem = next(frames(look, interval))
+        if problem:
+            raise UserError(problem)
+        console.print(table.services(rows, namespaces=namespaces, pods=pods) if rows else "no InferenceServices")
+        return 0
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        live.update(Text("looking …"), refresh=True)
+        for rows, problem in frames(look, interval):
+            clock = Text(f"{time.strftime('%H:%M:%S')}  every {interval:g} s, Ctrl-C ends", style="dim")
+            shown = table.services(rows, namespaces=namespaces, pods=pods)
+            live.update(Group(clock, shown, Text(problem, style="red")), refresh=True)
+    return 0

@@ -1,0 +1,10 @@
+"""Why a service is not as wanted, lifted from what Kubernetes knows: one word for machines; for people what is wrong and what to do.
+
+`pods` reads one pod and chooses among many; `containers`, `scheduling`, `weights` and `happened` know the words of kubelets, schedulers,
+workers and Events; `creation` those of what refuses a pod or a template; `silence` tells when nobody says anything.
+"""
+
+from fairlead_operator.causes.cause import Cause
+from fairlead_operator.causes.pods import Happened, of_pod, of_pods
+
+__all__ = ["Cause", "Happened", "of_pod", "of_pods"]

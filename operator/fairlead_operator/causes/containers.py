@@ -1,0 +1,115 @@
+"""Why a container does not run, from its waiting, running and terminated states."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fairlead_operator.causes import weights
+from fairlead_operator.causes.cause import Cause, last_line, short, told
+from fairlead_operator.causes.happened import Happened, probe_failed
+
+_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
+_CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "PostStartHookError"}
+_KILLED = (137, 143)  # exit codes of SIGKILL and SIGTERM: what a kubelet sends after a probe has failed
+
+_IMAGE_ADVICE = (
+    (
+        r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",
+        "Give the pods a pull secret that may read it (imagePullSecrets).",
+    ),
+    (
+        r"not found|manifest unknown|\b404\b",
+        "Correct the image: the operator's --worker-image and --router-image, or the one in spec.podTemplate.",
+    ),
+    (r"toomanyrequests|rate limit|\b429\b", "The registry limits pulls: wait, log in with a pull secret, or mirror the image."),
+    (
+        r"no such host|timeout|timed out|refused|x509|unreachable|EOF",
+        "The node cannot reach the registry: check its network, proxy and certificates.",
+    ),
+    (r"no match for platform|exec format", "The image is not built for this node's processor: choose other nodes or another image."),
+    (r"no space left", "The node's disk is full: free it, or choose other nodes."),
+)
+_CONFIG_ADVICE = (
+    (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: the pod then starts by itself."),
+    (r"couldn't find key (\S+) in Secret \S+?/(\S+)", "Put the key {0} into the Secret {1}."),
+    (r'configmap "([^"]+)" not found', "Create the ConfigMap {0} in this namespace."),
+    (r"couldn't find key (\S+) in ConfigMap \S+?/(\S+)", "Put the key {0} into the ConfigMap {1}."),
+    (r"runAsNonRoot", "The image runs as root, which is forbidden here: use one with a numeric USER."),
+    (r"nvidia", "The node's NVIDIA driver or container toolkit is at fault: see the GPU operator's pods there."),
+)
+
+
+def has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bool:
+    """It was ready since its present start: only then did its pod's readiness (condition Ready) change after that. That it has passed a
+    startup probe says less, for one that follows a load's progress passes before the load has ended."""
+    since, changed = ((container.get("state") or {}).get("running") or {}).get("startedAt"), readiness.get("lastTransitionTime")
+    return str(changed) > str(since) if since and changed else bool(container.get("started"))
+
+
+def of_container(
+    pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any] | None = None, event: Happened | None = None
+) -> Cause | None:
+    """None for a container that is well, or has done its work. `readiness`: the pod's condition Ready; `event`: its newest telling one."""
+    if container.get("ready"):
+        return None
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    waiting, terminated = state.get("waiting") or {}, state.get("terminated")
+    reason = waiting.get("reason", "")
+    if reason in _IMAGE:
+        return _image(pod, container, reason, str(waiting.get("message") or reason))
+    if reason in _CONTAINER:
+        words = str(waiting.get("message") or reason)
+        return told(reason, f"pod {pod}: {words}", _advice(_CONFIG_ADVICE, words) or f"See kubectl describe pod {pod}.")
+    if terminated and terminated.get("exitCode") == 0 and not last.get("terminated"):
+        return None  # an init container that is done
+    served = has_served(container, readiness or {})
+    ended = terminated or (None if served else last.get("terminated"))
+    if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
+        return _crashed(pod, container, ended, reason, event)
+    if state.get("running") is not None:
+        if not served:
+            return Cause("Loading", f"pod {pod} is loading the model", fault=False)
+        seen = probe_failed(pod, event)
+        why = f": {seen}" if seen else ": it is draining or has lost its engine"
+        return Cause("NotReady", short(f"pod {pod} runs and does not take requests{why}"), fault=False)
+    return Cause("Starting", f"pod {pod} is being started", fault=False)
+
+
+def _image(pod: str, container: Mapping[str, Any], reason: str, words: str) -> Cause:
+    # ErrImagePull and ImagePullBackOff alternate; the detail of the first stands behind the prefix of the second.
+    detail = words.rsplit("ErrImagePull: ", 1)[-1]
+    what = f"pod {pod}: image {container.get('image', '?')}: {detail}"
+    if reason == "InvalidImageName":
+        return told(reason, what, "Correct the image's name: registry/repository:tag, in lower case.")
+    if reason == "ErrImageNeverPull":
+        return told(reason, what, "Load the image onto the node, or set imagePullPolicy to IfNotPresent.")
+    return told(
+        "ImagePullBackOff", what, _advice(_IMAGE_ADVICE, detail) or "Try the pull by hand on the node: the registry's words are above."
+    )
+
+
+def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], waiting: str, event: Happened | None) -> Cause:
+    """An OutOfMemory kill and a model that cannot be loaded are named; otherwise the second end, or a back-off, makes a crash loop
+    (restartCount never goes back)."""
+    said = last_line(str(ended.get("message") or ""))
+    if ended.get("reason") == "OOMKilled":
+        what = f"pod {pod}: {container.get('name')} was killed: {said or 'it used more memory than spec.resources.memory allows'}"
+        return told(
+            "OOMKilled", what, "Raise spec.resources.memory (weights on CPUs, page buffers and downloads count), or remove its limit."
+        )
+    loading = weights.of_last_words(pod, said)
+    if loading is not None:
+        return loading
+    code = ended.get("exitCode")
+    seen = probe_failed(pod, event)
+    if code in _KILLED and seen:
+        do = f"It was restarted for that: see kubectl logs {pod} --previous, and give it more time or less load."
+        return told("ProbeFailed", f"pod {pod}: {seen}", do)
+    looping = waiting == "CrashLoopBackOff" or int(container.get("restartCount") or 0) >= 2
+    what = f"pod {pod}: {container.get('name')} exited with code {code}: {said or 'it left no message'}"
+    return told("CrashLoopBackOff" if looping else "Crashed", what, f"See kubectl logs {pod} -c {container.get('name')} --previous.")
+
+
+def _advice(table: tuple[tuple[str, str], ...], words: str) -> str:
+    found = ((re.search(pattern, words, re.IGNORECASE), text) for pattern, text in table)
+    return next((text.format(*match.groups()) for match, text in found if match), "")

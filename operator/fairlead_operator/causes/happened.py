@@ -1,0 +1,78 @@
+"""What Events tell of a pod that its status does not: volumes that cannot be mounted, sandboxes, probes, a node that went."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fairlead_operator.causes.cause import Cause, told
+
+MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
+PROBE = {"Unhealthy"}
+TELLING = {*MOUNT, *PROBE, "FailedCreatePodSandBox", "NetworkNotReady", "NodeNotReady"}
+
+_MOUNT_ADVICE = (
+    (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct its name in the manifest."),
+    (r'secret "([^"]+)" not found', "Create the Secret {0} in this namespace: it is mounted as soon as it is there."),
+    (r'configmap "([^"]+)" not found', "Create the ConfigMap {0} in this namespace."),
+    (r"references non-existent secret key: (\S+)", "Put the key {0} into that Secret."),
+    (r"Multi-Attach error", "The volume is still attached to another node: use a ReadWriteMany claim, or wait until the old pod has gone."),
+    (r"hostPath type check failed", "The path is not on that node: make it, or choose nodes that have it."),
+    (r"permission denied|access denied", "The storage refuses this node: check its credentials and exports."),
+    (r"timed out waiting", "The storage does not answer: see the CSI driver's pods and kubectl describe pvc."),
+)
+
+
+@dataclass(frozen=True)
+class Happened:
+    """The newest telling Event of one pod."""
+
+    reason: str
+    message: str
+
+
+def newest(events: Sequence[Mapping[str, Any]]) -> Happened | None:
+    """The newest that tells something; a readiness probe's word comes after any other, for it ends nothing."""
+    telling = [event for event in events if event.get("reason") in TELLING]
+    found = max(telling, key=lambda event: (not _of_readiness(event), _time(event)), default=None)
+    return Happened(found["reason"], str(found.get("message") or "")) if found is not None else None
+
+
+def _of_readiness(event: Mapping[str, Any]) -> bool:
+    return event["reason"] in PROBE and str(event.get("message")).startswith("Readiness")
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def of_event(pod: str, event: Happened) -> Cause | None:
+    """What it means for a pod whose containers do not run yet; None where it does not say why."""
+    if event.reason in MOUNT:
+        found = ((re.search(pattern, event.message), text) for pattern, text in _MOUNT_ADVICE)
+        do = next((text.format(*match.groups()) for match, text in found if match), f"See kubectl describe pod {pod}.")
+        return told("FailedMount", f"pod {pod} waits for a volume: {_calm(event.message)}", do)
+    if event.reason in ("FailedCreatePodSandBox", "NetworkNotReady"):
+        return told(
+            event.reason,
+            f"pod {pod}: {_calm(event.message)}",
+            "The node's container runtime or network plugin is at fault: see its pods and the kubelet's log.",
+        )
+    return node_gone(pod) if event.reason == "NodeNotReady" else None
+
+
+def node_gone(pod: str, node: str = "") -> Cause:
+    do = "Kubernetes replaces the pod after about 5 minutes. If the node is gone for good, delete it: kubectl delete node."
+    return told("NodeLost", f"the node {node + ' ' if node else ''}of pod {pod} does not answer", do)
+
+
+def probe_failed(pod: str, event: Happened | None) -> str:
+    """What the probe saw, as a clause; empty: no probe was heard of."""
+    return _calm(event.message) if event is not None and event.reason in PROBE else ""
+
+
+def _calm(message: str) -> str:
+    """Without what differs each time that the same thing happens: ids and times would make the same message another one."""
+    message = re.sub(r"\b[0-9a-f]{64}\b|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", "…", message)
+    return " ".join(message.split())

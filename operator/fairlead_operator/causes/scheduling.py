@@ -1,0 +1,58 @@
+"""A pod without a node: which resource lacks, in the scheduler's words, and what to do about each of them."""
+
+import re
+
+from fairlead_operator.causes.cause import Cause, told
+
+_LACKS = re.compile(r"(\d+) Insufficient ([\w-]+(?:[./][\w-]+)*)")
+_OF = re.compile(r"0/(\d+) nodes")
+
+# What the scheduler says → what to do. The first two that fit are said: a message of ten reasons is read by nobody.
+_ADVICE = (
+    (
+        r"Insufficient nvidia\.com/gpu",
+        "Free a GPU, add a node with GPUs, or lower spec.replicas (to run on CPUs, set spec.resources.gpus: 0).",
+    ),
+    (r"Insufficient (?!nvidia)[\w-]+\.[\w.-]+/", "Add a node with that device, or ask for fewer of it."),
+    (r"Insufficient cpu", "Lower spec.resources.cpu, or add a node."),
+    (r"Insufficient memory", "Lower spec.resources.memory, or add a node."),
+    (r"Insufficient ephemeral-storage", "Ask for less ephemeral storage in spec.podTemplate, or add a node with a larger disk."),
+    (r"Too many pods", "Every node that fits holds as many pods as it may: add a node."),
+    (r'persistentvolumeclaim "([^"]+)" not found', "Create the PersistentVolumeClaim {0}, or correct the name in spec.model."),
+    (r'persistentvolumeclaim "([^"]+)" is being deleted', "The claim {0} is being deleted: wait, then create it anew."),
+    (
+        r"unbound immediate PersistentVolumeClaims",
+        "See why the claim is not bound: kubectl describe pvc (no such StorageClass, or no volume).",
+    ),
+    (
+        r"volume node affinity conflict",
+        "The claim's volume is on another node or zone: free room there, or use a claim that all nodes can mount.",
+    ),
+    (r"untolerated taint \{([^}]+)\}", "Tolerate {0} in spec.podTemplate.spec.tolerations, if workers may run there."),
+    (
+        r"match Pod's node affinity|node selector",
+        "No node has the labels asked for: correct the nodeSelector or affinity, or label a node.",
+    ),
+    (r"topology spread constraints", "Relax the topologySpreadConstraints of spec.podTemplate."),
+    (r"were unschedulable", "Nodes are cordoned: kubectl uncordon NODE when they may be used again."),
+    (r"no nodes available", "The cluster has no node: add one."),
+)
+
+
+def of_condition(pod: str, reason: str, message: str) -> Cause:
+    """From the pod's condition PodScheduled, which is False."""
+    if reason == "SchedulingGated":
+        return told(
+            "SchedulingGated", f"pod {pod} waits for its scheduling gates: {message}", "A queue (such as Kueue) admits it.", fault=False
+        )
+    words = message or "no node takes it"
+    nodes = _OF.search(words)
+    lacks = ", ".join(f"{name} on {count} of {nodes[1] if nodes else '?'} nodes" for count, name in _LACKS.findall(words)[:3])
+    what = f"pod {pod} has no node{f' (short of {lacks})' if lacks else ''}: {words.partition(' preemption:')[0]}"
+    return told("FailedScheduling", what, " ".join(advice(words)[:2]) or f"See kubectl describe pod {pod}.")
+
+
+def advice(message: str) -> list[str]:
+    """What to do about each thing that the scheduler names."""
+    found = ((re.search(pattern, message), text) for pattern, text in _ADVICE)
+    return [text.format(*match.groups()) for match, text in found if match]

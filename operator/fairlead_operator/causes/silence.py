@@ -1,0 +1,89 @@
+"""Nobody has said anything for a while: a controller, the scheduler or a kubelet that is not running leaves no word anywhere. Pure."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from fairlead_operator.causes.cause import Cause, told
+
+Body = Mapping[str, Any]
+LONG = 60.0  # seconds; controllers and schedulers look within one, also in clusters with thousands of pods
+NODE_LONG = 120.0  # seconds from a pod's binding to its kubelet's first word
+
+_Late = tuple[float, Cause]  # when it counts as silence (seconds since the epoch), and what it is then
+
+
+def of(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tuple[Cause | None, float | None]:
+    """What is silent, if anything, and otherwise when something may be (seconds since the epoch)."""
+    pods = list(pods)
+    late = [one for deployment in deployments for one in _of_deployment(deployment, pods)]
+    late += [one for pod in pods for one in _of_pod(pod)]
+    due = [cause for at, cause in sorted(late, key=lambda one: one[0]) if at <= now.timestamp()]
+    return (due[0], None) if due else (None, min((at for at, _ in late), default=None))
+
+
+def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
+    metadata, status = deployment.get("metadata") or {}, deployment.get("status") or {}
+    written = _written(metadata)
+    if written is None or deployment["spec"].get("paused") or not deployment["spec"].get("replicas"):
+        return []
+    name = metadata["name"]
+    do = "See whether kube-controller-manager runs (kubectl -n kube-system get pods), and kubectl describe deployment " + name + "."
+    if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
+        what = f"Deployment {name}: its controller has not looked at it for {LONG:.0f} s"
+    elif not status.get("replicas") and not _failed(status) and not _has_pods(metadata, pods):
+        what = f"Deployment {name}: no pod was made for {LONG:.0f} s, and nobody says why"
+    else:
+        return []
+    return [(written + LONG, told("ControllerSilent", what, do))]
+
+
+def _failed(status: Body) -> bool:
+    return any(one["type"] == "ReplicaFailure" and one["status"] == "True" for one in status.get("conditions") or [])
+
+
+def _has_pods(metadata: Body, pods: list[Body]) -> bool:
+    labels = metadata.get("labels") or {}
+    return any(labels.items() <= ((pod.get("metadata") or {}).get("labels") or {}).items() for pod in pods)
+
+
+def _of_pod(pod: Body) -> list[_Late]:
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    name = metadata.get("name", "?")
+    gone = _seconds(metadata.get("deletionTimestamp"))  # its grace is counted in already
+    if gone is not None:
+        held = ", ".join(metadata.get("finalizers") or [])
+        do = (
+            f"Whoever set its finalizers ({held}) must remove them."
+            if held
+            else f"If its node is gone for good: kubectl delete node, or kubectl delete pod {name} --force."
+        )
+        return [(gone + LONG, told("StuckTerminating", f"pod {name} should have ended at {metadata['deletionTimestamp']}", do))]
+    if status.get("phase", "Pending") != "Pending" or status.get("containerStatuses") or status.get("initContainerStatuses"):
+        return []
+    scheduled = next((one for one in status.get("conditions") or [] if one["type"] == "PodScheduled"), None)
+    made = _seconds(metadata.get("creationTimestamp"))
+    if scheduled is None:
+        do = "See whether kube-scheduler runs (kubectl -n kube-system get pods)."
+        return (
+            []
+            if made is None
+            else [(made + LONG, told("SchedulerSilent", f"pod {name}: no scheduler has looked at it for {LONG:.0f} s", do))]
+        )
+    bound = _seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
+    do = f"See kubectl describe pod {name}, and whether its node is Ready (kubectl get nodes)."
+    return (
+        []
+        if bound is None
+        else [(bound + NODE_LONG, told("NodeSilent", f"pod {name}: its node has not begun with it for {NODE_LONG:.0f} s", do))]
+    )
+
+
+def _written(metadata: Body) -> float | None:
+    """When it was last written, by us or by anybody else: an annotation, too, makes a new generation that the controller has to see."""
+    times = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or [])]
+    return max((at for at in map(_seconds, times) if at is not None), default=None)
+
+
+def _seconds(text: Any) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None

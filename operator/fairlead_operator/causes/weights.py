@@ -1,0 +1,82 @@
+"""A worker that cannot get, read or hold its model: what it wrote as its last words (worker/fairlead_worker/model/errors.py), sorted."""
+
+import re
+
+from fairlead_operator.causes.cause import Cause, told
+
+_OURS = re.compile(r"cannot load model|CUDA out of memory|OutOfMemoryError|No space left on device|Errno 28\b|Errno 122\b")
+_TOKEN = "in the Secret of spec.model.secretRef (kubectl create secret generic hub --from-literal=token=…)"
+
+# Words → reason, and what to do. In this order: the hub answers 401 for a repository that is private or is not there.
+_KINDS = (
+    (
+        r"No space left|Errno 28\b|Errno 122\b|disk quota|is full \(",
+        "DiskFull",
+        "Keep the model on a larger volume (spec.model.cache), or free disk on the node.",
+    ),
+    (
+        r"may not be written by",
+        "CacheNotWritable",
+        "Let the worker's user write to the volume of spec.model.cache (fsGroup, or the path's owner on the node).",
+    ),
+    (r"the store refuses access", "StoreForbidden", "Let the key of spec.model.secretRef, or the pod's role, read that bucket and folder."),
+    (
+        r"the store asks for credentials|there are no credentials",
+        "StoreUnauthorized",
+        "Name a Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in spec.model.secretRef, or give the pod a role.",
+    ),
+    (
+        r"no such bucket|no model file in that folder",
+        "ModelNotFound",
+        "Correct the bucket and folder in spec.model.uri, and spec.model.endpoint.",
+    ),
+    (
+        r"the store answered|the bucket cannot be reached",
+        "StoreUnreachable",
+        "See whether the pods reach the store: spec.model.endpoint, NetworkPolicy, DNS.",
+    ),
+    (r"gated|\(403\)|answered 403", "HubForbidden", f"Accept the model's terms on the hub with the account whose token is {_TOKEN}."),
+    (
+        r"\(401\)|answered 401|[Ii]nvalid (?:credentials|token)",
+        "HubUnauthorized",
+        f"Check spec.model.uri, and put a token that may read it {_TOKEN}.",
+    ),
+    (r"\(404\)|answered 404|no revision", "ModelNotFound", "Correct spec.model.uri or its revision."),
+    (r"answered 429|rate limit", "HubRateLimited", "Wait, or give a token (spec.model.secretRef) and a shared cache (spec.model.cache)."),
+    (r"answered 5\d\d", "HubUnreachable", "The hub is at fault: it is tried again by itself."),
+    (
+        r"hub cannot be reached|Name or service not known|Temporary failure in name resolution|Connection (?:refused|reset)|[Tt]imed out",
+        "HubUnreachable",
+        "Allow the pods to reach the hub (NetworkPolicy, proxy, DNS), or serve the model from a volume (pvc://CLAIM/PATH).",
+    ),
+    (
+        r"there is no /|is not a folder|no config\.json",
+        "ModelNotFound",
+        "Correct the path in spec.model.uri: it names the folder that holds config.json.",
+    ),
+    (
+        r"CUDA out of memory|OutOfMemoryError|not enough (?:GPU )?memory|does not fit",
+        "GpuOutOfMemory",
+        "Use more or larger GPUs (spec.engine.tensorParallel), a smaller model, or less KV cache (spec.engine.kvCache.size).",
+    ),
+    (
+        r"missing weights|weights cannot be loaded|safetensors",
+        "WeightsInvalid",
+        "Copy or download the model anew: its files are incomplete or damaged.",
+    ),
+    (
+        r"unsupported|not supported|quantized",
+        "ModelUnsupported",
+        "Choose a model, dtype or quantization that is supported (docs/engine.md).",
+    ),
+)
+
+
+def of_last_words(pod: str, said: str) -> Cause | None:
+    """None where the words are not of a model that could not be loaded."""
+    if not _OURS.search(said):
+        return None
+    for pattern, reason, do in _KINDS:
+        if re.search(pattern, said):
+            return told(reason, f"pod {pod}: {said}", do, weights=True)
+    return told("ModelLoadFailed", f"pod {pod}: {said}", f"See kubectl logs {pod} --previous.", weights=True)

@@ -1,0 +1,59 @@
+"""Conditions WeightsReady and PodTemplateValid: whether the workers have their model, and whether Kubernetes takes their pods. Pure."""
+
+from collections.abc import Iterable
+
+from fairlead_operator import causes, names
+from fairlead_operator.causes import Cause
+from fairlead_operator.causes.containers import has_served
+from fairlead_operator.conditions import Conditions
+from fairlead_operator.observed import Body, Observed, Replicas, component_of
+
+
+def weights_ready(say: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:
+    """True while every wanted worker has its model in memory; otherwise what keeps one from it."""
+    pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not (pod.get("metadata") or {}).get("deletionTimestamp")]
+    failed = next(
+        (cause for cause in (causes.of_pod(pod) for pod in sorted(pods, key=lambda pod: _rank(pod, revision))) if cause and cause.weights),
+        None,
+    )
+    loaded = max(workers.ready, sum(map(_has_loaded, pods)))
+    if failed is not None:
+        say.say("WeightsReady", False, failed.reason, failed.message)
+    elif workers.wanted == 0:
+        say.say("WeightsReady", False, "ScaledToZero", "No worker is wanted")
+    elif loaded >= workers.wanted:
+        say.say("WeightsReady", True, "Loaded", "Every worker has its model")
+    else:
+        begun = any(_runs(pod) for pod in pods)
+        words = f"{loaded} of {workers.wanted} workers have their model" if begun else "No worker has begun to load: see Ready"
+        say.say("WeightsReady", False, "Loading" if begun else "NotStarted", words)
+
+
+def template_valid(say: Conditions, obstacle: Cause | None) -> None:
+    """`obstacle`: what Ready says. A template that is refused is the first thing that stands in the way, so nothing hides it."""
+    refused = obstacle is not None and obstacle.template
+    say.say(
+        "PodTemplateValid",
+        not refused,
+        obstacle.reason if refused and obstacle else "Accepted",
+        obstacle.message if refused and obstacle else "The API server accepts the workers' pod template",
+    )
+
+
+def _rank(pod: Body, revision: str) -> tuple[bool, str]:
+    metadata = pod.get("metadata") or {}
+    return (metadata.get("labels") or {}).get(names.REVISION) != revision, metadata.get("name", "")
+
+
+def _containers(pod: Body) -> Iterable[Body]:
+    return (one for one in (pod.get("status") or {}).get("containerStatuses") or [] if one.get("name") == names.WORKER)
+
+
+def _has_loaded(pod: Body) -> bool:
+    """It was ready since it began: the model is in memory, even if the worker drains now."""
+    readiness: Body = next((one for one in (pod.get("status") or {}).get("conditions") or [] if one["type"] == "Ready"), {})
+    return any(has_served(one, readiness) and "running" in (one.get("state") or {}) for one in _containers(pod))
+
+
+def _runs(pod: Body) -> bool:
+    return any("running" in (one.get("state") or {}) or one.get("lastState") for one in _containers(pod))

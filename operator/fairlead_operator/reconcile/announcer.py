@@ -1,0 +1,126 @@
+"""Events on services, one for each thing that was said: said again, its series counts on.
+
+An Event's name is made of its service and its words, so that a repetition, also by the next process after this one, finds the first one
+and adds to it, where kopf (and a client without memory) would post another. While a service flaps, each Event is written once a minute.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fairlead_operator import names
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.kinds import EVENTS
+
+log = logging.getLogger(__name__)
+APART = 60.0  # seconds between two writes of one Event
+REMEMBERED = 4096  # Events whose last write is known; of others the API server knows
+WAITING = 10_000  # announcements that wait for the API server; more are dropped, and logged
+ATTEMPTS = 3
+LONGEST_NOTE = 1024
+
+Body = Mapping[str, Any]
+
+
+class Announcer:
+    """`announce` returns at once and never fails: Events help people, and nothing depends on them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._instance = f"{names.FIELD_MANAGER}-{socket.gethostname()}-{os.getpid()}"[:128]
+        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(WAITING)
+        self._written: OrderedDict[str, tuple[float, int]] = OrderedDict()  # name → when it was written, times said since
+        self._task: asyncio.Task[None] | None = None
+
+    def announce(self, body: Body, type_: str, reason: str, message: str) -> None:
+        """`type_`: Normal or Warning."""
+        event = event_of(body, type_, reason, message, self._instance, datetime.now(UTC))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="Events")
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            log.warning("%s: no Event for %s: too many wait", event["metadata"]["name"], reason)
+
+    async def close(self) -> None:
+        """What waits is dropped."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            event = await self._queue.get()
+            name = event["metadata"]["name"]
+            at, unsaid = self._written.get(name, (-APART, 0))
+            if time.monotonic() - at < APART:
+                self._written[name] = at, unsaid + 1
+                continue
+            if await self._written_somehow(event, unsaid + 1):
+                self._written[name] = time.monotonic(), 0
+                self._written.move_to_end(name)
+                while len(self._written) > REMEMBERED:
+                    self._written.popitem(last=False)
+
+    async def _written_somehow(self, event: dict[str, Any], times: int) -> bool:
+        for attempt in range(ATTEMPTS):
+            try:
+                await self._write(event, times)
+                return True
+            except Exception as error:  # whatever it is: no Event is worth more than a line of log
+                last = attempt + 1 == ATTEMPTS or (isinstance(error, ApiRefused) and error.permanent)
+                log.log(logging.WARNING if last else logging.DEBUG, "Event %s: %s: %s", event["reason"], type(error).__name__, error)
+                if last:
+                    return False
+            await asyncio.sleep(2.0**attempt)
+        return False
+
+    async def _write(self, event: dict[str, Any], times: int) -> None:
+        try:
+            await self._cluster.create(EVENTS, event)
+            return
+        except ApiRefused as refusal:
+            if refusal.code != 409:
+                raise
+        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
+        known = await self._cluster.get(EVENTS, namespace, name)
+        if known is None:  # expired between the two
+            await self._cluster.create(EVENTS, event)
+            return
+        count = int((known.get("series") or {}).get("count") or 1) + times
+        await self._cluster.merge(EVENTS, namespace, name, {"series": {"count": count, "lastObservedTime": event["eventTime"]}})
+
+
+def event_of(body: Body, type_: str, reason: str, message: str, instance: str, now: datetime) -> dict[str, Any]:
+    """An Event of events.k8s.io/v1 on `body`; the same words make the same name."""
+    metadata = body["metadata"]
+    name = f"{metadata['name']}.{names.digest([metadata['uid'], type_, reason, message])}"
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": name, "namespace": metadata["namespace"]},
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": f"fairlead.dev/{names.FIELD_MANAGER}",
+        "reportingInstance": instance,
+        "action": "Observed",
+        "reason": reason[:128],
+        "type": type_,
+        "note": message if len(message) <= LONGEST_NOTE else message[: LONGEST_NOTE - 1] + "…",
+        "regarding": {
+            "apiVersion": body["apiVersion"],
+            "kind": body["kind"],
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata.get("resourceVersion", ""),
+        },
+    }

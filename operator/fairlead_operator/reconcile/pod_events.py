@@ -1,0 +1,83 @@
+"""Events of pods that hang: what keeps a volume from being mounted stands nowhere else.
+
+Events are not watched (a cluster makes hundreds a second). Only when a pod has hung for a while are its own asked for, of a few pods at a
+time, and no longer than it hangs: a service that is well costs nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fairlead_operator.causes.containers import has_served
+from fairlead_operator.causes.happened import Happened, newest
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+
+log = logging.getLogger(__name__)
+FIRST = 10.0  # seconds that a pod may take without anybody being asked
+PERIOD = 30.0  # seconds between two looks
+MOST = 3  # pods of one service that are asked about: the others hang for the same reason
+_KILLED = (137, 143)
+
+Body = Mapping[str, Any]
+
+
+class PodEvents:
+    """`seen`: pod → its newest telling Event; `changed()` is called when that is another."""
+
+    def __init__(self, cluster: Cluster, changed: Callable[[], None]) -> None:
+        self._cluster, self._changed = cluster, changed
+        self.seen: dict[str, Happened] = {}
+        self._pods: list[tuple[str, str]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self, pods: Iterable[Body]) -> None:
+        """All pods of the service, as they are now."""
+        self._pods = sorted((pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods if hangs(pod))[:MOST]
+        names = {name for _, name in self._pods}
+        self.seen = {name: event for name, event in self.seen.items() if name in names}
+        if not self._pods:
+            self.stop()
+        elif self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"events of {self._pods[0][1]}")
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task, self.seen = None, {}
+
+    async def _run(self) -> None:
+        await asyncio.sleep(FIRST)
+        while True:
+            before = dict(self.seen)
+            for namespace, name in list(self._pods):
+                try:
+                    found = newest(await self._cluster.events_of("Pod", namespace, name))
+                except (ApiRefused, OSError, TimeoutError) as error:
+                    log.info("events of pod %s/%s: %s", namespace, name, error)
+                    continue
+                if found is not None and any(name == one for _, one in self._pods):
+                    self.seen[name] = found
+            if self.seen != before:
+                self._changed()
+            await asyncio.sleep(PERIOD)
+
+
+def hangs(pod: Body) -> bool:
+    """Its status does not say why it does not serve: it has a node and no container of it runs, or a probe may have ended or hold it."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    readiness: Body = next((one for one in status.get("conditions") or [] if one["type"] == "Ready"), {})
+    conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
+    containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    if metadata.get("deletionTimestamp") or conditions.get("Ready") == "True" or conditions.get("PodScheduled") == "False":
+        return False
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return False
+    states = [(one, one.get("state") or {}, (one.get("lastState") or {}).get("terminated") or {}) for one in containers]
+    if not any("running" in state or "terminated" in state or last for _, state, last in states):
+        return all((state.get("waiting") or {}).get("reason", "ContainerCreating") in _CREATING for _, state, _ in states)
+    killed = any((state.get("terminated") or last).get("exitCode") in _KILLED for _, state, last in states)
+    return killed or any(has_served(one, readiness) and not one.get("ready") for one, _, _ in states)
+
+
+_CREATING = ("ContainerCreating", "PodInitializing")

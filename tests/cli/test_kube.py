@@ -1,0 +1,108 @@
+"""What `kubectl fairlead` puts together, without a cluster: what the status may hold, GPUs of nodes, and a cluster that goes away."""
+
+from datetime import UTC, datetime
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+from tests.operator.manifests import container, deployment, pod
+
+from fairlead.errors import UserError
+from fairlead.kube import sections, table, top
+from fairlead.kube.explain import explain
+from fairlead.kube.facts import Facts, gpus_in_use, needs
+from fairlead.kube.live import Live
+from fairlead.kube.picture import row
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+READY = {"type": "Ready", "status": "True", "reason": "Serving", "message": "x", "lastTransitionTime": "2026-01-01T11:00:00Z"}
+
+
+def service(**status: Any) -> dict[str, Any]:
+    made = {"ready": "1/1", "observedGeneration": 1, "conditions": [READY], **status}
+    return {"metadata": {"namespace": "team", "name": "qwen", "generation": 1}, "spec": {"model": {"uri": "hf://org/m"}}, "status": made}
+
+
+def shown(*rows: Any) -> str:
+    console = Console(file=StringIO(), width=160, highlight=False)
+    console.print(table.services(rows, namespaces=True))
+    table.words(console, rows)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_loading_scaling_and_traffic_of_the_status_are_shown() -> None:
+    status: dict[str, Any] = {"loading": {"phase": "Downloading", "percent": 35, "pod": "w"}, "scaling": {"wanted": 4, "reason": "TTFT"}}
+    status |= {"traffic": {"tokensPerSecond": 12000, "cacheHitPercent": 81}}
+    made = row(service(**status), [pod("v"), pod("w")], Live())
+    assert [one.loading for one in made.pods] == ["", "Downloading 35 %"], "of the pod that the status speaks of"
+    text = shown(made)
+    assert "Downloading 35 %" in text and "12,000" in text and "81%" in text and "scaling: wanted: 4, reason: TTFT" in text
+
+
+def test_a_pods_state_is_the_routers_word_where_kubernetes_calls_it_ready() -> None:
+    ready = pod("w", conditions=[{"type": "Ready", "status": "True"}])
+    looks = [{"draining": True}, {"usable": False}, {"usable": True}]
+    states = [row(service(), [ready], Live(workers={"w": {"load": {}, **look}})).pods[0].state for look in looks]
+    assert states == ["Draining", "Avoided", "Ready"]
+    crashed = pod("w", containerStatuses=[container({"terminated": {"exitCode": 1, "message": "x"}}, restartCount=4)])
+    found = row(service(), [crashed], Live()).pods[0]
+    assert (found.state, found.restarts) == ("CrashLoopBackOff", 4) and "--previous" in found.message
+
+
+def test_a_cluster_that_goes_away_leaves_the_last_picture() -> None:
+    first = row(service(), [], Live())
+    answers: list[Any] = [[first], UserError("cannot be reached"), [first]]
+
+    def look() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+    seen = top.frames(look, 0.0, sleep=lambda _: None)
+    assert next(seen) == ([first], "cannot be reached") and next(seen) == ([first], "")
+
+
+def node(name: str, gpus: int, **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
+
+
+def test_nodes_say_how_many_gpus_are_free_and_what_keeps_pods_away() -> None:
+    asks = {"nodeName": "a", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "3"}}}]}
+    used = gpus_in_use([{"spec": asks, "status": {"phase": "Running"}}, {"spec": asks, "status": {"phase": "Failed"}}])
+    assert used == {"a": 3}
+    nodes = [node("a", 8), node("b", 4, unschedulable=True, taints=[{"key": "gpu", "effect": "NoSchedule"}]), node("c", 0)]
+    lines = [(line.text, line.well) for line in sections.nodes(Facts(service(), nodes=nodes, gpus_in_use=used))]
+    assert lines == [("a: 8 GPUs, 5 free", True), ("b: 4 GPUs, 4 free, cordoned, taints gpu:NoSchedule", False)]
+    assert [line.well for line in sections.nodes(Facts(service(), nodes=[node("c", 0)]))] == [False]
+    assert list(sections.nodes(Facts(service()))) == [], "not known is told elsewhere"
+
+
+def test_what_a_manifest_needs_is_found_wherever_it_is_named() -> None:
+    made = service()
+    volumes = [{"name": "x", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "y", "secret": {"secretName": "d"}}]
+    made["spec"] = {
+        "model": {"uri": "pvc://a/path", "cache": {"claim": "b"}, "secretRef": {"name": "e"}},
+        "access": {"keysSecretRef": {"name": "f"}},
+        "podTemplate": {"spec": {"volumes": volumes, "imagePullSecrets": [{"name": "g"}]}},
+    }
+    assert sorted(name for _, _, name, _ in needs(made)) == list("abcdefg")
+
+
+def test_an_edit_that_nobody_took_up_is_no_ready_service() -> None:
+    made = service()
+    made["metadata"]["generation"] = 2
+    story = explain(Facts(made), NOW)
+    assert not story.ready and "last edit was not taken up" in story.headline and "fairlead-operator runs" in story.next[0]
+
+
+def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
+    paused = deployment("worker", 1, updated=0)
+    paused["metadata"]["name"], paused["spec"]["paused"] = "qwen-worker", True
+    unready = [{**READY, "status": "False", "reason": "RolloutPaused"}]
+    facts = Facts(service(conditions=unready), deployments={"worker": paused}, needs={("PersistentVolumeClaim", "w"): None})
+    facts.why = {("PersistentVolumeClaim", "w"): "spec.model.cache.claim"}
+    story = explain(facts, NOW)
+    assert story.headline.endswith("PersistentVolumeClaimMissing") and "rollout resume deployment/qwen-worker" in story.next[1]
+    assert "Ready False for 60 min" in story.sections["conditions"][0].text

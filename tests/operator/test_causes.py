@@ -1,0 +1,293 @@
+"""Every reason that a service can give: lifted from what Kubernetes says, in its words, with what to do next."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.operator.manifests import container, deployment, pod
+
+from fairlead_operator import causes
+from fairlead_operator.causes import Happened, creation, silence
+from fairlead_operator.causes.cause import LONGEST, told
+from fairlead_operator.reconcile.difference import slim_managed_fields
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def unscheduled(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"containerStatuses": [container({"waiting": {"reason": reason, "message": message}})]}
+
+
+def ended(message: str = "", code: int = 1, reason: str = "Error", **more: Any) -> dict[str, Any]:
+    return {"containerStatuses": [container({"terminated": {"exitCode": code, "reason": reason, "message": message}}, **more)]}
+
+
+def hub(cause: str) -> dict[str, Any]:
+    """The worker's last words, as `ModelLoadError` puts them."""
+    return ended(f"Traceback:\n  …\nfairlead-worker: cannot load model hf://org/m: {cause}")
+
+
+GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 3 No preemption victims found."
+CREATING = waiting("ContainerCreating")
+RUNNING = {"containerStatuses": [container({"running": {}}, started=True)]}
+
+TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
+    # name of the case → status of the pod, an Event of it, reason, words that must be there
+    ("no GPU", unscheduled(GPU), None, "FailedScheduling", r"short of nvidia\.com/gpu on 3 of 3 nodes.*set spec\.resources\.gpus: 0"),
+    ("memory", unscheduled("0/2 nodes are available: 2 Insufficient memory."), None, "FailedScheduling", r"Lower spec\.resources\.memory"),
+    (
+        "taint",
+        unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint {gpu: yes}."),
+        None,
+        "FailedScheduling",
+        "Tolerate gpu: yes",
+    ),
+    (
+        "no claim",
+        unscheduled('persistentvolumeclaim "weights" not found'),
+        None,
+        "FailedScheduling",
+        "Create the PersistentVolumeClaim weights",
+    ),
+    ("no node", unscheduled("no nodes available to schedule pods"), None, "FailedScheduling", "add one"),
+    ("gated", unscheduled("waits for Kueue", "SchedulingGated"), None, "SchedulingGated", "waits for its scheduling gates"),
+    ("pull, 404", waiting("ErrImagePull", "manifest unknown"), None, "ImagePullBackOff", "worker:1: manifest unknown.*Correct the image"),
+    ("pull, 401", waiting("ImagePullBackOff", "Back-off: ErrImagePull: 401 Unauthorized"), None, "ImagePullBackOff", "pull secret"),
+    ("pull, network", waiting("ErrImagePull", "dial tcp: no such host"), None, "ImagePullBackOff", "cannot reach the registry"),
+    ("image name", waiting("InvalidImageName", "couldn't parse image name"), None, "InvalidImageName", "in lower case"),
+    ("never pull", waiting("ErrImageNeverPull", "not present"), None, "ErrImageNeverPull", "imagePullPolicy"),
+    (
+        "no Secret",
+        waiting("CreateContainerConfigError", 'secret "hub" not found'),
+        None,
+        "CreateContainerConfigError",
+        "Create the Secret hub",
+    ),
+    (
+        "no key",
+        waiting("CreateContainerConfigError", "couldn't find key token in Secret ns/hub"),
+        None,
+        "CreateContainerConfigError",
+        "Put the key token into the Secret hub",
+    ),
+    (
+        "as root",
+        waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
+        None,
+        "CreateContainerConfigError",
+        "USER",
+    ),
+    ("driver", waiting("RunContainerError", "nvidia-container-cli: initialization error"), None, "RunContainerError", "GPU operator"),
+    (
+        "hub 401",
+        hub("no such repository, or it is private and HF_TOKEN does not open it (401)"),
+        None,
+        "HubUnauthorized",
+        r"spec\.model\.secretRef",
+    ),
+    (
+        "hub 403",
+        hub("the repository is gated (403): accept its terms on the hub and set HF_TOKEN"),
+        None,
+        "HubForbidden",
+        "Accept the model's terms",
+    ),
+    (
+        "hub 404",
+        hub("no such repository, or it is private and HF_TOKEN does not open it (404)"),
+        None,
+        "ModelNotFound",
+        r"Correct spec\.model\.uri",
+    ),
+    ("hub revision", hub("the repository has no revision 'x' (404)"), None, "ModelNotFound", "revision"),
+    ("hub 429", hub("the hub answered 429: slow down"), None, "HubRateLimited", r"spec\.model\.cache"),
+    ("hub 503", hub("the hub answered 503: away"), None, "HubUnreachable", "tried again"),
+    ("hub away", hub("the hub cannot be reached and the files are not cached here (x)"), None, "HubUnreachable", "NetworkPolicy"),
+    ("disk full", hub("download failed: [Errno 28] No space left on device"), None, "DiskFull", "larger volume"),
+    ("no folder", hub("there is no /mnt/model/x; is the volume mounted?"), None, "ModelNotFound", "Correct the path"),
+    ("GPU memory", ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), None, "GpuOutOfMemory", "tensorParallel"),
+    ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "anew"),
+    ("architecture", hub("unsupported architecture: transformers has no causal LM"), None, "ModelUnsupported", "Choose a model"),
+    ("store 403", hub("the store refuses access (403): the key may not read it"), None, "StoreForbidden", "read that bucket"),
+    ("store 401", hub("the store asks for credentials (401): give them"), None, "StoreUnauthorized", "AWS_ACCESS_KEY_ID"),
+    ("store away", hub("the bucket cannot be reached: see spec.model.endpoint"), None, "StoreUnreachable", "DNS"),
+    ("no bucket", hub("there is no such bucket (404): see spec.model.uri"), None, "ModelNotFound", "Correct the bucket"),
+    ("cache full", hub("/var/cache/fairlead is full (0.1 GiB free): enlarge it"), None, "DiskFull", "larger volume"),
+    ("cache read-only", hub("/var/cache/fairlead may not be written by user 65532"), None, "CacheNotWritable", "fsGroup"),
+    ("other model fault", hub("something else"), None, "ModelLoadFailed", "kubectl logs"),
+    ("killed for memory", ended(code=137, reason="OOMKilled"), None, "OOMKilled", r"Raise spec\.resources\.memory"),
+    ("crash", ended("ValueError: x"), None, "Crashed", "exited with code 1: ValueError: x.*--previous"),
+    ("crash loop", ended("ValueError: x", restartCount=3), None, "CrashLoopBackOff", "ValueError: x"),
+    (
+        "killed by a probe",
+        ended(code=137, restartCount=1),
+        ("Unhealthy", "Liveness probe failed: timeout"),
+        "ProbeFailed",
+        "Liveness probe failed",
+    ),
+    ("killed by nobody known", ended(code=137, restartCount=1), None, "Crashed", "code 137"),
+    ("not ready", RUNNING, ("Unhealthy", "Readiness probe failed: HTTP 503"), "NotReady", "Readiness probe failed: HTTP 503"),
+    (
+        "no claim to mount",
+        CREATING,
+        ("FailedMount", 'persistentvolumeclaim "weights" not found'),
+        "FailedMount",
+        "Create the PersistentVolumeClaim weights",
+    ),
+    (
+        "no Secret to mount",
+        CREATING,
+        ("FailedMount", 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'),
+        "FailedMount",
+        "Create the Secret keys",
+    ),
+    ("attached elsewhere", CREATING, ("FailedAttachVolume", "Multi-Attach error for volume"), "FailedMount", "ReadWriteMany"),
+    (
+        "no status at all",
+        {"conditions": [{"type": "PodScheduled", "status": "True"}]},
+        ("FailedMount", "x"),
+        "FailedMount",
+        "kubectl describe pod",
+    ),
+    ("network", CREATING, ("FailedCreatePodSandBox", "plugin type=calico failed"), "FailedCreatePodSandBox", "network plugin"),
+    ("node not ready", CREATING, ("NodeNotReady", "Node is not ready"), "NodeLost", "kubectl delete node"),
+    ("node lost", {"reason": "NodeLost", "conditions": [{"type": "Ready", "status": "Unknown"}]}, None, "NodeLost", "5 minutes"),
+    (
+        "node unheard",
+        {"containerStatuses": [container({"running": {}}, started=True, ready=True)], "conditions": [{"type": "Ready", "status": "False"}]},
+        None,
+        "NodeLost",
+        "does not answer",
+    ),
+    (
+        "evicted",
+        {"phase": "Failed", "reason": "Evicted", "message": "low on resource: ephemeral-storage."},
+        None,
+        "Evicted",
+        "ephemeral-storage.*spec.resources",
+    ),
+    (
+        "turned away",
+        {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no GPU"},
+        None,
+        "UnexpectedAdmissionError",
+        "device plugin",
+    ),
+    (
+        "disrupted",
+        {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "preempting"}]},
+        None,
+        "Disrupted",
+        "preempting",
+    ),
+    ("loading", {"containerStatuses": [container({"running": {}}, started=False)]}, None, "Loading", "loading the model"),
+    ("creating", CREATING, None, "Starting", "is being started"),
+]
+
+
+@pytest.mark.parametrize(("status", "event", "reason", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_a_pod_says_why_and_what_to_do(status: dict[str, Any], event: tuple[str, str] | None, reason: str, words: str) -> None:
+    cause = causes.of_pod(pod(**status), Happened(*event) if event else None)
+    assert cause is not None and cause.reason == reason and re.search(words, cause.message), cause
+    assert len(cause.message) <= LONGEST and "qwen-worker-1" in cause.message
+    if cause.fault:
+        assert cause.message.endswith("."), "advice is a sentence"
+
+
+def test_a_missing_model_is_one_reason_from_the_first_crash_on() -> None:
+    words = "cannot load model hf://org/m: the repository is gated (403): accept its terms"
+    states = [ended(words), ended(words, restartCount=5), waiting("CrashLoopBackOff")]
+    states[2]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": words}}
+    assert len({causes.of_pod(pod(**state)) for state in states}) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "words", "template"),
+    [
+        ('pods "x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1', "QuotaExceeded", "ResourceQuota gpus", False),
+        (
+            'pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged',
+            "PodSecurity",
+            "privileged.*Remove what it names",
+            True,
+        ),
+        ('admission webhook "a.b" denied the request: no', "AdmissionDenied", "who owns that policy", True),
+        ('pods "x" is forbidden: maximum memory usage per Container is 1Gi', "LimitRange", "kubectl describe limitrange", True),
+        ('error looking up service account ns/own: serviceaccount "own" not found', "FailedCreate", "Create that ServiceAccount", True),
+        ('Pod "x" is invalid: spec.volumes[0]', "FailedCreate", r"Correct spec\.podTemplate", True),
+        ("etcd timeout", "FailedCreate", "tries again by itself", False),
+    ],
+)
+def test_pods_that_may_not_be_made(message: str, reason: str, words: str, template: bool) -> None:
+    cause = creation.of_failure("FailedCreate", message)
+    assert (cause.reason, cause.fault, cause.template) == (reason, True, template)
+    assert re.search(words, cause.message) and message in cause.message
+
+
+def test_a_long_story_is_cut_and_the_advice_is_not() -> None:
+    cause = told("X", "word " * 1000, "Do this.")
+    assert len(cause.message) <= LONGEST and cause.message.endswith("…. Do this.")
+
+
+def test_a_pod_that_has_ended_does_not_hide_the_one_that_replaces_it() -> None:
+    old = pod("a", phase="Failed", reason="Evicted", message="low on memory")
+    new = pod("b", containerStatuses=[container({"running": {}}, started=False)])
+    cause = causes.of_pods([old, new], "worker", "")
+    assert cause is not None and cause.reason == "Loading"
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() -> None:
+    made = deployment("worker", 1)
+    made["metadata"] |= {"name": "qwen-worker", "creationTimestamp": "2026-01-01T12:00:00Z"}
+    made["status"] = {}
+    assert silence.of([made], [], at(59)) == (None, NOW.timestamp() + 60)
+    cause, wake_at = silence.of([made], [], at(60))
+    assert cause is not None and cause.reason == "ControllerSilent" and "kube-controller-manager" in cause.message and wake_at is None
+    made["metadata"]["managedFields"] = [{"time": "2026-01-01T12:00:50Z"}]  # our newest edit: it has a minute from then on
+    assert silence.of([made], [], at(60)) == (None, NOW.timestamp() + 110)
+    annotated = {"manager": "kubectl-annotate", "time": "2026-01-01T12:01:30Z", "fieldsV1": {}}
+    kept = slim_managed_fields({"managedFields": [annotated, {**annotated, "subresource": "status", "time": "2026-01-01T12:09:00Z"}]})
+    assert silence.of([made | {"metadata": {**made["metadata"], "managedFields": kept}}], [], at(120))[0] is None, (
+        "somebody's edit just now"
+    )
+    made["status"] = {"observedGeneration": 1}
+    cause, _ = silence.of([made], [], at(200))
+    assert cause is not None and "no pod was made" in cause.message
+    assert silence.of([made], [pod()], at(200))[0] is None, "a pod of it is there"
+    quota = {"type": "ReplicaFailure", "status": "True"}
+    made["status"]["conditions"] = [quota]
+    assert silence.of([made], [], at(200)) == (None, None), "somebody says why"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "status", "late", "reason", "words"),
+    [
+        ({}, {}, 60, "SchedulerSilent", "kube-scheduler"),
+        (
+            {},
+            {"conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T12:00:10Z"}]},
+            130,
+            "NodeSilent",
+            "get nodes",
+        ),
+        ({"deletionTimestamp": "2026-01-01T12:02:00Z"}, {"phase": "Running"}, 180, "StuckTerminating", "--force"),
+        ({"deletionTimestamp": "2026-01-01T12:02:00Z", "finalizers": ["a/b"]}, {}, 180, "StuckTerminating", r"finalizers \(a/b\)"),
+    ],
+)
+def test_silence_about_a_pod_is_named_when_it_lasts(
+    metadata: dict[str, Any], status: dict[str, Any], late: float, reason: str, words: str
+) -> None:
+    one = pod(**status)
+    one["metadata"] |= {"creationTimestamp": "2026-01-01T12:00:00Z", **metadata}
+    assert silence.of([], [one], at(late - 1)) == (None, NOW.timestamp() + late)
+    cause, _ = silence.of([], [one], at(late))
+    assert cause is not None and cause.reason == reason and re.search(words, cause.message)

@@ -1,0 +1,140 @@
+"""Events: whose are asked for (only of pods that hang), which one tells, and an API server that refuses to take ours."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from tests.operator.manifests import container, pod
+
+from fairlead_operator.causes import Happened
+from fairlead_operator.causes.happened import newest
+from fairlead_operator.reconcile import announcer, pod_events
+from fairlead_operator.reconcile.announcer import Announcer
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.pod_events import PodEvents, hangs
+
+BOUND = {"type": "PodScheduled", "status": "True"}
+ENDED = {"exitCode": 137, "reason": "Error"}
+CREATING = {"conditions": [BOUND], "containerStatuses": [container({"waiting": {"reason": "ContainerCreating"}})]}
+
+
+@pytest.mark.parametrize(
+    ("status", "asked"),
+    [
+        (CREATING, True),
+        ({"conditions": [BOUND]}, True),
+        ({"containerStatuses": [container({"terminated": ENDED}, restartCount=1)]}, True),
+        ({"containerStatuses": [container({"running": {}}, {"terminated": ENDED}, started=False)]}, True),
+        ({"containerStatuses": [container({"running": {}}, started=True)]}, True),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, False),
+        ({"conditions": [{"type": "PodScheduled", "status": "False"}]}, False),
+        ({"containerStatuses": [container({"running": {}}, started=False)]}, False),
+        ({"containerStatuses": [container({"waiting": {"reason": "ImagePullBackOff"}})]}, False),
+        ({"containerStatuses": [container({"terminated": {"exitCode": 1}})]}, False),
+        ({"phase": "Failed", "reason": "Evicted"}, False),
+    ],
+)
+def test_only_pods_whose_status_does_not_say_why_are_asked_about(status: dict[str, Any], asked: bool) -> None:
+    assert hangs(pod(**status)) is asked
+
+
+def test_the_newest_telling_event_counts_and_readiness_last() -> None:
+    def event(reason: str, message: str, time: str, **more: Any) -> dict[str, Any]:
+        return {"reason": reason, "message": message, "lastTimestamp": time, **more}
+
+    mount, later = event("FailedMount", "a", "2026-01-01T00:00:00Z"), event("FailedMount", "b", "2026-01-01T00:01:00Z")
+    assert newest([later, mount, event("Pulled", "c", "2026-01-01T00:09:00Z")]) == Happened("FailedMount", "b")
+    series = event("FailedMount", "d", "", series={"lastObservedTime": "2026-01-01T00:02:00.000000Z"})
+    assert newest([later, series]) == Happened("FailedMount", "d")
+    live, ready = event("Unhealthy", "Liveness probe failed", "1"), event("Unhealthy", "Readiness probe failed", "2")
+    assert newest([live, ready]) == Happened("Unhealthy", "Liveness probe failed") and newest([]) is None
+
+
+class Server:
+    """Answers what the test says; counts what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self.refusals: list[ApiRefused] = []
+        self.made: dict[str, Any] = {}
+        self.merged: list[Any] = []
+        self.quiet = asyncio.Event()
+
+    async def events_of(self, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
+        self.asked.append(name)
+        return self.events
+
+    async def create(self, kind: Any, body: dict[str, Any]) -> dict[str, Any]:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        name = body["metadata"]["name"]
+        if name in self.made:
+            raise ApiRefused(409, "exists")
+        self.made[name] = body
+        self.quiet.set()
+        return body
+
+    async def get(self, kind: Any, namespace: str, name: str) -> Any:
+        return self.made.get(name)
+
+    async def merge(self, kind: Any, namespace: str, name: str, patch: Any) -> Any:
+        self.made[name] = {**self.made[name], **patch}
+        self.merged.append(patch)
+        self.quiet.set()
+
+
+async def test_a_pod_that_hangs_is_asked_about_until_it_no_longer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_events, "FIRST", 0.0)
+    monkeypatch.setattr(pod_events, "PERIOD", 0.0)
+    server, told = Server(), asyncio.Event()
+    server.events = [{"reason": "FailedMount", "message": "x", "lastTimestamp": "1"}]
+    watch = PodEvents(cast(Cluster, server), told.set)
+    well, stuck = pod("well", conditions=[{"type": "Ready", "status": "True"}]), [pod(f"stuck-{number}", **CREATING) for number in range(5)]
+    for one in (well, *stuck):
+        one["metadata"]["namespace"] = "default"
+    watch.follow([well])
+    await asyncio.sleep(0)
+    assert not server.asked, "a service that is well costs nothing"
+    watch.follow([well, *stuck])
+    await asyncio.wait_for(told.wait(), 10)
+    assert set(watch.seen) == {"stuck-0", "stuck-1", "stuck-2"}, "told once, after all were asked about"
+    assert set(server.asked) == {"stuck-0", "stuck-1", "stuck-2"}, "a few speak for all"
+    watch.follow([well])
+    assert watch.seen == {}
+
+
+def said(announcer: Announcer, message: str) -> None:
+    metadata = {"name": "qwen", "namespace": "default", "uid": "u", "resourceVersion": "1"}
+    announcer.announce(
+        {"apiVersion": "fairlead.dev/v1alpha1", "kind": "InferenceService", "metadata": metadata}, "Warning", "Crashed", message
+    )
+
+
+async def test_an_event_that_is_refused_is_given_up_and_the_next_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcer, "APART", 0.0)
+    server = Server()
+    made = Announcer(cast(Cluster, server))
+    server.refusals = [ApiRefused(403, "events is forbidden")]
+    said(made, "a")
+    said(made, "b")
+    await asyncio.wait_for(server.quiet.wait(), 10)
+    assert [event["note"] for event in server.made.values()] == ["b"]
+    server.quiet.clear()
+    said(made, "b")
+    await asyncio.wait_for(server.quiet.wait(), 10)
+    assert [patch["series"]["count"] for patch in server.merged] == [2]
+    await made.close()
+
+
+async def test_repetitions_within_a_minute_are_counted_and_not_written() -> None:
+    server = Server()
+    made = Announcer(cast(Cluster, server))
+    for _ in range(5):
+        said(made, "a")
+    said(made, "b")
+    while len(server.made) < 2:
+        await asyncio.wait_for(server.quiet.wait(), 10)
+        server.quiet.clear()
+    assert len(server.made) == 2 and server.merged == [], "four more of the first are told with its next write"
+    await made.close()

@@ -1,0 +1,178 @@
+"""Conditions WeightsReady and PodTemplateValid, `status.traffic`, and which changes make an Event."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+
+from fairlead_operator import traffic, transitions
+from fairlead_operator.api import ServiceStatus
+from fairlead_operator.api.traffic import TrafficStatus
+from fairlead_operator.causes import Happened
+from fairlead_operator.children import worker
+from fairlead_operator.conditions import find
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import Observed, ProbeResult, TrafficSeen
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}
+LOADING = {"worker": deployment("worker", 2, ready=0), "router": deployment("router", 2)}
+REVISION = worker.revision(service())
+PROVEN = ProbeResult(1, True, "", 0, NOW.timestamp())
+
+
+def look(observed: Observed, *, seconds: float = 0, before: Desired | None = None, **of: Any) -> Desired:
+    status = before.status.model_dump(by_alias=True, mode="json") if before else None
+    return desired(service(status=status, **of), observed, SETTINGS, NOW + timedelta(seconds=seconds))
+
+
+def condition(plan: Desired, kind: str) -> tuple[str, str]:
+    found = find(plan.status.conditions, kind)
+    assert found is not None
+    return found.status, found.reason
+
+
+def words(plan: Desired, kind: str) -> str:
+    return next(one.message for one in plan.status.conditions if one.type == kind)
+
+
+def runs(name: str, *, started: bool) -> dict[str, Any]:
+    return pod(name, revision=REVISION, containerStatuses=[container({"running": {}}, started=started)])
+
+
+def test_weights_are_ready_when_every_worker_has_them() -> None:
+    loading = Observed(LOADING, pods=(runs("a", started=True), runs("b", started=False)))
+    plan = look(loading, replicas=2)
+    assert condition(plan, "WeightsReady") == ("False", "Loading") and words(plan, "WeightsReady") == "1 of 2 workers have their model"
+    assert condition(look(Observed(LOADING), replicas=2), "WeightsReady") == ("False", "NotStarted")
+    both = Observed(LOADING, pods=(runs("a", started=True), runs("b", started=True)))
+    assert condition(look(both, replicas=2), "WeightsReady") == ("True", "Loaded"), "one that drains has not lost them"
+    assert condition(look(Observed(SERVING, probe=PROVEN)), "WeightsReady") == ("True", "Loaded")
+    zero = look(Observed({**SERVING, "worker": deployment("worker", 0)}), replicas=0)
+    assert condition(zero, "WeightsReady") == ("False", "ScaledToZero")
+
+
+def test_a_model_that_the_hub_refuses_is_said_by_ready_weights_and_degraded() -> None:
+    last = {"exitCode": 1, "message": "cannot load model hf://org/m: the repository is gated (403): accept its terms"}
+    plan = look(Observed(LOADING, pods=(pod(revision=REVISION, containerStatuses=[container({"terminated": last})]),)), replicas=2)
+    assert {condition(plan, kind)[1] for kind in ("Ready", "WeightsReady", "Degraded")} == {"HubForbidden"}
+    assert condition(plan, "PodTemplateValid") == ("True", "Accepted")
+
+
+def test_a_template_that_is_refused_or_whose_pods_are_is_not_valid() -> None:
+    refused = Observed(refusals={"Deployment/qwen-worker": 'field not declared in schema: "imagePullPolice"'})
+    template = {"spec": {"containers": [{"name": "worker", "imagePullPolice": "x"}]}}
+    plan = look(refused, podTemplate=template)
+    assert condition(plan, "PodTemplateValid") == ("False", "PodTemplateInvalid") == condition(plan, "Ready")
+    assert "Correct spec.podTemplate" in words(plan, "PodTemplateValid")
+    assert condition(look(refused), "PodTemplateValid") == ("True", "Accepted"), "without a podTemplate the fault is not the user's"
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": 'violates PodSecurity "restricted": root'}
+    plan = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0, updated=0, conditions=[failure])}))
+    assert condition(plan, "PodTemplateValid") == ("False", "PodSecurity")
+
+
+def test_what_an_event_says_of_a_hanging_pod_is_the_reason() -> None:
+    hangs = pod("a", revision=REVISION, conditions=[{"type": "PodScheduled", "status": "True"}])
+    events = {"a": Happened("FailedMount", 'secret "keys" not found')}
+    plan = look(Observed(LOADING, pods=(hangs,), pod_events=events), replicas=2)
+    assert condition(plan, "Ready") == ("False", "FailedMount") and "Create the Secret keys" in words(plan, "Ready")
+
+
+def test_a_paused_deployment_says_how_to_go_on() -> None:
+    paused = deployment("worker", 1, updated=0)
+    paused["spec"]["paused"] = True
+    plan = look(Observed({**SERVING, "worker": paused}))
+    assert condition(plan, "Ready") == ("False", "RolloutPaused") and "kubectl rollout resume deployment/qwen-worker" in words(
+        plan, "Ready"
+    )
+
+
+def test_silence_makes_a_service_look_again_and_is_a_fault_when_it_lasts() -> None:
+    unseen = deployment("worker", 1)
+    unseen["metadata"] |= {"name": "qwen-worker", "creationTimestamp": "2026-01-01T12:00:00Z"}
+    unseen["status"] = {}
+    early = look(Observed({**SERVING, "worker": unseen}), seconds=1)
+    assert condition(early, "Ready") == ("False", "Starting") and early.wake_at == NOW.timestamp() + 60
+    late = look(Observed({**SERVING, "worker": unseen}), seconds=60, before=early)
+    assert condition(late, "Ready") == ("False", "ControllerSilent") and condition(late, "Degraded") == ("True", "ControllerSilent")
+
+
+def test_a_pod_that_does_not_end_is_a_fault_of_a_service_that_is_ready() -> None:
+    stuck = pod("old", phase="Running")
+    stuck["metadata"]["deletionTimestamp"] = "2026-01-01T11:58:00Z"
+    plan = look(Observed(SERVING, pods=(stuck,), probe=PROVEN))
+    assert condition(plan, "Ready") == ("True", "Serving") and condition(plan, "Degraded") == ("True", "StuckTerminating")
+
+
+def page(*counts: tuple[int, int, int] | None) -> dict[str, Any]:
+    names = ("prompt_tokens", "cached_tokens", "output_tokens")
+    loads: list[dict[str, Any]] = [dict(zip(names, one, strict=True)) if one else {} for one in counts]
+    return {"workers": [{"pod": f"w{number}", "ready": True, "load": load} for number, load in enumerate(loads)]}
+
+
+def test_rates_are_of_all_workers_and_a_restart_counts_from_nothing() -> None:
+    first, last = traffic.Look.of(page((1000, 500, 100), (0, 0, 0)), 0.0), traffic.Look.of(page((4000, 2750, 1300), (0, 0, 0)), 30.0)
+    assert first is not None and last is not None
+    assert traffic.between(first, last) == TrafficSeen(40, 100, 75)
+    again, soon = traffic.Look.of(page((30, 0, 60), (0, 0, 0)), 60.0), traffic.Look.of(page((9, 9, 9), (0, 0, 0)), 5.0)
+    assert again is not None and soon is not None
+    assert traffic.between(last, again) == TrafficSeen(2, 1, 0), "began anew: what it has counted since then"
+    assert traffic.between(first, soon) is None, "too near"
+    joined = traffic.Look.of(page((4000, 2750, 1300), (9000, 0, 0), (7, 7, 7)), 60.0)
+    assert joined is not None and traffic.between(last, joined) == TrafficSeen(0, 300, 0), "the third was not seen before"
+    assert traffic.Look.of(page((1, 1, 1), None), 0.0) is None, "a worker of an older release: a part is no measure"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9000), st.none() | st.integers(0, 100)), min_size=1, max_size=40))
+def test_traffic_is_written_once_a_minute_at_most_and_only_when_it_differs(seen: list[tuple[int, int, int | None]]) -> None:
+    said: TrafficStatus | None = None
+    written: list[datetime] = []
+    for number, figures in enumerate(seen):
+        now = NOW + timedelta(seconds=20 * number)
+        after, wake_at = traffic.said(said, TrafficSeen(*figures), now)
+        if after != said:
+            assert after is not None and after.tokens_per_second == figures[0]
+            assert not written or (now - written[-1]).total_seconds() >= 60
+            written.append(now)
+        assert wake_at is None or now.timestamp() < wake_at <= now.timestamp() + 60
+        said = after
+        if wake_at is not None:
+            then = datetime.fromtimestamp(wake_at, UTC)
+            assert traffic.said(said, TrafficSeen(*figures), then)[0] != said, "what waits is written when its minute is over"
+
+
+def test_an_idle_service_writes_no_traffic_and_one_without_workers_has_none() -> None:
+    idle = look(Observed(SERVING, probe=PROVEN, traffic=TrafficSeen(0, 0, None)))
+    assert idle.status.traffic is None
+    busy = look(Observed(SERVING, probe=PROVEN, traffic=TrafficSeen(500, 2000, 60)), before=idle)
+    assert busy.status.traffic is not None and busy.status.traffic.cache_hit_percent == 60
+    same = look(Observed(SERVING, probe=PROVEN, traffic=TrafficSeen(540, 1900, 55)), before=busy, seconds=600)
+    assert same.status == busy.status, "within a tenth: no write"
+    restarted = look(Observed(SERVING), before=busy, seconds=700)
+    assert restarted.status.traffic == busy.status.traffic, "what was said stays until somebody has looked"
+    down = look(Observed({**SERVING, "worker": deployment("worker", 1, ready=0)}), before=busy, seconds=800)
+    assert down.status.traffic is not None and (down.status.traffic.tokens_per_second, down.status.traffic.cache_hit_percent) == (0, 60)
+
+
+def status_of(*conditions: tuple[str, str, str, str]) -> ServiceStatus:
+    made = [dict(zip(("type", "status", "reason", "message"), one, strict=True)) for one in conditions]
+    return ServiceStatus.model_validate({"conditions": made})
+
+
+def test_an_event_for_each_change_of_truth_or_reason_and_of_a_faults_words() -> None:
+    well = status_of(("Ready", "True", "Serving", "x"), ("Degraded", "False", "AsExpected", ""))
+    one = status_of(("Ready", "False", "Loading", "1 of 2"), ("Degraded", "False", "AsExpected", ""))
+    two = status_of(("Ready", "False", "Loading", "2 of 2"), ("Degraded", "False", "AsExpected", ""))
+    assert transitions.said(ServiceStatus(), well) == [("Normal", "Serving", "x")]
+    assert transitions.said(well, one) == [("Normal", "Loading", "1 of 2")] and transitions.said(one, two) == []
+    bad = status_of(("Ready", "False", "Crashed", "a"), ("Degraded", "True", "Crashed", "a"))
+    worse = status_of(("Ready", "False", "Crashed", "b"), ("Degraded", "True", "Crashed", "b"))
+    assert transitions.said(two, bad) == [("Warning", "Crashed", "a")] and transitions.said(bad, worse) == [("Warning", "Crashed", "b")]
+    assert transitions.said(worse, worse) == []
+    lost = status_of(("Ready", "True", "Serving", "x"), ("Degraded", "True", "IndexUnavailable", "since 1"))
+    still = status_of(("Ready", "True", "Serving", "x"), ("Degraded", "True", "IndexUnavailable", "since 2"))
+    assert transitions.said(well, lost) == [("Warning", "IndexUnavailable", "since 1")] and transitions.said(lost, still) == []
+    late = status_of(("Ready", "True", "Serving", "x"), ("Progressing", "False", "ProgressDeadlineExceeded", "timed out"))
+    assert transitions.said(well, late) == [("Warning", "ProgressDeadlineExceeded", "timed out")]

@@ -1,0 +1,101 @@
+"""What `kubectl fairlead` and the operator read of a real router: the workers' load and counters, and the requests that wait."""
+
+import asyncio
+
+import pytest
+from tests.operator.manifests import pod
+from tests.router.harness import Fleet, RunningRouter, eventually
+
+from fairlead.errors import UserError
+from fairlead.kube.live import Live, look
+from fairlead.kube.picture import row
+from fairlead.kube.top import rated
+from fairlead_operator import traffic
+
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+SERVICE = {
+    "metadata": {"namespace": "default", "name": "qwen"},
+    "status": {"ready": "1/1", "conditions": [{"type": "Ready", "status": "True"}]},
+}
+
+
+def load(prompt: int, cached: int, output: int) -> dict[str, int]:
+    counters = {"prompt_tokens": prompt, "cached_tokens": cached, "output_tokens": output}
+    return {"running": 3, "waiting": 2, "pages_free": 25, "pages_total": 100, **counters}
+
+
+async def looked(router: RunningRouter) -> Live:
+    """As through the API server's proxy, which only passes on."""
+    texts = {page: (await router.client.get(f"/{page}")).text for page in ("fairlead/workers", "metrics")}
+    return look([pod("qwen-router-0", "router", **READY)], lambda _, page: texts[page])
+
+
+async def test_a_service_is_put_together_from_its_routers(fleet: Fleet) -> None:
+    worker = await fleet.worker(pod="qwen-worker-0")
+    worker.load = load(1000, 250, 100)
+    router = await fleet.router(worker)
+
+    async def shown(prompt: int) -> bool:
+        entry = (await looked(router)).workers.get("qwen-worker-0", {})
+        return (entry.get("load") or {}).get("prompt_tokens") == prompt
+
+    await eventually(lambda: shown(1000), "the worker's counters are shown")
+    pods = [pod("qwen-worker-0", "worker", **READY), pod("qwen-router-0", "router", **READY)]
+    first_live = await looked(router)
+    first = row(SERVICE, pods, first_live)
+    figures = first.figures
+    assert (figures.running, figures.queued, figures.kv_use, figures.hit_rate) == (3, 2, 0.75, 0.25)
+    assert [(one.name, one.state) for one in first.pods] == [("qwen-worker-0", "Ready"), ("qwen-router-0", "Ready")] and first.notes == []
+    worker.load = load(2000, 1150, 400)
+    await eventually(lambda: shown(2000), "the worker's counters have moved")
+    second_live = await looked(router)
+    (second,) = rated([first], [row(SERVICE, pods, second_live)], 10.0)
+    assert second.pods[0].figures.tokens_per_second == 30.0 == second.figures.tokens_per_second
+    assert second.pods[0].figures.hit_rate == 0.9, "of what came between the two looks"
+    before, after = (traffic.Look.of({"workers": list(live.workers.values())}, at) for live, at in ((first_live, 0.0), (second_live, 10.0)))
+    assert before is not None and after is not None
+    seen = traffic.between(before, after)
+    assert seen is not None and (seen.tokens_per_second, seen.prompt_tokens_per_second, seen.cache_hit_percent) == (30, 100, 90)
+
+
+async def test_requests_that_wait_in_routers_count_as_the_queue(fleet: Fleet) -> None:
+    router = await fleet.router(ready=0)
+    router.server.router.table.discovered(())
+    waits = [asyncio.create_task(router.complete()) for _ in range(3)]
+    try:
+
+        async def three_wait() -> bool:
+            return (await looked(router)).queued == 3
+
+        await eventually(three_wait, "the router says that three wait")
+    finally:
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+def test_what_cannot_be_read_is_said_and_a_part_of_a_queue_is_none() -> None:
+    routers = [pod("r-0", "router", **READY), pod("r-1", "router", **READY)]
+
+    def read(name: str, page: str) -> str:
+        if page == "metrics" and name == "r-1":
+            raise UserError("away")
+        return '{"index": "ok", "workers": []}' if page != "metrics" else "fairlead_router_queued_requests 4.0\n"
+
+    assert look(routers, read).queued is None and look(routers[:1], read).queued == 4
+    assert look([], read).problem == "no router is ready"
+
+    def refused(name: str, page: str) -> str:
+        raise UserError("you may not get pods/proxy")
+
+    assert look(routers, refused).problem == "you may not get pods/proxy"
+    assert "not a Fairlead router" in look(routers, lambda *_: "<html>").problem
+
+
+@pytest.mark.parametrize("counters", [{}, {"prompt_tokens": 5, "cached_tokens": 0, "output_tokens": 0}])
+def test_a_worker_that_began_anew_or_is_of_an_older_release_has_no_rate(counters: dict[str, int]) -> None:
+    pods = [pod("w", "worker", **READY)]
+    before = Live(workers={"w": {"load": load(100, 50, 10)}})
+    after = Live(workers={"w": {"load": {"running": 1, **counters}}})
+    (shown,) = rated([row(SERVICE, pods, before)], [row(SERVICE, pods, after)], 1.0)
+    assert shown.pods[0].figures.tokens_per_second is None
