@@ -67,7 +67,7 @@ def pinned(
 ) -> Pinned:
     """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted; not those that
     pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between."""
-    others = {body["metadata"]["name"]: body for body in seen if _is_of(body, service, component)}
+    others = {body["metadata"]["name"]: body for body in seen if is_of(body, service, component)}
     wanted = f"{names.deployment(service, component)}-{digest}"
     held = others.pop(wanted, None)
     newest = max(map(_number, others.values()), default=0)
@@ -85,7 +85,7 @@ def _number(body: Mapping[str, Any]) -> int:
     return int(body.get("revision") or 0)
 
 
-def _is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
+def is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
     """Of this very service: one that was deleted and made again begins anew."""
     metadata = body["metadata"]
     owned = any(reference.get("uid") == service.uid for reference in metadata.get("ownerReferences") or [])
