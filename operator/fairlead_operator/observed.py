@@ -54,6 +54,7 @@ class Observed:
     exposed: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
     traffic: TrafficSeen | None = None
     pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
+    quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
 
 
 @dataclass(frozen=True)

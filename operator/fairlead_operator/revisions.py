@@ -5,9 +5,10 @@ As long as the spec says the same, the kept template is used, whatever an operat
 A spec that is edited back gets its old template back. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -36,9 +37,16 @@ def said(part: BaseModel, *only: str) -> dict[str, Any]:
             inner = said(value)
             if inner:
                 made[key] = inner
-        elif field.is_required() or value != field.get_default(call_default_factory=True):
+        elif field.is_required() or value != _defaults(type(part))[name]:
             made[key] = dumped[key]
     return made
+
+
+@cache
+def _defaults(part: type[BaseModel]) -> dict[str, Any]:
+    """Asked of pydantic once for each model: it inspects every factory's signature anew, which was half of the time of `desired`."""
+    fields = part.model_fields.items()
+    return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 
 @dataclass(frozen=True)
@@ -49,16 +57,27 @@ class Pinned:
     revisions: list[Object]
 
 
-def pinned(service: InferenceService, component: str, digest: str, rendered: Object, seen: Iterable[Mapping[str, Any]]) -> Pinned:
-    """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted."""
-    others = {body["metadata"]["name"]: body for body in seen if _is_of(body, service, component)}
+def pinned(
+    service: InferenceService,
+    component: str,
+    digest: str,
+    rendered: Object,
+    seen: Iterable[Mapping[str, Any]],
+    in_use: Collection[str] = (),
+) -> Pinned:
+    """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted; not those that
+    pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between."""
+    others = {body["metadata"]["name"]: body for body in seen if is_of(body, service, component)}
     wanted = f"{names.deployment(service, component)}-{digest}"
     held = others.pop(wanted, None)
     newest = max(map(_number, others.values()), default=0)
     data = {"template": deepcopy(rendered)} if held is None else held["data"]
     number = newest + 1 if held is None else max(_number(held), newest + 1)
     last_used = sorted(others.values(), key=lambda body: (_number(body), body["metadata"]["name"]), reverse=True)
-    kept = [_revision(service, component, body["metadata"]["name"], _number(body), body["data"]) for body in last_used[: KEPT - 1]]
+    running = [body for body in last_used[KEPT - 1 :] if body["metadata"]["name"].rpartition("-")[2] in in_use]
+    kept = [
+        _revision(service, component, body["metadata"]["name"], _number(body), body["data"]) for body in [*last_used[: KEPT - 1], *running]
+    ]
     return Pinned(deepcopy(data["template"]), [_revision(service, component, wanted, number, data), *kept])
 
 
@@ -66,7 +85,7 @@ def _number(body: Mapping[str, Any]) -> int:
     return int(body.get("revision") or 0)
 
 
-def _is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
+def is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
     """Of this very service: one that was deleted and made again begins anew."""
     metadata = body["metadata"]
     owned = any(reference.get("uid") == service.uid for reference in metadata.get("ownerReferences") or [])

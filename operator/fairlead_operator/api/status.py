@@ -55,6 +55,6 @@ class ServiceStatus(Part):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady where there is a gateway.",
+        description="Ready, Available, Progressing, WeightsReady, Routable, PodTemplateValid, Degraded; GatewayReady with a gateway.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )

@@ -24,6 +24,7 @@ from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.reconcile.pod_events import PodEvents
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
+from fairlead_operator.rollout.room import Departures
 from fairlead_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Loop:
         self._probing: asyncio.Task[None] | None = None
         self._index = IndexWatch(tools.prober, self.wake)
         self._pod_events = PodEvents(tools.cluster, self.wake)
+        self._departures = Departures(time.time())
 
     def wake(self) -> None:
         self._woken.set()
@@ -143,9 +145,10 @@ class Loop:
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
         children = self._tools.store.children(self._owner)
+        pods = tuple(body for key, body in children.items() if key[0] == "Pod")
         return Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
-            pods=tuple(body for key, body in children.items() if key[0] == "Pod"),
+            pods=pods,
             revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
             refusals=refusals or {},
             probe=self._probe,
@@ -154,6 +157,7 @@ class Loop:
             exposed={key[0]: body for key, body in children.items() if key[0] in _EXPOSED},
             traffic=self._index.traffic,
             pod_events=self._pod_events.seen,
+            quiet_since=self._departures.since(pods, time.time()),
         )
 
     def _start_probing(self, service: InferenceService) -> None:
