@@ -24,6 +24,10 @@ class Wanted:
     session: str = ""
     model: str = ""
     """The name that a worker must answer to, where not all of them do: an adapter's, or a model's while a rollout renames it."""
+    format_tag: str = ""
+    """The prompt format that `hashes` are of."""
+    conversation: int = 0
+    """The same for all requests of a conversation; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

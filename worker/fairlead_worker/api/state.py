@@ -34,6 +34,8 @@ async def load(worker: Worker, exchange: Exchange) -> None:
     numbers = msgspec.to_builtins(worker_load(worker.engine.state.load, worker.config.page_size))
     who: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
     who["max_running"] = worker.config.max_num_seqs
+    if worker.config.canary:
+        who["canary"] = worker.config.canary
     await exchange.json(who | numbers)
 
 
