@@ -6,6 +6,7 @@ from datetime import datetime
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import Object, router, worker
 from fairlead_operator.observed import Observed
+from fairlead_operator.rollout.strategy import next_step
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import verdict
 
@@ -21,11 +22,12 @@ class Desired:
 
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
-    said = verdict(service, observed, now)
+    step = next_step(service, observed, worker.revision(service), now)
+    said = verdict(service, observed, step, now)
     return Desired(
-        objects=[*worker.objects(service, settings, observed.revisions), *router.objects(service, settings, observed.revisions)],
+        objects=[*worker.objects(service, settings, observed.revisions, step), *router.objects(service, settings, observed)],
         status=said.status,
         servable=said.servable,
         probe_due=said.probe_due,
-        wake_at=said.wake_at,
+        wake_at=min((at for at in (said.wake_at, step.wake_at) if at is not None), default=None),
     )

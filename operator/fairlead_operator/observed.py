@@ -40,6 +40,7 @@ class Observed:
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
     index: IndexSeen | None = None  # None: nobody was asked yet
+    quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ As long as the spec says the same, the kept template is used, whatever an operat
 A spec that is edited back gets its old template back. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +49,16 @@ class Pinned:
     revisions: list[Object]
 
 
-def pinned(service: InferenceService, component: str, digest: str, rendered: Object, seen: Iterable[Mapping[str, Any]]) -> Pinned:
-    """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted."""
+def pinned(
+    service: InferenceService,
+    component: str,
+    digest: str,
+    rendered: Object,
+    seen: Iterable[Mapping[str, Any]],
+    in_use: Collection[str] = (),
+) -> Pinned:
+    """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted; not those that
+    pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between."""
     others = {body["metadata"]["name"]: body for body in seen if _is_of(body, service, component)}
     wanted = f"{names.deployment(service, component)}-{digest}"
     held = others.pop(wanted, None)
@@ -58,7 +66,10 @@ def pinned(service: InferenceService, component: str, digest: str, rendered: Obj
     data = {"template": deepcopy(rendered)} if held is None else held["data"]
     number = newest + 1 if held is None else max(_number(held), newest + 1)
     last_used = sorted(others.values(), key=lambda body: (_number(body), body["metadata"]["name"]), reverse=True)
-    kept = [_revision(service, component, body["metadata"]["name"], _number(body), body["data"]) for body in last_used[: KEPT - 1]]
+    running = [body for body in last_used[KEPT - 1 :] if body["metadata"]["name"].rpartition("-")[2] in in_use]
+    kept = [
+        _revision(service, component, body["metadata"]["name"], _number(body), body["data"]) for body in [*last_used[: KEPT - 1], *running]
+    ]
     return Pinned(deepcopy(data["template"]), [_revision(service, component, wanted, number, data), *kept])
 
 

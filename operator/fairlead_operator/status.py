@@ -6,9 +6,10 @@ from datetime import datetime
 from fairlead_operator import causes, index_status, names
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.children import router, worker
+from fairlead_operator.children import router
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.rollout.step import Step
 
 RETRY_LONGEST = 15.0  # seconds between requests through a router that does not answer
 
@@ -23,13 +24,12 @@ class Verdict:
     wake_at: float | None  # seconds since the epoch; None: nothing changes unless the cluster does
 
 
-def verdict(service: InferenceService, observed: Observed, now: datetime) -> Verdict:
+def verdict(service: InferenceService, observed: Observed, step: Step, now: datetime) -> Verdict:
     before = find(service.status.conditions, "Ready")
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
-    revision = worker.revision(service)
-    obstacle = _obstacle(service, observed, workers, routers, revision)
+    obstacle = _obstacle(service, observed, workers, routers, step)
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     say = Conditions(service.status.conditions, service.generation, now)
@@ -50,12 +50,15 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
         "Serving" if serving else "NoWorker" if workers.ready == 0 else "NoRouter",
         f"{workers.ready} workers, {routers.ready} routers ready",
     )
-    _progressing(say, workers, routers)
+    _progressing(say, service, workers, routers, step)
     routable = routers.ready > 0
     say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
     index = index_status.said(service.status.index, observed.index, routers.ready, now)
     unsteered, unsteered_at = index_status.fault(index, now)
-    fault = obstacle if obstacle is not None and obstacle.fault else unsteered
+    stalled = (
+        Cause("ProgressDeadlineExceeded", _stalled(workers, routers, step), fault=True) if workers.stalled or routers.stalled else None
+    )
+    fault = next((one for one in (obstacle, step.problem, stalled, unsteered) if one is not None and one.fault), None)
     say.say("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
     status = ServiceStatus(
@@ -67,7 +70,7 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
         ready_replicas=workers.ready,
         updated_replicas=workers.updated,
         selector=names.selector_text(service),
-        revision=f"{service.name}-{revision}",
+        revision=f"{service.name}-{step.revision}",
         index=index,
         conditions=say.made,
     )
@@ -75,22 +78,29 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
 
 
-def _progressing(say: Conditions, workers: Replicas, routers: Replicas) -> None:
-    stalled = workers.stalled or routers.stalled
-    if stalled:
-        say.say("Progressing", False, "ProgressDeadlineExceeded", stalled)
+def _progressing(say: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step) -> None:
+    counted = f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision"
+    if step.problem is not None:
+        say.say("Progressing", False, step.problem.reason, step.problem.message)
+    elif service.spec.rollout.paused:
+        say.say("Progressing", False, "Paused", f"{counted}; spec.rollout.paused holds every replacement back")
+    elif workers.stalled or routers.stalled:
+        say.say("Progressing", False, "ProgressDeadlineExceeded", _stalled(workers, routers, step))
     elif workers.complete and routers.rolled_out:
         say.say("Progressing", False, "Complete", "All workers are of the wanted revision")
     else:
-        say.say(
-            "Progressing",
-            True,
-            "RollingOut",
-            f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision",
-        )
+        rolling = step.doing and workers.wanted and workers.total > workers.updated
+        say.say("Progressing", True, "RollingOut", f"{step.doing}; {counted}" if rolling else counted)
 
 
-def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, revision: str) -> Cause | None:
+def _stalled(workers: Replicas, routers: Replicas, step: Step) -> str:
+    """What the Deployment controller says, and what to do about it."""
+    doing = f" ({step.doing})" if workers.stalled and step.doing else ""
+    kept = f"; {workers.total - workers.updated} workers of the revision before go on serving" if workers.total > workers.updated else ""
+    return f"{workers.stalled or routers.stalled}{doing}{kept}. Undo the edit, or name a kept revision in spec.rollout.revision"
+
+
+def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, routers: Replicas, step: Step) -> Cause | None:
     """The most telling reason why the service is not as wanted; None when only a request is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
@@ -100,17 +110,16 @@ def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, 
         return Cause(reason, f"{child}: {words}", fault=True)
     for replicas in (workers, routers):
         # An older ReplicaSet may still be refused what it asks for, when all pods of the present template are there.
-        if replicas.failure is not None and replicas.updated < replicas.wanted:
+        if replicas.failure is not None and replicas.updated < replicas.wanted and not (step.room_comes and replicas is workers):
             return Cause(*replicas.failure, fault=True)
+    held = "Paused" if service.spec.rollout.paused else "RollingOut"
     if not workers.complete:
-        cause = causes.of_pods(observed.pods, names.WORKER, revision)
-        if cause is not None and cause.fault:
+        cause = causes.of_pods(observed.pods, names.WORKER, step.revision)
+        if cause is not None and cause.fault and not (step.room_comes and cause.reason == "FailedScheduling"):
             return cause
         if (workers.current and workers.updated < workers.wanted) or workers.total > workers.wanted:
             kept = workers.total - workers.updated
-            return Cause(
-                "RollingOut", f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False
-            )
+            return Cause(held, f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False)
         return cause or Cause("Starting", f"{workers.ready} of {workers.wanted} workers are ready", fault=False)
     if workers.wanted == 0:
         return Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
@@ -119,7 +128,7 @@ def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, 
         if cause is not None and cause.fault:
             return cause
         if routers.ready and routers.current:
-            return Cause("RollingOut", f"{routers.updated} of {routers.wanted} routers are of the wanted revision", fault=False)
+            return Cause(held, f"{routers.updated} of {routers.wanted} routers are of the wanted revision", fault=False)
         return Cause("RouterNotReady", f"{routers.ready} of {routers.wanted} routers are ready", fault=False)
     return None
 

@@ -6,14 +6,13 @@ from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
+from fairlead_operator.api.rollout import Rollout
 
 # What the rules say, in the CRD and here.
 _REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
 _SECRET = "spec.model.secretRef is the hub's token and is for hf:// models: remove it"
 _CACHE = "spec.model.cache keeps downloads and is for hf:// models: remove it (pvc:// and file:// models are read in place)"
 _BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
-_DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer"
-_DEADLINE = "spec.rollout.progressDeadline must lie between 30s and 24h"
 _PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica"
 _INT8 = "spec.engine.quantization int8 is for workers on CPUs: set spec.resources.gpus to 0, or remove one of the two"
 _MIRROR = "spec.routing.indexMode Mirror follows one group of the index: set spec.routing.indexGroups to 1, or indexMode to Auto or Remote"
@@ -175,40 +174,6 @@ class Access(Part):
     keys_secret_ref: KeysSecret = Field(
         description="Tenants and their hashed API keys. A change is used within a minute, without restarts."
     )
-
-
-class Rollout(Part):
-    """How pods are replaced."""
-
-    drain_timeout: Annotated[
-        Duration,
-        Field(json_schema_extra=rules(rule("duration(self) <= duration('2h')", _DRAIN))),
-    ] = Field("120s", description="How long a pod that goes may finish its streams, such as 120s or 10m.")
-    progress_deadline: Annotated[
-        Duration,
-        Field(
-            json_schema_extra=rules(
-                rule(
-                    "duration(self) >= duration('30s') && duration(self) <= duration('24h')",
-                    _DEADLINE,
-                )
-            )
-        ),
-    ] = Field("1h", description="Without progress for this long, condition Progressing is False with ProgressDeadlineExceeded.")
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        refuse(seconds(self.drain_timeout) > 7200, f"{_DRAIN} (got {self.drain_timeout})")
-        refuse(not 30 <= seconds(self.progress_deadline) <= 86400, f"{_DEADLINE} (got {self.progress_deadline})")
-        return self
-
-    @property
-    def drain_seconds(self) -> int:
-        return round(seconds(self.drain_timeout))
-
-    @property
-    def deadline_seconds(self) -> int:
-        return round(seconds(self.progress_deadline))
 
 
 class Disruption(Part):

@@ -52,9 +52,17 @@ def labelled(service: InferenceService, component: str, revision: str, template:
 
 
 def deployment(
-    service: InferenceService, component: str, *, replicas: int, template: Object, strategy: dict[str, Any], settle: int = 0
+    service: InferenceService,
+    component: str,
+    *,
+    replicas: int,
+    template: Object,
+    strategy: dict[str, Any],
+    settle: int = 0,
+    paused: bool = False,
 ) -> Object:
-    """`settle`: seconds that a new pod must have been ready before a rollout takes the next one away."""
+    """`settle`: seconds that a new pod must have been ready before a rollout takes the next one away. `paused` is ours even when it is
+    False: one that somebody has paused by hand would take no edit any more, and not say why."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -64,6 +72,7 @@ def deployment(
             "revisionHistoryLimit": 5,
             "minReadySeconds": settle,
             "progressDeadlineSeconds": service.spec.rollout.deadline_seconds,
+            "paused": paused,
             "selector": {"matchLabels": names.selector(service, component)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": strategy},
             "template": template,

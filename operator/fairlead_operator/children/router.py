@@ -1,6 +1,5 @@
 """The routers: a Deployment behind the Service that clients use."""
 
-from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -8,7 +7,10 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import seconds
 from fairlead_operator.children import Object, pods, redis, security
+from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import pinned, said
+from fairlead_operator.rollout.step import SURGE
+from fairlead_operator.rollout.strategy import pausing
 from fairlead_operator.settings import Settings
 
 KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
@@ -23,10 +25,13 @@ def revision(service: InferenceService) -> str:
     return names.digest(parts)
 
 
-def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
-    """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used."""
-    pin = pinned(service, names.ROUTER, revision(service), _template(service, settings), revisions)
-    return [_service(service), *pin.revisions, _deployment(service, pin.template), pods.disruption_budget(service, names.ROUTER, 1)]
+def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
+    """A template is kept, among the ControllerRevisions that are seen, before it is used. Routers always surge: they need no GPU."""
+    seen = observed or Observed()
+    pin = pinned(service, names.ROUTER, revision(service), _template(service, settings), seen.revisions)
+    paused = pausing(service, seen.deployments.get(names.ROUTER))
+    budget = pods.disruption_budget(service, names.ROUTER, 1)
+    return [_service(service), *pin.revisions, _deployment(service, pin.template, paused), budget]
 
 
 def _service(service: InferenceService) -> Object:
@@ -42,13 +47,14 @@ def _service(service: InferenceService) -> Object:
     }
 
 
-def _deployment(service: InferenceService, template: Object) -> Object:
+def _deployment(service: InferenceService, template: Object, paused: bool) -> Object:
     return pods.deployment(
         service,
         names.ROUTER,
         replicas=service.spec.routing.replicas,
         template=template,
-        strategy={"maxSurge": 1, "maxUnavailable": 0},
+        strategy=SURGE,
+        paused=paused,
     )
 
 

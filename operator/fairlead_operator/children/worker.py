@@ -11,6 +11,7 @@ from fairlead_operator.children import Object, pods, redis, security
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.revisions import pinned, said
+from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
@@ -30,10 +31,13 @@ def gpus(service: InferenceService, settings: Settings) -> int:
     return settings.default_gpus * service.spec.engine.tensor_parallel if asked is None else asked
 
 
-def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
-    """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used."""
-    pin = pinned(service, names.WORKER, revision(service), _template(service, settings), revisions)
-    return [_account(service), _headless_service(service), *pin.revisions, _deployment(service, pin.template), _budget(service)]
+def objects(
+    service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = (), step: Step | None = None
+) -> list[Object]:
+    """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used. `step`: of the rollout; None: its first."""
+    step = step or Step(revision(service))
+    pin = pinned(service, names.WORKER, step.revision, _template(service, settings), revisions, step.in_use)
+    return [_account(service), _headless_service(service), *pin.revisions, _deployment(service, pin.template, step), _budget(service)]
 
 
 def _account(service: InferenceService) -> Object:
@@ -62,22 +66,16 @@ def _budget(service: InferenceService) -> Object:
     return pods.disruption_budget(service, names.WORKER, service.spec.disruption.max_unavailable)
 
 
-def _deployment(service: InferenceService, template: Object) -> Object:
-    # On GPUs a surge pod would wait for a GPU that its predecessor holds, for ever (production-stack#103): drain one, then start one.
-    surge = not _asks_for_gpus(template)
+def _deployment(service: InferenceService, template: Object, step: Step) -> Object:
     return pods.deployment(
         service,
         names.WORKER,
         replicas=service.spec.wanted_replicas,
         template=template,
-        strategy={"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1},
+        strategy=step.strategy,
         settle=SETTLE,
+        paused=step.paused,
     )
-
-
-def _asks_for_gpus(template: Object) -> bool:
-    resources = [container.get("resources") or {} for container in template["spec"]["containers"]]
-    return any(GPU in (asked.get(side) or {}) for asked in resources for side in ("requests", "limits"))
 
 
 def _template(service: InferenceService, settings: Settings) -> Object:

@@ -21,6 +21,7 @@ from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
+from fairlead_operator.rollout.room import Departures
 from fairlead_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Loop:
         self._probe: ProbeResult | None = None
         self._probing: asyncio.Task[None] | None = None
         self._index = IndexWatch(tools.prober, self.wake)
+        self._departures = Departures(time.time())
 
     def wake(self) -> None:
         self._woken.set()
@@ -131,13 +133,15 @@ class Loop:
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
         children = self._tools.store.children(self._owner)
+        pods = tuple(body for key, body in children.items() if key[0] == "Pod")
         return Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
-            pods=tuple(body for key, body in children.items() if key[0] == "Pod"),
+            pods=pods,
             revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,
+            quiet_since=self._departures.since(pods, time.time()),
         )
 
     def _start_probing(self, service: InferenceService) -> None:

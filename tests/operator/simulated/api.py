@@ -1,0 +1,148 @@
+"""The Kubernetes API in memory: server-side apply with field ownership, uids, generations, watches that may lag."""
+
+import copy
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fairlead_operator.names import FIELD_MANAGER
+from fairlead_operator.reconcile.client import ApiRefused
+
+Body = dict[str, Any]
+Key = tuple[str, str]
+_IDENTITY = ("apiVersion", "kind")
+
+
+class Api:
+    """One namespace. `now` is the clock of everybody; `clients` are told of every change, in order."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+        self.objects: dict[Key, Body] = {}
+        self.clients: list[Callable[[str, Body], None]] = []
+        self.writes: list[tuple[float, str, Key]] = []  # of the operator
+        self._version = 0
+        self._uids = 0
+
+    def time(self) -> str:
+        return datetime.fromtimestamp(self.now, UTC).isoformat()
+
+    def of(self, kind: str) -> list[Body]:
+        return [body for key, body in self.objects.items() if key[0] == kind]
+
+    def put(self, body: Body, *, spec_changed: bool = False) -> Body:
+        """Create or replace, as any client may."""
+        key, metadata = (body["kind"], body["metadata"]["name"]), body["metadata"]
+        held = self.objects.get(key)
+        self._version += 1
+        if held is None:
+            self._uids += 1
+            metadata |= {"uid": f"uid-{self._uids}", "generation": 1, "creationTimestamp": self.time(), "namespace": "default"}
+        elif spec_changed:
+            metadata["generation"] = held["metadata"]["generation"] + 1
+        metadata["resourceVersion"] = str(self._version)
+        self.objects[key] = body
+        self._tell("MODIFIED", body)
+        return body
+
+    def remove(self, key: Key) -> None:
+        body = self.objects.pop(key)
+        self._version += 1
+        body["metadata"]["resourceVersion"] = str(self._version)
+        self._tell("DELETED", body)
+
+    def collect_garbage(self) -> None:
+        """Remove what belongs to an owner that is gone, a successor of its name notwithstanding. Pods go with their ReplicaSets."""
+        living = {body["metadata"]["uid"] for body in self.objects.values()}
+        for key, body in list(self.objects.items()):
+            owners = [reference["uid"] for reference in body["metadata"].get("ownerReferences", [])]
+            if owners and not living.intersection(owners):
+                self.remove(key)
+
+    def edit(self, key: Key, patch: Mapping[str, Any]) -> None:
+        """A merge patch by somebody else, who then owns what it has changed."""
+        body = copy.deepcopy(self.objects[key])
+        _merge(body, patch)
+        for entry in body["metadata"].get("managedFields", []):
+            _disown(entry["fieldsV1"], patch)
+        self.put(body, spec_changed=body.get("spec") != self.objects[key].get("spec"))
+
+    def _tell(self, event: str, body: Body) -> None:
+        for client in self.clients:
+            client(event, copy.deepcopy(body))
+
+    # What the operator's client offers (fairlead_operator.reconcile.client.Cluster).
+    async def get(self, kind: Any, namespace: str, name: str) -> Body | None:
+        return copy.deepcopy(self.objects.get((kind.kind, name)))
+
+    async def apply(self, body: Mapping[str, Any]) -> Body:
+        key = (body["kind"], body["metadata"]["name"])
+        self.writes.append((self.now, "apply", key))
+        held = self.objects.get(key)
+        made: Body = copy.deepcopy(held) if held is not None else {"metadata": {}}
+        entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": _fields(body)}
+        for before in made["metadata"].get("managedFields", []):
+            _give_up(made, before["fieldsV1"], body)
+        _merge(made, copy.deepcopy(dict(body)))
+        made["metadata"]["managedFields"] = [entry]
+        if held is not None and held == made:
+            return copy.deepcopy(held)
+        return copy.deepcopy(self.put(made, spec_changed=held is not None and held.get("spec") != made.get("spec")))
+
+    async def patch_status(self, body: Mapping[str, Any], status: Mapping[str, Any]) -> Body:
+        key = (body["kind"], body["metadata"]["name"])
+        self.writes.append((self.now, "status", key))
+        held = self.objects.get(key)
+        if held is None or held["metadata"]["uid"] != body["metadata"]["uid"]:
+            raise ApiRefused(404, "not found")
+        if held["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+            raise ApiRefused(409, "conflict")
+        made = copy.deepcopy(held)
+        made["status"] = {name: value for name, value in status.items() if value is not None}
+        return copy.deepcopy(self.put(made))
+
+    async def delete(self, body: Mapping[str, Any]) -> None:
+        key = (body["kind"], body["metadata"]["name"])
+        self.writes.append((self.now, "delete", key))
+        held = self.objects.get(key)
+        if held is None or held["metadata"]["uid"] != body["metadata"]["uid"]:
+            raise ApiRefused(409, "another")
+        self.remove(key)
+
+
+def _merge(into: Body, patch: Mapping[str, Any]) -> None:
+    for name, value in patch.items():
+        if value is None:
+            into.pop(name, None)
+        elif isinstance(value, Mapping) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = copy.deepcopy(value)
+
+
+def _fields(sent: Mapping[str, Any]) -> Body:
+    """FieldsV1 of what was sent; a list is owned as a whole."""
+    return {f"f:{name}": _fields(value) if isinstance(value, Mapping) else {} for name, value in sent.items() if name not in _IDENTITY}
+
+
+def _disown(fields: Body, changed: Mapping[str, Any]) -> None:
+    for name, value in changed.items():
+        inner = fields.get(f"f:{name}")
+        if inner is None:
+            continue
+        if inner and isinstance(value, Mapping):
+            _disown(inner, value)
+        if not inner or not isinstance(value, Mapping):
+            del fields[f"f:{name}"]
+
+
+def _give_up(made: Body, owned: Body, sent: Any) -> None:
+    """Fields that we owned and no longer send are removed."""
+    for name, inner in owned.items():
+        field = name[2:]
+        if field not in made:
+            continue
+        if not isinstance(sent, Mapping) or field not in sent:
+            del made[field]
+        elif inner and isinstance(made[field], dict):
+            _give_up(made[field], inner, sent[field])

@@ -1,0 +1,103 @@
+"""The operator's own parts (store, applier, `desired`) on the simulated API: `Loop.one_pass` without its tasks and its clock."""
+
+from collections.abc import Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from tests.operator.simulated.api import Api, Body
+
+from fairlead_operator.api import InferenceService
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import Observed, ProbeResult, component_of
+from fairlead_operator.reconcile.applier import Applier, ServiceGone
+from fairlead_operator.reconcile.client import ApiRefused
+from fairlead_operator.reconcile.kinds import REVISIONS
+from fairlead_operator.reconcile.loop import RETRY_REFUSED
+from fairlead_operator.reconcile.store import Store
+from fairlead_operator.rollout.room import Departures
+from fairlead_operator.settings import Settings
+
+T = TypeVar("T")
+OWNER = ("default", "qwen")
+
+
+class Operator:
+    """One process of the operator. What it is told waits in `inbox` until `step(lagging=False)`."""
+
+    def __init__(self, api: Api, settings: Settings) -> None:
+        self._api, self._settings = api, settings
+        self._store = Store(lambda owner: self._wake())
+        self._applier: Applier | None = None
+        self._departures = Departures(api.now)
+        self._woken = True
+        self._wake_at: float | None = None
+        self.inbox: list[tuple[str, Body]] = [("MODIFIED", body) for body in api.objects.values()]
+        self.plan: Desired | None = None
+        api.clients.append(self._told)
+
+    def stop(self) -> None:
+        self._api.clients.remove(self._told)
+
+    def step(self, *, lagging: bool = False) -> None:
+        """A pass, where something has changed or a time has come."""
+        if not lagging:
+            for event, body in self.inbox:
+                if body["kind"] != "ReplicaSet":
+                    (self._store.remove if event == "DELETED" else self._store.put)(body)
+            self.inbox.clear()
+        if self._woken or (self._wake_at is not None and self._api.now >= self._wake_at):
+            self._woken, self._wake_at = False, None
+            try:
+                self._pass()
+            except ServiceGone:
+                self._applier = None
+            except ApiRefused:
+                self._woken = True
+
+    def _told(self, event: str, body: Body) -> None:
+        self.inbox.append((event, body))
+
+    def _wake(self) -> None:
+        self._woken = True
+
+    def _pass(self) -> None:
+        body = self._store.service(OWNER)
+        if body is None:
+            return
+        service = InferenceService.parse(body)
+        if self._applier is None or self._applier.uid != service.uid:
+            cluster: Any = self._api
+            self._applier = Applier(cluster, self._store, *OWNER, service.uid)
+        refused = finished(self._applier.converge(self._desired(service).objects))
+        assert all("garbage collector" in words for words in refused.values()), refused
+        plan = self._desired(service, refusals=refused)
+        if plan.probe_due:
+            plan = self._desired(service, ProbeResult(service.generation, True, "", 0, self._api.now), refused)
+        self.plan, self._wake_at = plan, self._api.now + RETRY_REFUSED if refused else plan.wake_at
+        if body.get("status") != plan.status.model_dump(mode="json", by_alias=True, exclude_none=True):
+            self._store.put(finished(self._api.patch_status(body, plan.status.model_dump(mode="json", by_alias=True))))
+
+    def _desired(
+        self, service: InferenceService, probe: ProbeResult | None = None, refusals: Mapping[str, str] | None = None
+    ) -> Desired:
+        children = self._store.children(OWNER)
+        pods = tuple(body for key, body in children.items() if key[0] == "Pod")
+        observed = Observed(
+            deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
+            pods=pods,
+            revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
+            refusals=refusals or {},
+            probe=probe,
+            quiet_since=self._departures.since(pods, self._api.now),
+        )
+        return desired(service, observed, self._settings, datetime.fromtimestamp(self._api.now, UTC))
+
+
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("the simulated API never suspends")
