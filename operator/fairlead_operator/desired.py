@@ -1,11 +1,12 @@
 """Everything that should exist for one service, and what should be said about it: a pure function of what is wanted and what is seen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import Object, router, worker
-from fairlead_operator.observed import Observed
+from fairlead_operator.observed import Observed, is_canary
+from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import verdict
@@ -22,12 +23,14 @@ class Desired:
 
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
-    step = next_step(service, observed, worker.revision(service), now)
-    said = verdict(service, observed, step, now)
+    trial = canary.plan(service, observed, now)
+    stable = replace(observed, pods=tuple(pod for pod in observed.pods if not is_canary(pod)))
+    step = next_step(service, stable, trial.sides.stable or worker.revision(service), now)
+    said = verdict(service, stable, step, now, trial)
     return Desired(
-        objects=[*worker.objects(service, settings, observed.revisions, step), *router.objects(service, settings, observed)],
+        objects=[*worker.objects(service, settings, observed.revisions, step, trial.sides), *router.objects(service, settings, observed)],
         status=said.status,
         servable=said.servable,
         probe_due=said.probe_due,
-        wake_at=min((at for at in (said.wake_at, step.wake_at) if at is not None), default=None),
+        wake_at=min((at for at in (said.wake_at, step.wake_at, trial.wake_at) if at is not None), default=None),
     )

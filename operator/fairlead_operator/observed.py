@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairlead_index.split import SplitReport
 from fairlead_operator import names
 
 Body = Mapping[str, Any]
@@ -31,6 +32,14 @@ class IndexSeen:
 
 
 @dataclass(frozen=True)
+class CanarySeen:
+    """How both sides of a split fared, added up over the routers that answered."""
+
+    report: SplitReport
+    routers: int  # that answered and know of this split
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that `desired` may know beside the service itself."""
 
@@ -40,6 +49,7 @@ class Observed:
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
     index: IndexSeen | None = None  # None: nobody was asked yet
+    canary: CanarySeen | None = None  # None: nobody was asked yet
     quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
 
 
@@ -86,6 +96,10 @@ class Replicas:
     @property
     def rolled_out(self) -> bool:
         return self.current and self.updated == self.wanted == self.total
+
+
+def is_canary(pod: Body) -> bool:
+    return ((pod.get("metadata") or {}).get("labels") or {}).get(names.TRACK) == names.CANARY_TRACK
 
 
 def component_of(body: Body) -> str:

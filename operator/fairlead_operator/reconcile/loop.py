@@ -13,9 +13,10 @@ from typing import Any
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.index_status import router_to_ask
+from fairlead_operator.index_status import ready_routers, router_to_ask
 from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
+from fairlead_operator.reconcile.canary_watch import CanaryWatch
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES
@@ -55,6 +56,7 @@ class Loop:
         self._probe: ProbeResult | None = None
         self._probing: asyncio.Task[None] | None = None
         self._index = IndexWatch(tools.prober, self.wake)
+        self._canary = CanaryWatch(tools.prober, self.wake)
         self._departures = Departures(time.time())
 
     def wake(self) -> None:
@@ -83,6 +85,7 @@ class Loop:
         finally:
             self._stop_probing()
             self._index.stop()
+            self._canary.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -112,6 +115,9 @@ class Loop:
             self._stop_probing()
         elif plan.probe_due:
             self._start_probing(service)
+        trial = plan.status.canary
+        judged = trial is not None and trial.phase in ("Judging", "Paused")
+        self._canary.follow(ready_routers(self._observed().pods) if judged else (), trial.revision if judged and trial else "")
         self._index.follow(router_to_ask(self._observed().pods), known=plan.status.index is not None)
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
@@ -129,6 +135,7 @@ class Loop:
             self._probe = None
             self._stop_probing()
             self._index.stop()
+            self._canary.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -141,6 +148,7 @@ class Loop:
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,
+            canary=self._canary.seen,
             quiet_since=self._departures.since(pods, time.time()),
         )
 

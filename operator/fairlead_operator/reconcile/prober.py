@@ -1,12 +1,14 @@
 """What the operator asks of routers: the proof that a service serves (one completion of one token, through the router's Service, as a
-client would ask for it), and what one router sees of the index.
+client would ask for it), what one router sees of the index, and how a canary fares.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
+import msgspec
 
+from fairlead_index.split import SplitReport
 from fairlead_operator.api import InferenceService
 from fairlead_operator.observed import IndexSeen
 
@@ -59,6 +61,16 @@ class Prober:
             answer.raise_for_status()
             return _index_of(answer.json())
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RouterSilent(f"{url}: {type(error).__name__}: {error}") from None
+
+    async def split(self, address: str) -> SplitReport:
+        """How a canary and the others fare at the router at `address` (host:port). Raises RouterSilent."""
+        url = f"{self._base_url or f'http://{address}'}/fairlead/split"
+        try:
+            answer = await self._http.get(url, headers={"Connection": "close"}, timeout=LOOK_TIMEOUT)
+            answer.raise_for_status()
+            return msgspec.json.decode(answer.content, type=SplitReport)
+        except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError) as error:
             raise RouterSilent(f"{url}: {type(error).__name__}: {error}") from None
 
 
