@@ -156,7 +156,7 @@ class App:
         reply.whole(200, msgspec.json.encode(self._router.picture()))
 
     def _split(self, reply: Reply) -> None:
-        reply.whole(200, msgspec.json.encode(self._router.split.report if self._router.split is not None else SplitReport()))
+        reply.whole(200, msgspec.json.encode(self._router.split.report() if self._router.split is not None else SplitReport()))
 
     def _models(self, reply: Reply) -> None:
         reply.whole(200, msgspec.json.encode({"object": "list", "data": self._router.models()}))

@@ -30,6 +30,7 @@ from fairlead_router.steering.policies import LeastLoad, Policy, Random, RoundRo
 from fairlead_router.steering.prefix_aware import IndexAt, PrefixAware
 from fairlead_router.steering.split import SplitPolicy
 from fairlead_router.steering.split_file import SplitFile
+from fairlead_router.steering.split_metrics import SplitMetrics
 
 if TYPE_CHECKING:
     from fairlead_router.interop.picker.server import PickerServer
@@ -54,7 +55,10 @@ class Router:
         tokenize = config.policy == "PrefixAware"
         self.policy = self._make_policy()
         self.split = SplitPolicy(self.table, self.policy, SplitFile(Path(config.split_file))) if config.split_file else None
-        canary_for = self.split.canary_for if self.split is not None else None
+        canary_for = None
+        if self.split is not None:
+            canary_for = self.split.canary_for
+            self.metrics.registry.register(SplitMetrics(self.split.report))
         self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters, canary_for)
         self.stack_metrics: StackMetrics | None = None
         if config.metrics_names == "vllm":

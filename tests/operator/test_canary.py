@@ -30,7 +30,7 @@ def side(requests: int, errors: int = 0, ttft: float = 0.1) -> Side:
 
 
 class Trial(Cluster):
-    """With the controller of a Deployment that is recreated, and routers that count ten requests a second for the canary, 40 for the others."""
+    """With the controller of a Deployment that is recreated, and routers that count (ten requests a second of the canary, 40 others)."""
 
     def __init__(self, chance: random.Random, asked: Any = ASKED, **spec: Any) -> None:
         super().__init__(chance, [4, 4])

@@ -49,8 +49,8 @@ class SplitPolicy:
             await asyncio.gather(self._following, return_exceptions=True)
         await self._inner.close()
 
-    @property
     def report(self) -> SplitReport:
+        """How both sides fare, since this canary was learned of."""
         return self._report
 
     def canary_for(self, conversation: int) -> str:
