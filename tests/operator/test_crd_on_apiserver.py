@@ -23,7 +23,14 @@ def test_six_lines_are_complete_and_show_every_default(server: apiserver.ApiServ
         "metricsNames": "Fairlead",
     }
     assert spec["engine"]["kvCache"] == {"pageTokens": 16, "blockTokens": 64}
-    assert spec["rollout"] == {"drainTimeout": "120s", "progressDeadline": "1h"} and spec["disruption"] == {"maxUnavailable": 1}
+    assert spec["rollout"] == {
+        "strategy": "Auto",
+        "surgeTimeout": "30s",
+        "paused": False,
+        "drainTimeout": "120s",
+        "progressDeadline": "1h",
+    }
+    assert spec["disruption"] == {"maxUnavailable": 1}
     assert spec["resources"] == {} and "scaling" not in spec and "podTemplate" not in spec
 
 
@@ -57,6 +64,12 @@ REFUSED = [
     ({"rollout": {"drainTimeout": "3h"}}, "spec.rollout.drainTimeout must be at most 2h"),
     ({"rollout": {"drainTimeout": "soon"}}, "spec.rollout.drainTimeout"),
     ({"rollout": {"progressDeadline": "1s"}}, "spec.rollout.progressDeadline must lie between"),
+    (
+        {"rollout": {"surgeTimeout": "2m", "progressDeadline": "1m"}},
+        "spec.rollout.surgeTimeout must be at most spec.rollout.progressDeadline",
+    ),
+    ({"rollout": {"strategy": "Recreate"}}, "spec.rollout.strategy"),
+    ({"rollout": {"revision": "yesterday's"}}, "spec.rollout.revision"),
     ({"replicas": -1}, "spec.replicas"),
     ({"resources": {"memory": "lots"}}, "spec.resources.memory"),
     ({"routing": {"policy": "Best"}}, "spec.routing.policy"),
@@ -95,6 +108,8 @@ ACCEPTED = [
     {"model": {"uri": "file:///models/tiny"}},
     {"model": {"revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5", "secretRef": {"name": "hub"}, "cache": {"claim": "models"}}},
     {"rollout": {"drainTimeout": "0s"}},
+    {"rollout": {"strategy": "DrainFirst", "surgeTimeout": "0s", "paused": True, "progressDeadline": "30s"}},
+    {"rollout": {"revision": "qwen-worker-c51d9689d7", "progressDeadline": "30s"}},
     {"podTemplate": {"metadata": {"labels": {"team": "a"}}, "spec": {"tolerations": [{"operator": "Exists"}], "anything": {"goes": 1}}}},
 ]
 

@@ -1,13 +1,23 @@
-"""Whatever is edited, and whenever: the service converges, nothing oscillates, availability is kept, and what is taken back restarts nothing.
+"""Whatever is edited, and whenever: a service converges, nothing oscillates, availability is kept, what is taken back restarts nothing.
 
 The operator's own code on a simulated cluster (tests/operator/simulated); each seed is one history.
 """
 
+import os
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.operator.simulated.cluster import SERVICE, WORKER, Cluster
 
+from fairlead_operator import revisions
+from fairlead_operator.api.rollout import Rollout
+from fairlead_operator.children import worker
+from fairlead_operator.reconcile import applier
+from fairlead_operator.rollout import room, step, strategy
+
+SEEDS = int(os.environ.get("FAIRLEAD_ROLLOUT_SEEDS", "24"))  # more of them: a longer search
 QUIET = 300.0  # seconds in which nothing may be written any more
 ROLLOUT = {"progressDeadline": "2m", "drainTimeout": "60s"}
 
@@ -51,8 +61,8 @@ def act(cluster: Cluster, chance: random.Random) -> None:
         cluster.nodes.capacity[chance.randrange(len(cluster.nodes.capacity))] = chance.randint(1, 3)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_is_done_it_converges_and_availability_is_kept(seed: int) -> None:
+def history(seed: int) -> None:
+    """Random edits, then a last one that can be met: it is, and then all is quiet."""
     chance = random.Random(seed)
     cluster = Cluster(chance, [chance.randint(1, 3) for _ in range(2)])
     for _ in range(chance.randint(3, 12)):
@@ -62,14 +72,113 @@ def test_whatever_is_done_it_converges_and_availability_is_kept(seed: int) -> No
         cluster.create(replicas=2, rollout=ROLLOUT)
     wanted = chance.randint(0, 4)
     cluster.nodes.capacity[0] = max(0, wanted - sum(cluster.nodes.capacity[1:])) + chance.randint(0, 1)
-    cluster.edit(replicas=wanted, engine=revision(chance.randint(1, 9)), rollout={"paused": False, "revision": None})
     strategy = chance.choice(["Auto", "Auto", "DrainFirst"])
-    cluster.edit(rollout={"strategy": strategy})
+    rollout = {"paused": False, "revision": None, "strategy": strategy}
+    before = len(cluster.flips)
+    cluster.edit(replicas=wanted, engine=revision(chance.randint(1, 9)), rollout=rollout)
+    settle(cluster)
+    last = [drains for template, drains in cluster.flips[before:] if template == cluster.flips[-1][0]]
+    assert last == sorted(last), "within one revision Auto goes from surging to draining, and never back"
+    quiet(cluster)
+
+
+def settle(cluster: Cluster) -> None:
     cluster.run(3000.0, until=lambda: cluster.complete)
     assert cluster.complete, (cluster.condition("Progressing"), cluster.condition("Ready"), cluster.flips[-4:])
+
+
+def quiet(cluster: Cluster) -> None:
+    """Nothing is written any more, by the operator that runs or by its successor."""
     cluster.run(60.0)
     written, flips = len(cluster.api.writes), len(cluster.flips)
     cluster.restart_operator()
     cluster.run(QUIET)
-    assert cluster.api.writes[written:] == [] and len(cluster.flips) == flips
+    assert cluster.api.writes[written:] == [] and len(cluster.flips) == flips, "writes without a difference"
     assert cluster.condition("Progressing")["reason"] == "Complete"
+
+
+def taken_back(seed: int) -> None:
+    """Edits follow each other faster than they roll; then the first spec comes back, perhaps under a newer operator."""
+    chance = random.Random(seed)
+    wanted = chance.randint(1, 4)
+    cluster = Cluster(chance, [wanted + chance.randint(0, 1)])
+    strategy = chance.choice(["Auto", "Surge", "DrainFirst"])
+    cluster.create(replicas=wanted, rollout=ROLLOUT | {"strategy": strategy}, engine=revision(0 + 1))
+    settle(cluster)
+    template = cluster.api.objects[WORKER]["spec"]["template"]
+    for number in range(2, chance.randint(3, 10)):
+        cluster.edit(engine=revision(number, broken=chance.random() < 0.3))
+        cluster.run(chance.choice([1.0, 10.0, 50.0]))
+        if chance.random() < 0.3:
+            cluster.restart_operator(worker_image=f"worker:{number}")
+    left = [pod for pod in cluster.workers() if pod["sim"].set.template == template]
+    cluster.edit(engine=revision(1))
+    cluster.run(60.0, until=lambda: cluster.api.objects[WORKER]["spec"]["template"]["spec"]["containers"][0]["args"] == args(template))
+    left = [pod["metadata"]["uid"] for pod in left if pod in cluster.workers()]
+    settle(cluster)
+    assert not left or cluster.api.objects[WORKER]["spec"]["template"] == template, "the template that workers still ran, as it was"
+    assert set(left) <= {pod["metadata"]["uid"] for pod in cluster.workers()}, "a worker of the first spec was restarted"
+    quiet(cluster)
+
+
+def args(template: Any) -> Any:
+    return template["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_is_done_it_converges_and_availability_is_kept(seed: int) -> None:
+    history(seed)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+def test_an_edit_taken_back_restarts_nobody(seed: int) -> None:
+    taken_back(seed)
+
+
+def waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(room, "waiting", lambda pods, deployment, wanted: None)
+
+
+def drains_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Rollout, "surge_seconds", property(lambda self: 0.0))
+
+
+def ignores_departures(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(room.Departures, "since", lambda self, pods, now: 0.0)
+
+
+def drains_two(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(step.DRAIN, "maxUnavailable", 2)
+
+
+def surges_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(strategy, "_still", lambda live, revision, workers: False)
+
+
+def forgets_templates_in_use(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(worker, "pinned", lambda *given: revisions.pinned(*given[:5]))
+
+
+def writes_in_every_pass(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(applier, "needs_apply", lambda desired, live, applied: desired["kind"] == "Deployment")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (waits_for_ever, history),
+        (drains_at_once, history),
+        (ignores_departures, history),
+        (drains_two, history),
+        (surges_again, history),
+        (forgets_templates_in_use, taken_back),
+        (writes_in_every_pass, history),
+    ],
+)
+def test_a_planted_fault_is_found(fault: Callable[[pytest.MonkeyPatch], None], told: Callable[[int], None]) -> None:
+    """The histories above would not be worth much if a faulty operator passed them."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        for seed in SEEDS_OF_FAULTS[fault.__name__]:
+            with pytest.raises(AssertionError):
+                told(seed)

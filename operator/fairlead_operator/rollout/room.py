@@ -19,7 +19,7 @@ _GIVEN_BACK = (
     "topology spread",
     "volume count",
     "readwriteoncepod",
-    "claims",
+    "allocate all claims",
 )
 
 

@@ -128,12 +128,10 @@ def _fields(sent: Mapping[str, Any]) -> Body:
 def _disown(fields: Body, changed: Mapping[str, Any]) -> None:
     for name, value in changed.items():
         inner = fields.get(f"f:{name}")
-        if inner is None:
-            continue
         if inner and isinstance(value, Mapping):
             _disown(inner, value)
-        if not inner or not isinstance(value, Mapping):
-            del fields[f"f:{name}"]
+        if not inner:  # a leaf, or nothing is left of it
+            fields.pop(f"f:{name}", None)
 
 
 def _give_up(made: Body, owned: Body, sent: Any) -> None:

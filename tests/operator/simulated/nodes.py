@@ -19,6 +19,7 @@ class Pod:
     order: int
     gpus: int
     broken: bool  # never becomes ready
+    made: float
     node: int | None = None
     loaded: float = 0.0
     ready: float | None = None
@@ -46,7 +47,7 @@ class Nodes:
         labels = dict(owner.template["metadata"]["labels"])
         (container,) = owner.template["spec"]["containers"]
         gpus = int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
-        sim = Pod(owner, self._order, gpus, broken="--broken" in container["args"])
+        sim = Pod(owner, self._order, gpus, "--broken" in container["args"], self.api.now)
         name = f"{owner.deployment}-{self._order}"
         self.api.put(
             {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}, "status": {"phase": "Pending"}, "sim": sim}

@@ -78,9 +78,7 @@ class Operator:
         if body.get("status") != plan.status.model_dump(mode="json", by_alias=True, exclude_none=True):
             self._store.put(finished(self._api.patch_status(body, plan.status.model_dump(mode="json", by_alias=True))))
 
-    def _desired(
-        self, service: InferenceService, probe: ProbeResult | None = None, refusals: Mapping[str, str] | None = None
-    ) -> Desired:
+    def _desired(self, service: InferenceService, probe: ProbeResult | None = None, refusals: Mapping[str, str] | None = None) -> Desired:
         children = self._store.children(OWNER)
         pods = tuple(body for key, body in children.items() if key[0] == "Pod")
         observed = Observed(
