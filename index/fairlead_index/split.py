@@ -15,6 +15,8 @@ class Split(msgspec.Struct, frozen=True):
 
     revision: str = ""
     weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    trial: str = ""
+    """Another one when the same revision is tried again: what was counted before counts no more."""
 
 
 class Durations(msgspec.Struct):
@@ -66,12 +68,17 @@ class Side(msgspec.Struct):
 
 
 class SplitReport(msgspec.Struct):
-    """`GET /fairlead/split` of a router. Counted since the router learned of this revision's split."""
+    """`GET /fairlead/split` of a router. Counted since the router learned of this trial of this revision."""
 
     revision: str = ""
     weight: int = 0
+    trial: str = ""
     canary: Side = msgspec.field(default_factory=Side)
     stable: Side = msgspec.field(default_factory=Side)
+
+    def speaks_of(self, split: Split) -> bool:
+        """Whatever the weight is."""
+        return bool(split.revision) and (self.revision, self.trial) == (split.revision, split.trial)
 
     def include(self, other: "SplitReport") -> None:
         """Another router's, of the same split."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from fairlead_index.split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import Object, router, worker
 from fairlead_operator.observed import Observed, is_canary
@@ -18,6 +19,7 @@ class Desired:
     status: ServiceStatus
     servable: bool  # every pod is as wanted
     probe_due: bool  # ask for a completion through the router, and come back with the result
+    split: Split  # what the routers are told of a canary
     wake_at: float | None  # seconds since the epoch at which to look again, even if nothing has changed
 
 
@@ -32,5 +34,6 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
         status=said.status,
         servable=said.servable,
         probe_due=said.probe_due,
+        split=trial.sides.split,
         wake_at=min((at for at in (said.wake_at, step.wake_at, trial.wake_at) if at is not None), default=None),
     )

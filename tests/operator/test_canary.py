@@ -35,7 +35,7 @@ class Trial(Cluster):
     def __init__(self, chance: random.Random, asked: Any = ASKED, **spec: Any) -> None:
         super().__init__(chance, [4, 4])
         self.error_rate, self.ttft, self.traffic = 0.0, 0.1, True
-        self._revision, self._since = "", 0.0
+        self._told, self._since = ("", ""), 0.0
         self.operator.canary = self._seen
         self.create(**{"replicas": 2, "engine": {"maxNumSeqs": 1}, "rollout": {"canary": asked, "progressDeadline": "2m"}, **spec})
 
@@ -68,13 +68,13 @@ class Trial(Cluster):
     def _seen(self) -> CanarySeen | None:
         """As routers that know of a split since the ConfigMap says so."""
         told = self.split if CONFIG in self.api.objects else {}
-        if told.get("revision", "") != self._revision:
-            self._revision, self._since = told.get("revision", ""), self.api.now
-        if not self._revision or not self.traffic:
+        if (told.get("revision", ""), told.get("trial", "")) != self._told:
+            self._told, self._since = (told.get("revision", ""), told.get("trial", "")), self.api.now
+        if not self._told[0] or not self.traffic:
             return None
         seconds = int(self.api.now - self._since)
         canary = side(10 * seconds, round(10 * seconds * self.error_rate), self.ttft)
-        return CanarySeen(SplitReport(self._revision, told["weight"], canary, side(40 * seconds)), 2)
+        return CanarySeen(SplitReport(self._told[0], told["weight"], self._told[1], canary, side(40 * seconds)), 2)
 
     def _sync(self) -> None:
         super()._sync()

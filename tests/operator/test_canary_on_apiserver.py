@@ -26,11 +26,11 @@ def ready(address: str = "") -> dict[str, Any]:
     return status | ({"podIP": address, "podIPs": [{"ip": address}]} if address else {})
 
 
-def figures(of: str, errors: int) -> dict[str, Any]:
+def figures(of: str, errors: int, canary: Any) -> dict[str, Any]:
     """What a router says: 40 requests of the canary, 120 of the others."""
     times = {"buckets": {"50": 30}}
     sides = {"canary": {"requests": 40, "errors": errors, "ttft": times}, "stable": {"requests": 120, "errors": 0, "ttft": times}}
-    return {"revision": of, "weight": 25, **sides}
+    return {"revision": of, "weight": 25, "trial": canary["metadata"]["uid"], **sides}
 
 
 def begin(cluster: Cluster) -> tuple[str, Any]:
@@ -65,14 +65,15 @@ def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluste
     assert cluster.get("services", "qwen-workers")["spec"]["selector"].items() <= labels.items(), "routers find its pods"
     assert {"name": "FAIRLEAD_CANARY", "value": new} in canary["spec"]["template"]["spec"]["containers"][0]["env"]
     assert canary["spec"]["strategy"] == {"type": "Recreate"} and canary["spec"]["replicas"] == 1
-    assert told(cluster) == {"revision": new, "weight": 25}
+    trial = canary["metadata"]["uid"]
+    eventually(lambda: told(cluster) == {"revision": new, "weight": 25, "trial": trial})
     (owner,) = canary["metadata"]["ownerReferences"]
     assert owner["kind"] == "InferenceService" and owner["controller"]
-    router.split = figures("another", 0)
+    router.split = figures("another", 0, canary)
     start(cluster, canary)
     eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["canary"]["phase"] == "Judging")
     assert revision(cluster.get("deployments", "qwen-worker")) == old, "figures of another canary are none"
-    router.split = figures(new, 0)
+    router.split = figures(new, 0, canary)
     eventually(lambda: revision(cluster.get("deployments", "qwen-worker")) == new)
     eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["canary"]["phase"] == "Promoting")
     assert cluster.get("deployments", "qwen-worker-canary") is not None, "it serves until the old pods have been replaced"
@@ -86,7 +87,7 @@ def test_a_canary_stands_beside_the_old_revision_and_is_promoted(cluster: Cluste
 def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked(cluster: Cluster, router: Router) -> None:
     old, canary = begin(cluster)
     new = revision(canary)
-    router.split = figures(new, 12)
+    router.split = figures(new, 12, canary)
     start(cluster, canary)
     eventually(lambda: cluster.ready().get("reason") == "CanaryFailed")
     assert "12 of 40 requests (30 %) failed, of the old revision 0 of 120" in cluster.ready()["message"]
@@ -96,10 +97,21 @@ def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked
     assert kept[CANARY_FAILED] in cluster.ready()["message"]
     assert "annotations" not in cluster.get("inferenceservices", "qwen")["metadata"]
     eventually(lambda: [one for one in cluster.server.get(cluster.path("events"))["items"] if one["reason"] == "CanaryFailed"])
-    router.split = figures(new, 0)
     cluster.patch("controllerrevisions", f"qwen-worker-{new}", {"metadata": {"annotations": {CANARY_FAILED: None}}})
     again = eventually(lambda: cluster.get("deployments", "qwen-worker-canary"))
     assert revision(again) == new and again["metadata"]["uid"] != canary["metadata"]["uid"]
+    cluster.server.request("DELETE", cluster.path("pods", "qwen-worker-canary-1"))
+    eventually(lambda: cluster.get("pods", "qwen-worker-canary-1") is None)
+    start(cluster, again)
+    eventually(lambda: told(cluster).get("trial") == again["metadata"]["uid"])
+    eventually(lambda: (cluster.get("inferenceservices", "qwen")["status"].get("canary") or {}).get("phase") == "Judging")
+    assert failed_again(cluster, new) == "", "what routers still say of the first trial counts no more"
+    router.split = figures(new, 0, again)
+    eventually(lambda: revision(cluster.get("deployments", "qwen-worker")) == new)
+
+
+def failed_again(cluster: Cluster, new: str) -> str:
+    return str(cluster.get("controllerrevisions", f"qwen-worker-{new}")["metadata"].get("annotations", {}).get(CANARY_FAILED, ""))
 
 
 @pytest.mark.parametrize("wrong", [{"weight": 0}, {"pause": "soon"}, {"maxErrorRate": 1.5}, {"promote": "Not A Revision"}])

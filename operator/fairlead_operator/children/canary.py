@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+import msgspec
+
 from fairlead_index.split import Split
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
@@ -63,7 +65,7 @@ def router_mounts(service: InferenceService) -> list[Object]:
 
 
 def _config_map(service: InferenceService, split: Split) -> Object:
-    told = {"revision": split.revision, "weight": split.weight} if split.revision else {}
+    told = msgspec.to_builtins(split) if split.revision else {}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

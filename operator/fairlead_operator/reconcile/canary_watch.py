@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from fairlead_index.split import SplitReport
+from fairlead_index.split import Split, SplitReport
 from fairlead_operator.observed import CanarySeen
 from fairlead_operator.reconcile.prober import Prober, RouterSilent
 
@@ -18,16 +18,16 @@ class CanaryWatch:
         self._prober, self._changed = prober, changed
         self.seen: CanarySeen | None = None
         self._addresses: tuple[str, ...] = ()
-        self._revision = ""
+        self._split = Split()
         self._task: asyncio.Task[None] | None = None
 
-    def follow(self, addresses: tuple[str, ...], revision: str) -> None:
-        """Ask the routers at `addresses` how the canary of `revision` fares; empty: stop."""
-        if revision != self._revision or not addresses:
+    def follow(self, addresses: tuple[str, ...], split: Split) -> None:
+        """Ask the routers at `addresses` how this canary fares; none: stop."""
+        if (split.revision, split.trial) != (self._split.revision, self._split.trial) or not addresses:
             self.stop()
-        self._addresses, self._revision = addresses, revision
-        if addresses and revision and self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"canary {revision}")
+        self._addresses, self._split = addresses, split
+        if addresses and split.revision and self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"canary {split.revision}")
 
     def stop(self) -> None:
         if self._task is not None:
@@ -37,9 +37,9 @@ class CanaryWatch:
     async def _run(self) -> None:
         while True:
             answers = await asyncio.gather(*(self._prober.split(address) for address in self._addresses), return_exceptions=True)
-            total, routers = SplitReport(self._revision), 0
+            total, routers = SplitReport(self._split.revision, trial=self._split.trial), 0
             for answer in answers:
-                if isinstance(answer, SplitReport) and answer.revision == self._revision:
+                if isinstance(answer, SplitReport) and answer.speaks_of(self._split):
                     total.include(answer)
                     routers += 1
                 elif isinstance(answer, BaseException) and not isinstance(answer, RouterSilent):

@@ -117,7 +117,7 @@ class Loop:
             self._start_probing(service)
         trial = plan.status.canary
         judged = trial is not None and trial.phase in ("Judging", "Paused")
-        self._canary.follow(ready_routers(self._observed().pods) if judged else (), trial.revision if judged and trial else "")
+        self._canary.follow(ready_routers(self._observed().pods) if judged else (), plan.split)
         self._index.follow(router_to_ask(self._observed().pods), known=plan.status.index is not None)
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))

@@ -67,7 +67,7 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
     if since is None:
         return _not_ready(service, observed, trial, now)
     seen = observed.canary
-    report = seen.report if seen is not None and seen.report.revision == trial.wanted else None
+    report = seen.report if seen is not None and seen.report.speaks_of(trial.split) else None
     enough = report is not None and report.canary.requests >= asked.min_requests
     if report is not None and enough and (problem := error_problem(report, asked)):
         return trial.failed(problem)  # whoever fails requests is not given the rest of its time
@@ -119,6 +119,7 @@ class _Trial:
     present: bool  # the canary's Deployment is of the wanted revision
     started: bool  # there is a canary's Deployment, of this or another revision
     size: int  # pods of the canary; with the service at zero, none
+    uid: str = ""  # of the canary's Deployment
     live: Body = field(default_factory=dict)
 
     @classmethod
@@ -126,15 +127,17 @@ class _Trial:
         main, canary = (_template(observed.deployments.get(one)) for one in (names.WORKER, names.CANARY))
         wanted, asked = worker.revision(service), service.spec.rollout.canary
         size = asked.replicas if asked is not None and service.spec.wanted_replicas else 0
-        return cls(service, wanted, revision_of(main), revision_of(canary) == wanted, bool(canary), size, main)
+        uid = str(((observed.deployments.get(names.CANARY) or {}).get("metadata") or {}).get("uid", ""))
+        return cls(service, wanted, revision_of(main), revision_of(canary) == wanted, bool(canary), size, uid, main)
 
     @property
-    def weight(self) -> int:
-        return self.service.spec.rollout.canary.weight if self.service.spec.rollout.canary is not None else 0
+    def split(self) -> Split:
+        asked = self.service.spec.rollout.canary
+        return Split(self.wanted, asked.weight, self.uid) if asked is not None else Split()
 
     def held(self, phase: str, words: str, *, keep: bool = True, wake_at: float | None = None) -> Plan:
         """The main Deployment stays; the canary is there, unless `keep` says no."""
-        split = Split(self.wanted, self.weight) if keep else Split()
+        split = self.split if keep else Split()
         sides = Sides(self.running, self.live, self.size if keep else None, split)
         name = self.service.name
         message = f"canary {name}-{self.wanted} ({split.weight} % of the requests) beside {name}-{self.running}: {words}"
@@ -154,7 +157,7 @@ class _Trial:
         """The main Deployment gets the wanted revision; the canary serves on until that is complete."""
         if not self.present:
             return NO_TRIAL
-        return Plan(Sides(replicas=self.size, split=Split(self.wanted, self.weight)), status=self._status("Promoting", self.weight))
+        return Plan(Sides(replicas=self.size, split=self.split), status=self._status("Promoting", self.split.weight))
 
     def _status(self, phase: str, weight: int) -> CanaryStatus:
         return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "weight": weight})

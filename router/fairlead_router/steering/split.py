@@ -111,8 +111,8 @@ class SplitPolicy:
     def _take(self) -> None:
         """Another canary is counted from nothing; another weight of the same one goes on, with shares kept from now on."""
         split = self._file.split
-        if split.revision != self._report.revision:
-            self._report = SplitReport(split.revision)
+        if (split.revision, split.trial) != (self._report.revision, self._report.trial):
+            self._report = SplitReport(split.revision, trial=split.trial)
         if split.weight != self._report.weight:
             self._report.weight = split.weight
             self._sent = self._sent_to_canary = 0
