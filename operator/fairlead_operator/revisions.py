@@ -8,6 +8,7 @@ A spec that is edited back gets its old template back. Pure.
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -36,9 +37,16 @@ def said(part: BaseModel, *only: str) -> dict[str, Any]:
             inner = said(value)
             if inner:
                 made[key] = inner
-        elif field.is_required() or value != field.get_default(call_default_factory=True):
+        elif field.is_required() or value != _defaults(type(part))[name]:
             made[key] = dumped[key]
     return made
+
+
+@cache
+def _defaults(part: type[BaseModel]) -> dict[str, Any]:
+    """Asked of pydantic once for each model: it inspects every factory's signature anew, which was half of the time of `desired`."""
+    fields = part.model_fields.items()
+    return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 
 @dataclass(frozen=True)

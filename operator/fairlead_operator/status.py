@@ -100,7 +100,7 @@ def _progressing(say: Conditions, service: InferenceService, workers: Replicas, 
 def _stalled(workers: Replicas, routers: Replicas, step: Step) -> str:
     """What the Deployment controller says, and what to do about it."""
     doing = f" ({step.doing})" if workers.stalled and step.doing else ""
-    kept = f"; {workers.total - workers.updated} workers of the revision before go on serving" if workers.total > workers.updated else ""
+    kept = f"; {workers.total - workers.updated} workers of the revision before are kept" if workers.total > workers.updated else ""
     return f"{workers.stalled or routers.stalled}{doing}{kept}. Undo the edit, or name a kept revision in spec.rollout.revision"
 
 

@@ -155,7 +155,7 @@ def test_past_its_deadline_a_rollout_is_degraded_and_says_what_to_do() -> None:
     plan = look(seen(pod("new", NEW), deployment=live(conditions=[late])))
     for type_, truth in (("Progressing", "False"), ("Degraded", "True")):
         assert said(plan, type_)[:2] == (truth, "ProgressDeadlineExceeded")
-        assert "2 workers of the revision before go on serving. Undo the edit" in said(plan, type_)[2]
+        assert "2 workers of the revision before are kept. Undo the edit" in said(plan, type_)[2]
 
 
 def revisions_of(*services: InferenceService) -> tuple[Any, ...]:

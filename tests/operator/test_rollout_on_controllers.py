@@ -176,7 +176,7 @@ def test_the_simulated_deployment_controller_counts_as_the_real_one(controlled: 
     """Random edits of size, template, bounds and pause, and pods that become ready: after each, both have the same ReplicaSets."""
     chance = random.Random(7)
     both = Beside(controlled)
-    both.create({"selector": {"matchLabels": {"app": "twin"}}, "replicas": 3, **twin("a"), **bounds(1, 0)})
+    both.create({"selector": {"matchLabels": {"app": "twin"}}, "replicas": 3, "progressDeadlineSeconds": 600, **twin("a"), **bounds(1, 0)})
     done: list[Any] = []
     for _ in range(STEPS):
         same(both, done)
