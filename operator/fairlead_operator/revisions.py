@@ -69,7 +69,7 @@ def pinned(
     """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted; not those that
     pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between.
     `failed`: why `digest` was rolled back as a canary, to be remembered."""
-    others = {body["metadata"]["name"]: body for body in seen if _is_of(body, service, component)}
+    others = {body["metadata"]["name"]: body for body in seen if is_of(body, service, component)}
     wanted = f"{names.deployment(service, component)}-{digest}"
     held = others.pop(wanted, None)
     newest = max(map(_number, others.values()), default=0)
@@ -87,7 +87,7 @@ def pinned(
 def find(service: InferenceService, component: str, digest: str, seen: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The ControllerRevision of `digest`, if it is there."""
     wanted = f"{names.deployment(service, component)}-{digest}"
-    return next((body for body in seen if body["metadata"]["name"] == wanted and _is_of(body, service, component)), None)
+    return next((body for body in seen if body["metadata"]["name"] == wanted and is_of(body, service, component)), None)
 
 
 def failure_of(revision: Mapping[str, Any] | None) -> str:
@@ -99,7 +99,7 @@ def _number(body: Mapping[str, Any]) -> int:
     return int(body.get("revision") or 0)
 
 
-def _is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
+def is_of(body: Mapping[str, Any], service: InferenceService, component: str) -> bool:
     """Of this very service: one that was deleted and made again begins anew."""
     metadata = body["metadata"]
     owned = any(reference.get("uid") == service.uid for reference in metadata.get("ownerReferences") or [])

@@ -174,6 +174,22 @@ def test_a_canary_that_fails_requests_is_rolled_back_at_once_and_that_is_remembe
     assert cluster.running() == bad, "tried again, as the message says, and better"
 
 
+def test_what_was_rolled_back_stays_so_while_paused_and_when_the_main_deployment_is_deleted() -> None:
+    cluster = begun()
+    old, template = cluster.running(), cluster.api.objects[WORKER]["spec"]["template"]
+    cluster.error_rate = 0.3
+    cluster.edit(engine={"maxNumSeqs": 2})
+    cluster.until("Failed")
+    cluster.edit(rollout={"paused": True})
+    cluster.run(20.0)
+    cluster.edit(rollout={"paused": False})
+    cluster.run(60.0)
+    assert cluster.phase == "Failed" and cluster.running() == old
+    cluster.api.remove(WORKER)
+    cluster.run(60.0)
+    assert cluster.phase == "Failed" and cluster.api.objects[WORKER]["spec"]["template"] == template
+
+
 def test_a_slow_canary_is_rolled_back_when_its_time_is_over() -> None:
     cluster = begun()
     cluster.ttft = 0.3

@@ -1,5 +1,6 @@
 """The next step of a rollout as a pure function: what Auto chooses, when, and from what; pauses; and the way back to a revision."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -181,6 +182,14 @@ def test_a_revision_that_is_not_kept_changes_nothing_and_says_which_are() -> Non
     assert "--max-num-seqs=7" in workers(plan)["template"]["spec"]["containers"][0]["args"], "as it runs"
     for type_ in ("Progressing", "Degraded"):
         assert said(plan, type_)[1] == "RevisionNotFound" and f"name one of: qwen-worker-{digest}" in said(plan, type_)[2]
+
+
+def test_a_revision_of_a_deleted_service_of_this_name_is_not_taken_for_one_of_ours() -> None:
+    first = service(engine={"maxNumSeqs": 7})
+    left = revisions_of(replace(first, uid="uid-0"))
+    plan = look(Observed(revisions=left), rollout={"revision": f"qwen-worker-{worker.revision(first)}"})
+    assert said(plan)[1] == "RevisionNotFound"
+    assert "--max-num-seqs=256" in workers(plan)["template"]["spec"]["containers"][0]["args"]
 
 
 def test_revisions_that_workers_run_are_kept_beyond_the_last_five() -> None:

@@ -171,7 +171,7 @@ def writes_in_every_pass(patch: pytest.MonkeyPatch) -> None:
         (ignores_departures, history, 12),
         (drains_two, history, 1),
         (surges_again, history, 12),
-        (forgets_templates_in_use, taken_back, 0),
+        (forgets_templates_in_use, taken_back, 4),
         (writes_in_every_pass, history, 1),
     ],
 )

@@ -16,7 +16,7 @@ from fairlead_operator.causes import Cause
 from fairlead_operator.children import router, worker
 from fairlead_operator.children.canary import ONE_SIDE, Sides
 from fairlead_operator.observed import Body, Observed, Replicas, component_of, is_canary
-from fairlead_operator.revisions import failure_of, find
+from fairlead_operator.revisions import failure_of, find, is_of
 from fairlead_operator.rollout.judgement import error_problem, figures, ttft_problem
 from fairlead_operator.rollout.room import instant
 from fairlead_operator.rollout.strategy import revision_of
@@ -39,18 +39,19 @@ def plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
     """A canary begins when the main Deployment runs another revision than the wanted one, and ends by what is seen of it."""
     asked, main = service.spec.rollout.canary, observed.deployments.get(names.WORKER)
     trial = _Trial.of(service, observed)
-    if asked is None or main is None or not trial.running or service.spec.rollout.revision is not None:
+    if asked is None or not trial.running or service.spec.rollout.revision is not None:
         return NO_TRIAL
     if trial.running == trial.wanted:
-        complete = Replicas.of(main, service.spec.wanted_replicas).complete
+        complete = Replicas.of(main, _size(main)).complete
         return NO_TRIAL if complete or not trial.present else trial.promoted()
-    if service.spec.rollout.paused:
-        return trial.held("Waiting", "spec.rollout.paused holds it back", keep=trial.present)
-    failed = failure_of(find(service, names.WORKER, trial.wanted, observed.revisions))
     if asked.promote == trial.wanted:
         return trial.promoted()
-    if failed:
+    if failed := failure_of(find(service, names.WORKER, trial.wanted, observed.revisions)):
         return trial.failed(failed)
+    if main is None:
+        return NO_TRIAL
+    if service.spec.rollout.paused:
+        return trial.held("Waiting", "spec.rollout.paused holds it back", keep=trial.present)
     if _serves_already(observed, trial.wanted) or not (trial.started or _established(main)):
         return NO_TRIAL
     if not trial.started and not _routers_know(service, observed):
@@ -126,9 +127,10 @@ class _Trial:
     def of(cls, service: InferenceService, observed: Observed) -> "_Trial":
         main, canary = (_template(observed.deployments.get(one)) for one in (names.WORKER, names.CANARY))
         wanted, asked = worker.revision(service), service.spec.rollout.canary
-        size = asked.replicas if asked is not None and service.spec.wanted_replicas else 0
+        size = asked.replicas if asked is not None and _size(observed.deployments.get(names.WORKER)) else 0
         uid = str(((observed.deployments.get(names.CANARY) or {}).get("metadata") or {}).get("uid", ""))
-        return cls(service, wanted, revision_of(main), revision_of(canary) == wanted, bool(canary), size, uid, main)
+        running = revision_of(main) or _last_good(service, observed, wanted)
+        return cls(service, wanted, running, revision_of(canary) == wanted, bool(canary), size, uid, main)
 
     @property
     def split(self) -> Split:
@@ -163,8 +165,22 @@ class _Trial:
         return CanaryStatus.model_validate({"revision": self.wanted, "phase": phase, "weight": weight})
 
 
+def _last_good(service: InferenceService, observed: Observed, wanted: str) -> str:
+    """Somebody has deleted the main Deployment: it must not come back as what was just rolled back. The revision used last beside that."""
+    others = [one for one in observed.revisions if is_of(one, service, names.WORKER) and not failure_of(one)]
+    newest = max(others, key=lambda one: int(one.get("revision") or 0), default=None)
+    if newest is None or not failure_of(find(service, names.WORKER, wanted, observed.revisions)):
+        return ""
+    return str(newest["metadata"]["name"]).rpartition("-")[2]
+
+
 def _template(deployment: Body | None) -> Body:
     return ((deployment or {}).get("spec") or {}).get("template") or {}
+
+
+def _size(deployment: Body | None) -> int:
+    """Pods that it is to have, whoever decides it."""
+    return int(((deployment or {}).get("spec") or {}).get("replicas") or 0)
 
 
 def _established(main: Body) -> bool:

@@ -15,6 +15,7 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
 from fairlead_operator.observed import Body, Observed, component_of
+from fairlead_operator.revisions import is_of
 from fairlead_operator.rollout import room
 from fairlead_operator.rollout.step import Step
 
@@ -32,7 +33,7 @@ def next_step(service: InferenceService, observed: Observed, own: str, now: date
     wait = _Wait.of(service, observed, live, workers, now.timestamp())
     surge, doing = _choice(service, live, revision, workers, wait, paused)
     # A controller that may still take a worker away will: the bounds have just become those of draining.
-    about_to_drain = not surge and not paused and wait.open and workers.available_of(live) >= service.spec.wanted_replicas
+    about_to_drain = not surge and not paused and wait.open and _available(live) >= _size(live)
     return Step(
         revision,
         surge,
@@ -61,7 +62,7 @@ def _wanted(service: InferenceService, observed: Observed, own: str, live: Body 
     if asked is None:
         return own, None
     prefix = f"{names.deployment(service, names.WORKER)}-"
-    kept = {body["metadata"]["name"].removeprefix(prefix) for body in observed.revisions if component_of(body) == names.WORKER}
+    kept = {body["metadata"]["name"].removeprefix(prefix) for body in observed.revisions if is_of(body, service, names.WORKER)}
     digest = asked.removeprefix(prefix)
     if digest in kept | {own}:
         return digest, None
@@ -94,10 +95,6 @@ class _Workers:
             revisions=frozenset(revision_of(pod) for pod in staying),
         )
 
-    @staticmethod
-    def available_of(live: Body) -> int:
-        return int((live.get("status") or {}).get("availableReplicas") or 0)
-
 
 @dataclass(frozen=True)
 class _Wait:
@@ -112,7 +109,7 @@ class _Wait:
     @classmethod
     def of(cls, service: InferenceService, observed: Observed, live: Body, workers: _Workers, now: float) -> "_Wait":
         """A worker that leaves holds its room until it is gone, at `deletionTimestamp` at the latest; then the scheduler needs a moment."""
-        found = room.waiting(workers.new, live, service.spec.wanted_replicas)
+        found = room.waiting(workers.new, live, _size(live))
         if found is None:
             return cls()
         gone = [room.instant(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
@@ -125,13 +122,13 @@ def _choice(service: InferenceService, live: Body, revision: str, workers: _Work
     rollout = service.spec.rollout
     draining = _drains(live)
     if rollout.strategy == "DrainFirst":
-        return False, _waiting_for_workers(service, live, workers) or "draining one worker first"
+        return False, _waiting_for_workers(live, workers) or "draining one worker first"
     if rollout.strategy == "Surge":
         return True, "surging; no room for a surge worker: set spec.rollout.strategy to Auto, or make room" if wait.over else "surging"
     if paused:
         return not draining, ""
     if draining and _still(live, revision, workers):
-        return False, _waiting_for_workers(service, live, workers) or _no_room(rollout.surge_timeout)
+        return False, _waiting_for_workers(live, workers) or _no_room(rollout.surge_timeout)
     if not wait.open or not workers.old:
         return True, "surging"
     if not wait.helps:
@@ -141,6 +138,15 @@ def _choice(service: InferenceService, live: Body, revision: str, workers: _Work
 
 def _no_room(timeout: str) -> str:
     return f"no room for a surge worker in {timeout}: draining one first"
+
+
+def _size(live: Body) -> int:
+    """Workers that the Deployment is to have, whoever decides it."""
+    return int(live["spec"].get("replicas") or 0)
+
+
+def _available(live: Body) -> int:
+    return int((live.get("status") or {}).get("availableReplicas") or 0)
 
 
 def _drains(live: Body) -> bool:
@@ -154,9 +160,9 @@ def _still(live: Body, revision: str, workers: _Workers) -> bool:
     return running == revision or any(revision_of(pod) != running for pod in (*workers.new, *workers.old))
 
 
-def _waiting_for_workers(service: InferenceService, live: Body, workers: _Workers) -> str:
+def _waiting_for_workers(live: Body, workers: _Workers) -> str:
     """The controller takes no worker away while fewer serve than one less than wanted."""
-    least, available = service.spec.wanted_replicas - 1, workers.available_of(live)
+    least, available = _size(live) - 1, _available(live)
     if available >= least or not workers.old:
         return ""
     return f"waiting until {least} workers are available ({available} now) before another is drained"
