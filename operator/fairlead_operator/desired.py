@@ -1,11 +1,13 @@
 """Everything that should exist for one service, and what should be said about it: a pure function of what is wanted and what is seen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
+from fairlead_index.split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import Object, gateway, network_policy, router, worker
-from fairlead_operator.observed import Observed
+from fairlead_operator.observed import Observed, is_canary
+from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import verdict
@@ -17,22 +19,26 @@ class Desired:
     status: ServiceStatus
     servable: bool  # every pod is as wanted
     probe_due: bool  # ask for a completion through the router, and come back with the result
+    split: Split  # what the routers are told of a canary
     wake_at: float | None  # seconds since the epoch at which to look again, even if nothing has changed
 
 
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
-    step = next_step(service, observed, worker.revision(service), now)
-    said = verdict(service, observed, step, now)
+    trial = canary.plan(service, observed, now)
+    stable = replace(observed, pods=tuple(pod for pod in observed.pods if not is_canary(pod)))
+    step = next_step(service, stable, trial.sides.stable or worker.revision(service), now)
+    said = verdict(service, stable, step, now, trial)
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they guard
-            *worker.objects(service, settings, observed.revisions, step),
+            *worker.objects(service, settings, observed.revisions, step, trial.sides),
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],
         status=said.status,
         servable=said.servable,
         probe_due=said.probe_due,
-        wake_at=min((at for at in (said.wake_at, step.wake_at) if at is not None), default=None),
+        split=trial.sides.split,
+        wake_at=min((at for at in (said.wake_at, step.wake_at, trial.wake_at) if at is not None), default=None),
     )

@@ -70,13 +70,15 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
 
 def router_to_ask(pods: Iterable[Body]) -> str:
     """The address of one ready router, always the same one: two that differ a little would be written in turn. Empty: there is none."""
+    return next(iter(ready_routers(pods)), "")
+
+
+def ready_routers(pods: Iterable[Body]) -> tuple[str, ...]:
+    """The addresses of the ready routers, by their pods' names."""
     found = []
     for pod in pods:
         metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
         ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
         if ready and component_of(pod) == names.ROUTER and status.get("podIP") and not metadata.get("deletionTimestamp"):
             found.append((metadata.get("name", ""), status["podIP"]))
-    if not found:
-        return ""
-    address = min(found)[1]
-    return f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}"
+    return tuple(f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}" for _, address in sorted(found))

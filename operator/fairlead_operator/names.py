@@ -13,6 +13,9 @@ REVISION = "fairlead.dev/revision"
 FIELD_MANAGER = "fairlead-operator"
 
 WORKER, ROUTER = "worker", "router"
+CANARY = "worker-canary"  # of the Deployment; its pods are workers, set apart by TRACK
+TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
+CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back, in words
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
 
@@ -23,6 +26,11 @@ def workers_service(service: InferenceService) -> str:
 
 def deployment(service: InferenceService, component: str) -> str:
     return f"{service.name}-{component}"
+
+
+def split(service: InferenceService) -> str:
+    """The ConfigMap that tells routers of the canary."""
+    return f"{service.name}-split"
 
 
 def index_namespace(service: InferenceService) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairlead_index.split import SplitReport
 from fairlead_operator import names
 from fairlead_operator.causes.happened import Happened
 
@@ -41,6 +42,14 @@ class TrafficSeen:
 
 
 @dataclass(frozen=True)
+class CanarySeen:
+    """How both sides of a split fared, added up over the routers that answered."""
+
+    report: SplitReport
+    routers: int  # that answered and know of this split
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that `desired` may know beside the service itself."""
 
@@ -54,6 +63,7 @@ class Observed:
     exposed: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
     traffic: TrafficSeen | None = None
     pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
+    canary: CanarySeen | None = None  # None: nobody was asked yet
     quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
 
 
@@ -100,6 +110,10 @@ class Replicas:
     @property
     def rolled_out(self) -> bool:
         return self.current and self.updated == self.wanted == self.total
+
+
+def is_canary(pod: Body) -> bool:
+    return ((pod.get("metadata") or {}).get("labels") or {}).get(names.TRACK) == names.CANARY_TRACK
 
 
 def component_of(body: Body) -> str:

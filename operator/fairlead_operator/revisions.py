@@ -64,9 +64,11 @@ def pinned(
     rendered: Object,
     seen: Iterable[Mapping[str, Any]],
     in_use: Collection[str] = (),
+    failed: str = "",
 ) -> Pinned:
     """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted; not those that
-    pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between."""
+    pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between.
+    `failed`: why `digest` was rolled back as a canary, to be remembered."""
     others = {body["metadata"]["name"]: body for body in seen if is_of(body, service, component)}
     wanted = f"{names.deployment(service, component)}-{digest}"
     held = others.pop(wanted, None)
@@ -76,9 +78,21 @@ def pinned(
     last_used = sorted(others.values(), key=lambda body: (_number(body), body["metadata"]["name"]), reverse=True)
     running = [body for body in last_used[KEPT - 1 :] if body["metadata"]["name"].rpartition("-")[2] in in_use]
     kept = [
-        _revision(service, component, body["metadata"]["name"], _number(body), body["data"]) for body in [*last_used[: KEPT - 1], *running]
+        _revision(service, component, body["metadata"]["name"], _number(body), body["data"], failure_of(body))
+        for body in [*last_used[: KEPT - 1], *running]
     ]
-    return Pinned(deepcopy(data["template"]), [_revision(service, component, wanted, number, data), *kept])
+    return Pinned(deepcopy(data["template"]), [_revision(service, component, wanted, number, data, failed), *kept])
+
+
+def find(service: InferenceService, component: str, digest: str, seen: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The ControllerRevision of `digest`, if it is there."""
+    wanted = f"{names.deployment(service, component)}-{digest}"
+    return next((body for body in seen if body["metadata"]["name"] == wanted and is_of(body, service, component)), None)
+
+
+def failure_of(revision: Mapping[str, Any] | None) -> str:
+    """Why it was rolled back as a canary; empty: it was not."""
+    return str((((revision or {}).get("metadata") or {}).get("annotations") or {}).get(names.CANARY_FAILED, ""))
 
 
 def _number(body: Mapping[str, Any]) -> int:
@@ -92,12 +106,15 @@ def is_of(body: Mapping[str, Any], service: InferenceService, component: str) ->
     return owned and (metadata.get("labels") or {}).get(names.COMPONENT) == component
 
 
-def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any]) -> Object:
+def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any], failed: str = "") -> Object:
     """`number` grows with use: the one used last has the highest."""
+    metadata = names.metadata(service, name, component)
+    if failed:
+        metadata["annotations"] = {names.CANARY_FAILED: failed}
     return {
         "apiVersion": "apps/v1",
         "kind": KIND,
-        "metadata": names.metadata(service, name, component),
+        "metadata": metadata,
         "revision": number,
         "data": data,
     }

@@ -9,6 +9,7 @@ from fairlead_operator.causes import Cause, creation, silence
 from fairlead_operator.children import router
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.rollout.canary import NO_TRIAL, Plan
 from fairlead_operator.rollout.step import Step
 
 RETRY_LONGEST = 15.0  # seconds between requests through a router that does not answer
@@ -24,13 +25,13 @@ class Verdict:
     wake_at: float | None  # seconds since the epoch; None: nothing changes unless the cluster does
 
 
-def verdict(service: InferenceService, observed: Observed, step: Step, now: datetime) -> Verdict:
+def verdict(service: InferenceService, observed: Observed, step: Step, now: datetime, trial: Plan = NO_TRIAL) -> Verdict:
     before = find(service.status.conditions, "Ready")
     settled = before is not None and before.status == "True" and before.observed_generation == service.generation
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
-    obstacle = _obstacle(service, observed, workers, routers, step, silent)
+    obstacle = _obstacle(service, observed, workers, routers, step, silent) or trial.cause
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     say = Conditions(service.status.conditions, service.generation, now)
@@ -52,7 +53,7 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
         "Serving" if serving else "NoWorker" if workers.ready == 0 else "NoRouter",
         f"{workers.ready} workers, {routers.ready} routers ready",
     )
-    _progressing(say, service, workers, routers, step)
+    _progressing(say, service, workers, routers, step, trial)
     pod_conditions.weights_ready(say, observed, workers, step.revision)
     routable = routers.ready > 0
     say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
@@ -79,16 +80,17 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
         ready_replicas=workers.ready,
         updated_replicas=workers.updated,
         selector=names.selector_text(service),
-        revision=f"{service.name}-{step.revision}",
+        revision=f"{service.name}-{trial.status.revision if trial.sides.stable and trial.status else step.revision}",
         index=index,
         traffic=measured,
+        canary=trial.status,
         conditions=say.made,
     )
     wake_at = min((at for at in (proof.wake_at, unsteered_at, silent_at, measured_at) if at is not None), default=None)
     return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
 
 
-def _progressing(say: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step) -> None:
+def _progressing(say: Conditions, service: InferenceService, workers: Replicas, routers: Replicas, step: Step, trial: Plan) -> None:
     counted = f"{min(workers.updated, workers.wanted)} of {workers.wanted} workers are of the wanted revision"
     if step.problem is not None:
         say.say("Progressing", False, step.problem.reason, step.problem.message)
@@ -96,6 +98,8 @@ def _progressing(say: Conditions, service: InferenceService, workers: Replicas, 
         say.say("Progressing", False, "Paused", f"{counted}; spec.rollout.paused holds every replacement back")
     elif workers.stalled or routers.stalled:
         say.say("Progressing", False, "ProgressDeadlineExceeded", _stalled(workers, routers, step))
+    elif workers.complete and routers.rolled_out and trial.cause is not None:
+        say.say("Progressing", not trial.cause.fault, trial.cause.reason, trial.cause.message)
     elif workers.complete and routers.rolled_out:
         say.say("Progressing", False, "Complete", "All workers are of the wanted revision")
     else:

@@ -7,6 +7,7 @@ from time import monotonic
 
 import msgspec
 
+from fairlead_index.split import SplitReport
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
 from fairlead_router.errors import ApiError, Headers, unavailable
@@ -36,6 +37,7 @@ class App:
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/fairlead/workers": self._workers,
+            "/fairlead/split": self._split,
             "/v1/models": self._models,
         }
 
@@ -106,7 +108,7 @@ class App:
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
-        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt)
+        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens = prompt.length
         return prompt
@@ -152,6 +154,9 @@ class App:
 
     def _workers(self, reply: Reply) -> None:
         reply.whole(200, msgspec.json.encode(self._router.picture()))
+
+    def _split(self, reply: Reply) -> None:
+        reply.whole(200, msgspec.json.encode(self._router.split.report() if self._router.split is not None else SplitReport()))
 
     def _models(self, reply: Reply) -> None:
         reply.whole(200, msgspec.json.encode({"object": "list", "data": self._router.models()}))

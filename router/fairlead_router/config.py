@@ -40,6 +40,7 @@ class RouterConfig(BaseSettings):
     redis_key_file: str = Field("", description="PEM file of its private key")
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
+    split_file: str = Field("", description="file of the canary's revision and weight, followed while it changes (empty: no canaries)")
     api_keys_file: str = Field("", description="file of tenants and hashed API keys, followed while it changes (empty: anybody may ask)")
     router_replicas: int = Field(1, ge=1, description="routers of the service, to divide token rates by where there is no Redis")
     steering: Literal["proxy", "redirect"] = Field("proxy", description="redirect: 307 to the worker, for clients inside the cluster")

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,9 @@ from fairlead_router.serving.probe import Probe
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.steering.policies import LeastLoad, Policy, Random, RoundRobin, Session
 from fairlead_router.steering.prefix_aware import IndexAt, PrefixAware
+from fairlead_router.steering.split import SplitPolicy
+from fairlead_router.steering.split_file import SplitFile
+from fairlead_router.steering.split_metrics import SplitMetrics
 
 if TYPE_CHECKING:
     from fairlead_router.interop.picker.server import PickerServer
@@ -49,7 +53,13 @@ class Router:
         self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
         self.metrics.watch_token_cache(self.formats.cache)
         tokenize = config.policy == "PrefixAware"
-        self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters)
+        self.policy = self._make_policy()
+        self.split = SplitPolicy(self.table, self.policy, SplitFile(Path(config.split_file))) if config.split_file else None
+        canary_for = None
+        if self.split is not None:
+            canary_for = self.split.canary_for
+            self.metrics.registry.register(SplitMetrics(self.split.report))
+        self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters, canary_for)
         self.stack_metrics: StackMetrics | None = None
         if config.metrics_names == "vllm":
             self.stack_metrics = StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), ""))
@@ -57,9 +67,9 @@ class Router:
         self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
-        self.policy = self._make_policy()
+        self._steering: Policy = self.split or self.policy
         self.admission = Admission(config, self.table, self.metrics)
-        self.proxy = Proxy(config, self.table, self.policy, self.metrics, self.admission)
+        self.proxy = Proxy(config, self.table, self._steering, self.metrics, self.admission)
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
@@ -71,7 +81,7 @@ class Router:
 
     async def start(self) -> None:
         self.front.start()
-        self.policy.start()
+        self._steering.start()
         if self.picker is not None:
             await self.picker.start()
         self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
@@ -84,7 +94,7 @@ class Router:
         await self._poller.close()
         await self.probe.close()
         await self.front.close()
-        await self.policy.close()
+        await self._steering.close()
         for worker in self.table:
             worker.pool.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -105,7 +115,7 @@ class Router:
         from fairlead_router.interop.picker.picker import Picker
         from fairlead_router.interop.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
 
-        picker = Picker(self.config, self.table, self.policy, self.front, self.prompts, self.metrics, self.not_ready_reason)
+        picker = Picker(self.config, self.table, self._steering, self.front, self.prompts, self.metrics, self.not_ready_reason)
         return PickerServer(picker, self.config)
 
     def _make_policy(self) -> Policy:
@@ -162,6 +172,7 @@ class Router:
                 "reason": "silent" if worker.silent else worker.reason,
                 "in_flight": worker.in_flight,
                 "source": "discovery" if worker.discovered else "index",
+                "canary": worker.canary,
                 "load": msgspec.to_builtins(worker.load),
                 "prediction": worker.prediction.shown(),
             }

@@ -21,6 +21,7 @@ class Router:
         self.failing = False
         self.asked: list[dict[str, object]] = []
         self.page: dict[str, object] = {"index": "ok", "index_reason": "", "index_read": "mirror", "workers": []}
+        self.split: dict[str, object] = {}
         self.looks = 0
         router = self
 
@@ -32,7 +33,8 @@ class Router:
 
             def do_GET(self) -> None:
                 router.looks += 1
-                self._answer(200 if self.path == "/fairlead/workers" else 404, router.page)
+                known = {"/fairlead/workers": router.page, "/fairlead/split": router.split}
+                self._answer(200 if self.path in known else 404, known.get(self.path))
 
             def _answer(self, code: int, answer: object) -> None:
                 text = json.dumps(answer).encode()

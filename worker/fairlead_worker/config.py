@@ -36,6 +36,7 @@ class WorkerConfig(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
     pod_name: Annotated[str, Field(description="this worker's name in the index and in answers; empty: the host name")] = ""
     advertise: Annotated[str, Field(description="HOST:PORT at which the router reaches this worker; empty: derived")] = ""
+    canary: Annotated[str, Field(description="the revision that this worker is the canary of; empty: none")] = ""
     index_namespace: Annotated[str, Field(description="NS/NAME of the service in the index")] = ""
     index_groups: Annotated[int, Field(ge=1, le=MOST_GROUPS, description="parts of the index, as spec.routing.indexGroups")] = 1
     redis_url: Annotated[str, Field(description="redis://… of the index; empty: no index")] = ""

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fairlead_operator.api.canary import Canary
 from fairlead_operator.api.fields import Duration, Part, refuse, rule, rules, seconds
 
 _DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer"
@@ -44,6 +45,9 @@ class Rollout(Part):
             )
         ),
     ] = Field("1h", description="Without progress for this long, condition Progressing is False with ProgressDeadlineExceeded.")
+    canary: Canary | None = Field(
+        None, description="A new revision is tried on a part of the requests first. Absent: it is rolled out at once."
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

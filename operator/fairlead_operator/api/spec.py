@@ -23,6 +23,10 @@ _PAST_KEYS = (
     "spec.routing.steering Redirect goes past spec.access.keysSecretRef, since workers check no keys: "
     "set spec.routing.steering to Proxy, or remove spec.access"
 )
+_UNSEEN = (
+    "spec.routing.steering Redirect lets the routers see no answer, by which spec.rollout.canary is judged: "
+    "set spec.routing.steering to Proxy, or remove spec.rollout.canary"
+)
 _LENGTH = "spec.engine.maxModelLen must be 0 (the model's own) or at least spec.engine.kvCache.pageTokens"
 
 
@@ -227,6 +231,7 @@ class ServiceSpec(Part):
                 path=".engine.maxModelLen",
             ),
             rule("!has(self.access) || self.routing.steering == 'Proxy'", _PAST_KEYS, path=".routing.steering"),
+            rule("!has(self.rollout.canary) || self.routing.steering == 'Proxy'", _UNSEEN, path=".routing.steering"),
         )
     )
 
@@ -250,6 +255,7 @@ class ServiceSpec(Part):
         refuse(self.engine.quantization != "none" and bool(gpus), f"{_INT8}: {gpus} GPUs")
         refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
         refuse(self.access is not None and self.routing.steering == "Redirect", _PAST_KEYS)
+        refuse(self.rollout.canary is not None and self.routing.steering == "Redirect", _UNSEEN)
         return self
 
     @property

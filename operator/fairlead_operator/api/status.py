@@ -38,6 +38,17 @@ class IndexStatus(Part):
     )
 
 
+class CanaryStatus(Part):
+    """A new revision that is not everybody's yet."""
+
+    revision: str = Field(max_length=64, description="The revision that is tried; what spec.rollout.canary.promote takes.")
+    phase: Literal["Waiting", "Starting", "Judging", "Paused", "Promoting", "Failed"] = Field(
+        description="Waiting: for the routers; Starting: its pods; Paused: until promote names it; Promoting: old pods are being replaced; "
+        "Failed: rolled back."
+    )
+    weight: int = Field(0, ge=0, le=100, description="Percent of the requests that are for it.")
+
+
 class ServiceStatus(Part):
     """What the operator saw last."""
 
@@ -52,6 +63,7 @@ class ServiceStatus(Part):
     revision: str = Field("", max_length=128, description="The wanted revision: a digest of what the spec says about worker pods.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it; absent while no router is ready.")
     traffic: TrafficStatus | None = Field(None, description="What went through lately; absent until a router was asked twice.")
+    canary: CanaryStatus | None = Field(None, description="A new revision that is tried; absent while none is.")
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,

@@ -6,7 +6,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import seconds
-from fairlead_operator.children import Object, pods, redis, security
+from fairlead_operator.children import Object, canary, pods, redis, security
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import pinned, said
 from fairlead_operator.rollout.step import SURGE
@@ -24,6 +24,8 @@ def revision(service: InferenceService) -> str:
         parts.append(said(service.spec.access))
     if service.spec.exposure.picks_endpoints:
         parts.append("picker")
+    if service.spec.rollout.canary is not None:
+        parts.append("split")  # that there may be canaries; their weight is no part of a router
     return names.digest(parts)
 
 
@@ -95,15 +97,17 @@ def _template(service: InferenceService, settings: Settings) -> Object:
 
 def _volumes(service: InferenceService) -> list[Object]:
     """The whole Secret's folder and no subPath: the kubelet never renews the file of one."""
+    split = canary.router_volumes(service)
     if service.spec.access is None:
-        return []
+        return split
     secret = service.spec.access.keys_secret_ref
     source = {"secretName": secret.name, "items": [{"key": secret.key, "path": KEY_FILE.name}], "defaultMode": 0o440}
-    return [{"name": "api-keys", "secret": source}]
+    return [{"name": "api-keys", "secret": source}, *split]
 
 
 def _mounts(service: InferenceService) -> list[Object]:
-    return [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
+    keys = [{"name": "api-keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}] if service.spec.access is not None else []
+    return [*keys, *canary.router_mounts(service)]
 
 
 def arguments(service: InferenceService, settings: Settings) -> list[str]:
@@ -124,6 +128,7 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "metrics-names": routing.metrics_names.lower() if routing.metrics_names != "Fairlead" else "",
         "index-mode": routing.index_mode.lower() if routing.index_mode != "Auto" else "",
         "picker-port": names.PICKER_PORT if service.spec.exposure.picks_endpoints else "",
+        "split-file": canary.SPLIT_FILE if service.spec.rollout.canary is not None else "",
     }
     if said(routing, "hold_timeout"):
         flags["hold-timeout"] = seconds(routing.hold_timeout)

@@ -7,7 +7,8 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
-from fairlead_operator.children import Object, pods, redis, security
+from fairlead_operator.children import Object, canary, pods, redis, security
+from fairlead_operator.children.canary import ONE_SIDE, Sides
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.revisions import pinned, said
@@ -32,12 +33,22 @@ def gpus(service: InferenceService, settings: Settings) -> int:
 
 
 def objects(
-    service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = (), step: Step | None = None
+    service: InferenceService,
+    settings: Settings,
+    revisions: Iterable[Mapping[str, Any]] = (),
+    step: Step | None = None,
+    sides: Sides = ONE_SIDE,
 ) -> list[Object]:
     """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used. `step`: of the rollout; None: its first."""
-    step = step or Step(revision(service))
-    pin = pinned(service, names.WORKER, step.revision, _template(service, settings), revisions, step.in_use)
-    return [_account(service), _headless_service(service), *pin.revisions, _deployment(service, pin.template, step), _budget(service)]
+    step, seen = step or Step(revision(service)), list(revisions)
+    tried = revision(service) if sides.stable else step.revision
+    pin = pinned(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
+    stable = canary.stable_template(service, sides, seen)
+    return [
+        *(_account(service), _headless_service(service), *pin.revisions),
+        *canary.objects(service, tried, pin.template, sides, SETTLE),
+        *(_deployment(service, stable or pin.template, step), _budget(service)),
+    ]
 
 
 def _account(service: InferenceService) -> Object:

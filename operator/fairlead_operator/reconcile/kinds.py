@@ -35,6 +35,7 @@ LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WRITTEN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "Service", "services"),
+    Kind("v1", "ConfigMap", "configmaps"),
     REVISIONS,
     Kind("apps/v1", "Deployment", "deployments"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),

@@ -14,10 +14,11 @@ from fairlead_operator import transitions
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.conditions import Conditions
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.index_status import router_to_ask
+from fairlead_operator.index_status import ready_routers, router_to_ask
 from fairlead_operator.metrics import Metrics
 from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
+from fairlead_operator.reconcile.canary_watch import CanaryWatch
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
@@ -62,6 +63,7 @@ class Loop:
         self._probing: asyncio.Task[None] | None = None
         self._index = IndexWatch(tools.prober, self.wake)
         self._pod_events = PodEvents(tools.cluster, self.wake)
+        self._canary = CanaryWatch(tools.prober, self.wake)
         self._departures = Departures(time.time())
 
     def wake(self) -> None:
@@ -92,6 +94,7 @@ class Loop:
             self._stop_probing()
             self._index.stop()
             self._pod_events.stop()
+            self._canary.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -122,6 +125,9 @@ class Loop:
         elif plan.probe_due:
             self._start_probing(service)
         pods = self._observed().pods
+        trial = plan.status.canary
+        judged = trial is not None and trial.phase in ("Judging", "Paused")
+        self._canary.follow(ready_routers(pods) if judged else (), plan.split)
         self._index.follow(router_to_ask(pods), known=plan.status.index is not None)
         self._pod_events.follow(pods)
         await self._write_status(body, service.status, plan.status)
@@ -141,6 +147,7 @@ class Loop:
             self._stop_probing()
             self._index.stop()
             self._pod_events.stop()
+            self._canary.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -157,6 +164,7 @@ class Loop:
             exposed={key[0]: body for key, body in children.items() if key[0] in _EXPOSED},
             traffic=self._index.traffic,
             pod_events=self._pod_events.seen,
+            canary=self._canary.seen,
             quiet_since=self._departures.since(pods, time.time()),
         )
 

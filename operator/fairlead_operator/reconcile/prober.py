@@ -1,12 +1,14 @@
 """What the operator asks of routers: the proof that a service serves (one completion of one token, through the router's Service, as a
-client would ask for it), and what one router sees.
+client would ask for it), what one router sees, and how a canary fares.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
+import msgspec
 
+from fairlead_index.split import SplitReport
 from fairlead_operator.api import InferenceService
 
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
@@ -60,3 +62,13 @@ class Prober:
         if not isinstance(page, dict) or not isinstance(page.get("workers"), list):
             raise RouterSilent(f"{url}: not a router's answer")
         return page
+
+    async def split(self, address: str) -> SplitReport:
+        """How a canary and the others fare at the router at `address` (host:port). Raises RouterSilent."""
+        url = f"{self._base_url or f'http://{address}'}/fairlead/split"
+        try:
+            answer = await self._http.get(url, headers={"Connection": "close"}, timeout=LOOK_TIMEOUT)
+            answer.raise_for_status()
+            return msgspec.json.decode(answer.content, type=SplitReport)
+        except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError) as error:
+            raise RouterSilent(f"{url}: {type(error).__name__}: {error}") from None

@@ -38,7 +38,10 @@ class KnownFormat:
 
 
 class PromptFormats:
-    """Formats by tag; `current` is the one that most usable workers have (two during a rollout that changes the model)."""
+    """Formats by tag; `current` is the one that most usable workers have (two during a rollout that changes the model).
+
+    A canary's counts only for what is sent to canaries, and where there are no others.
+    """
 
     def __init__(self, threads: Executor, cache: TokenCache) -> None:
         self._threads, self.cache = threads, cache
@@ -50,6 +53,8 @@ class PromptFormats:
         self._refused: set[str] = set()
         """Formats that cannot be used here: not fetched again."""
         self.current: KnownFormat | None = None
+        self._of_canary: dict[str, KnownFormat] = {}
+        """By the revision that they are the canaries of."""
 
     async def learn(self, pool: Pool, tag: str) -> str:
         """The tag of one worker's format, fetched if it is new; empty where it cannot be used: then the worker gets text.
@@ -109,24 +114,39 @@ class PromptFormats:
             self._refused.add(tag)
             logger.warning("the prompt format %s of %s cannot be used, prompts go to such workers as text: %s", tag, address, error)
 
-    def elect(self, tags: Iterable[str]) -> None:
-        """Choose the current format by what the usable workers have; forget those that none has, but the last one."""
-        count = Counter(tag for tag in tags if tag in self._known)
-        if not count:
+    def elect(self, said: Iterable[tuple[str, str]]) -> None:
+        """Choose the current format by what the usable workers have; forget those that none has, but the last one.
+
+        `said`: of each, the revision that it is the canary of (empty: none), and its tag.
+        """
+        by_canary: dict[str, Counter[str]] = {}
+        for canary, tag in said:
+            if tag in self._known:
+                by_canary.setdefault(canary, Counter())[tag] += 1
+        if not by_canary:
             return
-        best = max(count, key=lambda tag: (count[tag], tag == (self.current.tag if self.current else "")))
-        self.current = self._known[best]
-        self._keep({tag: known for tag, known in self._known.items() if tag in count})
+        every = sum(by_canary.values(), Counter[str]())
+        best = {canary: self._known[self._commonest(count)] for canary, count in by_canary.items()}
+        self.current = best.pop("", None) or self._known[self._commonest(every)]
+        self._of_canary = best
+        self._keep({tag: known for tag, known in self._known.items() if tag in every})
 
     def _keep(self, known: dict[str, KnownFormat]) -> None:
         self._known = known
         self._having = Counter(name for one in known.values() for name in set(one.format.model_names))
 
-    def of_model(self, name: Any) -> KnownFormat | None:
-        """The format to read a prompt for this model in: the current one, unless only another knows the name."""
-        if self.current is None or not isinstance(name, str) or name in self.current.format.model_names:
-            return self.current
-        return next((known for known in self._known.values() if name in known.format.model_names), self.current)
+    def _commonest(self, count: "Counter[str]") -> str:
+        return max(count, key=lambda tag: (count[tag], tag == (self.current.tag if self.current else "")))
+
+    def of_model(self, name: Any, canary: str = "") -> KnownFormat | None:
+        """The format to read a prompt for this model in: the current one, unless only another knows the name.
+
+        `canary`: for the canaries of this revision, in theirs if they have one of their own.
+        """
+        current = self._of_canary.get(canary, self.current)
+        if current is None or not isinstance(name, str) or name in current.format.model_names:
+            return current
+        return next((known for known in self._known.values() if name in known.format.model_names), current)
 
     def names_of(self, tag: str) -> frozenset[str]:
         """Model names of one format; none where it is not known."""

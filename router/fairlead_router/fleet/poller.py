@@ -32,6 +32,7 @@ class _Load(WorkerLoad, frozen=True):
     cached_tokens: int | None = None
     output_tokens: int | None = None
     role: str = ""
+    canary: str = ""
     adapters: frozenset[str] = frozenset()
 
 
@@ -95,7 +96,7 @@ class Poller:
                 missed = 0
                 self._settle(worker, f"its answers cannot be read: {type(error).__name__}")
             if worker.usable != was_usable or worker.format_tag != known:
-                self._formats.elect(other.format_tag for other in self._table if other.usable)
+                self._formats.elect((other.canary, other.format_tag) for other in self._table if other.usable)
                 self._table.notify()
             if missed:  # its deadline was pause enough: a stopped worker must not hold requests for long
                 await asyncio.sleep(began + LOOK_SECONDS - loop.time())
@@ -116,7 +117,7 @@ class Poller:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)
         worker.load, worker.load_at, worker.draining = load, time.monotonic(), load.draining
-        worker.role, worker.adapters = load.role, load.adapters
+        worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
         worker.max_running = load.max_running
         worker.pod = load.pod or worker.pod
         return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"

@@ -37,6 +37,8 @@ class Worker:
         """Why the last look did not find it ready; empty when it did."""
         self.load = WorkerLoad()
         self.load_at = monotonic()
+        self.canary = ""
+        """The revision that it is the canary of; empty for all others."""
         self.role = ""
         """What it is for; empty or `both`: whole requests."""
         self.adapters: frozenset[str] = frozenset()

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
+import xxhash
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptError
@@ -63,6 +64,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Of the caller's tenant and its own `cache_salt`: part of the root of `hashes`, and for the worker to say the same."""
     model: str = ""
     """The name that a worker must answer to; empty where every worker does."""
+    conversation: int = 0
+    """The same for all requests of a conversation; 0 where nobody asked for it."""
 
 
 class Prompts:
@@ -75,25 +78,27 @@ class Prompts:
         tokenize: bool,
         served_name: str = "",
         adapters: Callable[[], Collection[str]] = tuple,
+        canary_for: Callable[[int], str] | None = None,
     ) -> None:
+        """`canary_for`: the revision to whose canaries a conversation goes, if any; None: there are no canaries here."""
         self._formats, self._threads, self._tokenize = formats, threads, tokenize
-        self._served_name, self._adapters = served_name, adapters
+        self._served_name, self._adapters, self._canary_for = served_name, adapters, canary_for
         self._decoder = msgspec.json.Decoder(_Body)
 
-    async def read(self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt) -> Prompt:
-        """`salt_of`: the caller's salt, given the client's own.
+    async def read(self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt, session: str = "") -> Prompt:
+        """`salt_of`: the caller's salt, given the client's own. `session`: what the client calls the conversation, if it does.
 
         Raises ApiError: 400 for what is not a JSON object, 404 for a model that no worker serves.
         """
         if len(body) <= INLINE_BYTES:
-            return self._read(path, body, salt_of)
+            return self._read(path, body, salt_of, session)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, path, body, salt_of)
+        return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
-    def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str]) -> Prompt:
+    def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str) -> Prompt:
         try:
             body = self._decoder.decode(raw)
         except msgspec.ValidationError:
@@ -108,8 +113,10 @@ class Prompts:
         user = body.user if isinstance(body.user, str) else ""
         asked = Asked.by(path, body)
         salt = salt_of(asked.salt)
-        guess = Prompt(length=len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt, model=model)
-        known = self._formats.of_model(body.model)
+        conversation = conversation_of(body.messages, body.prompt, session) if self._canary_for is not None else 0
+        canary = self._canary_for(conversation) if self._canary_for is not None else ""
+        guess = Prompt(len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt, model=model, conversation=conversation)
+        known = self._formats.of_model(body.model, canary)
         if not self._tokenize or known is None:
             return guess
         try:
@@ -120,7 +127,7 @@ class Prompts:
             return guess
         root = known.format.root(adapter, salt) if adapter or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model)
+        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation)
 
     def _adapter(self, model: Any) -> str:
         """The name, if it is an adapter's; empty where it is not the workers' to know. Raises ApiError 404 for one that nobody serves."""
@@ -164,3 +171,19 @@ class Prompts:
         if not isinstance(prompt, str) or not prompt:
             return None, False
         return encoder.encode_text(prompt, scope=salt), alone
+
+
+def conversation_of(messages: Any, prompt: Any, session: str) -> int:
+    """A number that all requests of a conversation have in common: of its session if the client names one, else of a chat's beginning.
+
+    That is all up to the first message of a user: the beginning that chats have in common, and what sets them apart. Text has no such place
+    (its first block may be the same in all prompts), so each prompt is a conversation of its own.
+    """
+    if session:
+        told: Any = session
+    elif isinstance(messages, list):
+        roles = [one.get("role") if isinstance(one, dict) else None for one in messages]
+        told = messages[: roles.index("user") + 1] if "user" in roles else messages
+    else:
+        told = prompt
+    return xxhash.xxh3_64_intdigest(msgspec.json.encode(told)) or 1

@@ -14,6 +14,7 @@ from fairlead_router.request.prompts import Prompt
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.asks import wanted_for
 from fairlead_router.steering.policies import Choice, Policy, Tried, Wanted
+from fairlead_router.steering.split import SplitPolicy
 from fairlead_router.wire.reply import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
 
@@ -23,6 +24,8 @@ MOST_LOST = 3
 """Workers that may die under one request before it is taken for the cause."""
 DYING_SECONDS = 0.05
 """A worker lost this soon after it got a request was dying anyway, as when all are killed at once: it counts for half."""
+_ERROR_EVENT = b'data: {"error"'
+"""How a worker ends a stream that it cannot go on with."""
 _HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
@@ -31,6 +34,7 @@ class Proxy:
 
     def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy, metrics: Metrics, admission: Admission) -> None:
         self._config, self._table, self._policy, self._metrics, self._admission = config, table, policy, metrics, admission
+        self._split = policy if isinstance(policy, SplitPolicy) else None
         self.draining = False
 
     async def forward(self, call: Call, prompt: Prompt, reply: Reply, ticket: Ticket) -> None:
@@ -58,6 +62,7 @@ class Proxy:
                     lost += 1.0 if monotonic() - began > DYING_SECONDS else 0.5
                 continue
             except TooSilent as error:
+                self._missed(choice.worker)
                 raise ApiError(504, f"The worker gave no answer: {error}.", kind="server_error", code="timeout") from error
             worker = choice.worker
             try:
@@ -68,9 +73,16 @@ class Proxy:
                 retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
                 if retry is not None:
                     self._metrics.retries.labels("refused").inc()
-                    lost += retry == b"lost"  # its engine ended while it had the request
+                    if retry == b"lost":  # its engine ended while it had the request
+                        lost += 1
+                        self._missed(worker)
                     worker.suspect()
                     continue
+                if self._split is not None:
+                    self._split.began(worker, head.status, began)
+                    if head.status >= 500 and self._split.may_go_elsewhere(worker, wanted, tried):
+                        self._metrics.retries.labels("canary").inc()
+                        continue
                 worker.breaker.succeeded()
                 self._admission.begun(ticket)
                 call.let_go()
@@ -149,8 +161,12 @@ class Proxy:
                 call.held.fail(await connection.document())
                 return
             await connection.pour(reply)
+            if self._split is not None and _streams(head) and _ERROR_EVENT in reply.last:
+                self._split.broke(worker)
         except LostAfterHead as error:
             call.ending = "broken"
+            if self._split is not None:
+                self._split.broke(worker)
             worker.suspect()
             self._metrics.broken_streams.inc()
             logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
@@ -197,9 +213,15 @@ class Proxy:
 
     def _failed(self, choice: Choice, reason: str, error: Exception) -> None:
         self._metrics.retries.labels(reason).inc()
+        self._missed(choice.worker)
         choice.worker.breaker.failed()
         choice.worker.suspect()
         logger.info("worker %s failed a request before its first byte (%s), another is asked", choice.worker.address, error)
+
+    def _missed(self, worker: Worker) -> None:
+        """Count an attempt without an answer, where sides are compared."""
+        if self._split is not None:
+            self._split.failed(worker)
 
 
 def _streams(head: Head) -> bool:

@@ -37,6 +37,8 @@ class Audit:
         """`cached`: prompt tokens that the worker found in its cache."""
         if choice.predicted is None or not len(wanted.hashes):
             return
+        if choice.worker.format_tag != wanted.format_tag and choice.worker.format_tag and wanted.format_tag:
+            return  # of another model or block size (a canary, a rollout): nothing was foretold of what it holds
         block = wanted.prompt_tokens // len(wanted.hashes) + 1  # pages are smaller than blocks: less than one of these is no error
         error = choice.predicted - cached
         if error <= -block:

@@ -23,6 +23,10 @@ class Wanted(msgspec.Struct, frozen=True):
     session: str = ""
     model: str = ""
     """The name that a worker must answer to, where not all of them do: an adapter's, or a model's while a rollout renames it."""
+    format_tag: str = ""
+    """The prompt format that `hashes` are of."""
+    conversation: int = 0
+    """The same for all requests of a conversation; 0: unknown."""
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The operator's own parts (store, applier, `desired`) on the simulated API: `Loop.one_pass` without its tasks and its clock."""
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -8,7 +8,7 @@ from tests.operator.simulated.api import Api, Body
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import Observed, ProbeResult, component_of
+from fairlead_operator.observed import CanarySeen, Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused
 from fairlead_operator.reconcile.kinds import REVISIONS
@@ -33,6 +33,7 @@ class Operator:
         self._wake_at: float | None = None
         self.inbox: list[tuple[str, Body]] = [("MODIFIED", body) for body in api.objects.values()]
         self.plan: Desired | None = None
+        self.canary: Callable[[], CanarySeen | None] = lambda: None  # what the routers would say
         api.clients.append(self._told)
 
     def stop(self) -> None:
@@ -87,6 +88,7 @@ class Operator:
             refusals=refusals or {},
             probe=probe,
             quiet_since=self._departures.since(pods, self._api.now),
+            canary=self.canary(),
         )
         return desired(service, observed, self._settings, datetime.fromtimestamp(self._api.now, UTC))
 

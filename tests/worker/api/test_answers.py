@@ -269,7 +269,7 @@ def test_state(shared: WorkerProcess) -> None:
         assert shared.client.get(path).status_code == 200, path
     load = shared.load()
     assert (load["pod"], load["address"], load["ready"], load["draining"]) == ("pod-0", f"127.0.0.1:{shared.port}", True, False)
-    assert load["page_size"] == 16
+    assert load["page_size"] == 16 and load["canary"] == "new"
     model = shared.client.get("/v1/models").json()["data"][0]
     assert (model["id"], model["max_model_len"]) == ("tiny", 4096)
 

@@ -36,6 +36,8 @@ async def load(worker: Worker, exchange: Exchange) -> None:
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
     who: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
     who["max_running"] = worker.config.max_num_seqs
+    if worker.config.canary:
+        who["canary"] = worker.config.canary
     await exchange.json(who | numbers)
 
 

@@ -110,7 +110,7 @@ class Picker:
         if asked.path not in PROMPTED or asked.body is None:
             return Prompt(length=asked.length // 4)  # bytes of a token, roughly: enough to compare waits
         began = monotonic()
-        prompt = await self._prompts.read(asked.path, asked.body, asked.visitor.caller.salt)
+        prompt = await self._prompts.read(asked.path, asked.body, asked.visitor.caller.salt, asked.session)
         self._metrics.overhead.observe(monotonic() - began)
         return prompt
 

@@ -1,0 +1,95 @@
+"""The canary's objects: a second Deployment with the new revision's template, and the ConfigMap that tells routers its weight.
+
+Its pods are workers like the others: found by the same Service, counted by the same disruption budget. A label sets them apart, and an
+environment variable by which they say themselves of which revision they are the canary.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from fairlead_index.split import Split
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.children import Object, pods
+from fairlead_operator.revisions import find
+
+NO_SPLIT = Split()
+SPLIT_FILE = PurePosixPath("/etc/fairlead/split/split.json")
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Which revisions run beside each other."""
+
+    stable: str = ""  # the revision that the main Deployment stays on; empty: the wanted one, whether a canary is still there or not
+    live: Mapping[str, Any] | None = None  # what it runs now: its template, should its ControllerRevision be gone
+    replicas: int | None = None  # of the canary; None: there is none
+    split: Split = NO_SPLIT  # what the routers are told
+    failure: str = ""  # why the wanted revision was rolled back: remembered on its ControllerRevision
+
+
+ONE_SIDE = Sides()
+
+
+def objects(service: InferenceService, revision: str, template: Object, sides: Sides, settle: int) -> list[Object]:
+    """`template`: of `revision`, the one that is tried. The routers' part comes first: a canary without a weight gets no requests."""
+    made = [_config_map(service, sides.split)] if service.spec.rollout.canary is not None else []
+    if sides.replicas is not None:
+        made.append(_deployment(service, revision, template, sides.replicas, settle))
+    return made
+
+
+def stable_template(service: InferenceService, sides: Sides, seen: Iterable[Mapping[str, Any]]) -> Object | None:
+    """The template that the main Deployment stays on; None: on the wanted one."""
+    if not sides.stable:
+        return None
+    kept = find(service, names.WORKER, sides.stable, seen)
+    return deepcopy(kept["data"]["template"]) if kept is not None else deepcopy(dict(sides.live or {}))
+
+
+def router_volumes(service: InferenceService) -> list[Object]:
+    """Optional: a router that starts before the ConfigMap is there knows no canary, and gets the file when it comes."""
+    if service.spec.rollout.canary is None:
+        return []
+    return [{"name": "split", "configMap": {"name": names.split(service), "optional": True, "defaultMode": 0o444}}]
+
+
+def router_mounts(service: InferenceService) -> list[Object]:
+    return [{"name": "split", "mountPath": str(SPLIT_FILE.parent), "readOnly": True}] if router_volumes(service) else []
+
+
+def _config_map(service: InferenceService, split: Split) -> Object:
+    told = msgspec.to_builtins(split) if split.revision else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": names.metadata(service, names.split(service), names.ROUTER),
+        "data": {SPLIT_FILE.name: json.dumps(told)},
+    }
+
+
+def _deployment(service: InferenceService, revision: str, template: Object, replicas: int, settle: int) -> Object:
+    """Recreate: of two canaries that follow each other only one is of interest, and the second may need the GPU of the first."""
+    marked = _marked(template, revision)
+    made = pods.deployment(service, names.WORKER, replicas=replicas, template=marked, strategy={}, settle=settle)
+    selector = {"matchLabels": {**names.selector(service, names.WORKER), names.TRACK: names.CANARY_TRACK}}
+    spec = {**made["spec"], "strategy": {"type": "Recreate"}, "selector": selector}
+    return {**made, "metadata": names.metadata(service, names.deployment(service, names.CANARY), names.CANARY), "spec": spec}
+
+
+def _marked(template: Object, revision: str) -> Object:
+    """The template with the canary's mark, for people and the Deployment (label) and for routers (environment)."""
+    made = deepcopy(template)
+    metadata = made.setdefault("metadata", {})
+    metadata["labels"] = {**metadata.get("labels", {}), names.TRACK: names.CANARY_TRACK}
+    for container in made["spec"]["containers"]:
+        if container["name"] == "worker":
+            others = [one for one in container.get("env", []) if one["name"] != "FAIRLEAD_CANARY"]
+            container["env"] = [*others, {"name": "FAIRLEAD_CANARY", "value": revision}]
+    return made

@@ -1,0 +1,54 @@
+"""The file that names the canary and its weight, followed while the router runs: a new weight restarts nobody."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from fairlead_index.split import Split
+
+logger = logging.getLogger(__name__)
+
+_Stamp = tuple[int, int, int]
+
+
+class SplitFile:
+    """`split` is what the newest readable version says. Without a file there is none: then canaries are for when nobody else is left."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: _Stamp | None = None
+        self.split = Split()
+        self.problem = ""
+        """What is wrong with the newest version; empty when it is the one in use."""
+        self.look()
+
+    def look(self) -> None:
+        """Read the file if it is another than the last time. Kubernetes swaps a link over it, so what it leads to is looked at."""
+        try:
+            stat = self._path.stat()
+            stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if stamp == self._seen:
+                return
+            split = msgspec.json.decode(self._path.read_bytes(), type=Split)
+        except FileNotFoundError:
+            self._seen, split = None, Split()
+        except OSError as error:
+            self._seen = None
+            self._broken(error.strerror or type(error).__name__)
+            return
+        except msgspec.MsgspecError as error:
+            self._seen = stamp
+            self._broken(str(error))
+            return
+        else:
+            self._seen = stamp
+        self.problem = ""
+        if split != self.split:
+            logger.info("split: %s", f"{split.weight} % for the canary {split.revision}" if split.revision else "no canary")
+        self.split = split
+
+    def _broken(self, why: str) -> None:
+        if why != self.problem:
+            logger.error("split file %s cannot be used, what it said before holds: %s", self._path, why)
+        self.problem = why

@@ -1,0 +1,249 @@
+"""A canary's share: its weight of the conversations and no more, the other side where one fails, and how both fare."""
+
+import asyncio
+import json
+import math
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from tests.redis_server import RedisServer
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.prompt_format import make_format
+from tests.router.stand_in_worker import Exchange, StandIn, dies_at_once
+from tests.router.test_process import router_process
+
+from fairlead_index.split import Durations, Split, SplitReport
+from fairlead_router.request.prompts import conversation_of
+from fairlead_router.steering.split import LEEWAY, leans_to_canary
+
+CANARY = {"canary": "new"}
+
+
+def told(folder: Path, weight: int | None, revision: str = "new") -> str:
+    """The file, written as the kubelet would renew it."""
+    file, fresh = folder / "split.json", folder / "split.fresh"
+    fresh.write_text("{}" if weight is None else json.dumps({"revision": revision, "weight": weight}))
+    fresh.replace(file)
+    return str(file)
+
+
+async def report(router: RunningRouter) -> dict[str, Any]:
+    answer: dict[str, Any] = (await router.client.get("/fairlead/split")).json()
+    return answer
+
+
+async def fails(exchange: Exchange) -> None:
+    await exchange.whole(500, {"error": {"message": "a bad revision"}})
+
+
+async def breaks_off(exchange: Exchange) -> None:
+    await exchange.head()
+    await exchange.event("one")
+    exchange.die()
+
+
+async def says_that_it_broke(exchange: Exchange) -> None:
+    await exchange.head()
+    await exchange.event("one")
+    await exchange.chunk(b'data: {"error": {"message": "the engine has ended"}}\n\n')
+    await exchange.chunk(b"")
+
+
+def conversation(number: int, turns: int) -> list[dict[str, str]]:
+    """A chat that grows; all chats begin with the same long instructions."""
+    chat = [{"role": "system", "content": "Be brief. " * 50}]
+    for turn in range(turns):
+        chat += [{"role": "user", "content": f"{number}: question {turn}"}, {"role": "assistant", "content": f"answer {turn}"}]
+    return chat[:-1]
+
+
+async def test_a_bad_canary_gets_its_weight_and_no_client_sees_it(fleet: Fleet, tmp_path: Path) -> None:
+    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=fails)
+    router = await fleet.router(stable, canary, split_file=told(tmp_path, 20), policy="RoundRobin")
+    answers = [await router.complete(f"prompt {number}") for number in range(200)]
+    assert Counter(answer.status_code for answer in answers) == {200: 200}
+    share = len(canary.received)
+    assert abs(share - 40) <= LEEWAY + 4 * math.sqrt(200 * 0.2 * 0.8) + 1
+    assert len(stable.received) == 200, "what the canary failed went to the other side"
+    seen = await report(router)
+    assert seen["revision"] == "new" and seen["weight"] == 20
+    assert seen["canary"] == {"requests": share, "errors": share, "ttft": {"buckets": {}}}
+    assert seen["stable"]["requests"] == 200 and seen["stable"]["errors"] == 0
+    assert sum(seen["stable"]["ttft"]["buckets"].values()) == 200
+    assert await router.metric("fairlead_router_retries_total") == share
+    assert await router.metric("fairlead_router_side_errors_total") == share and await router.metric("fairlead_router_canary_weight") == 20
+
+
+async def test_processes_of_their_own_do_the_same(fleet: Fleet, tmp_path: Path) -> None:
+    """Two routers as the operator starts them; the canary dies of every request, and is given up while they serve."""
+    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=dies_at_once)
+    flags = ["--workers", f"static://{stable.address},{canary.address}", "--poll-interval", "0.1", "--split-file", told(tmp_path, 40)]
+    async with router_process(*flags) as (_, one, _), router_process(*flags) as (_, two, _), httpx.AsyncClient(timeout=30) as client:
+        for url in (one, two):
+            await eventually(lambda url=url: _both_known(client, url), "both workers are usable")
+        asked = [client.post(f"{(one, two)[number % 2]}/v1/completions", json={"prompt": f"p{number}"}) for number in range(60)]
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        sides = [msgspec.json.decode((await client.get(f"{url}/fairlead/split")).content, type=SplitReport) for url in (one, two)]
+        assert sum(side.canary.errors for side in sides) == sum(side.canary.requests for side in sides) > 0
+        told(tmp_path, None)
+        await eventually(lambda: _given_up(client, one, two), "both have learned that there is no canary")
+        before = len(canary.received)
+        assert (await client.post(f"{one}/v1/completions", json={"prompt": "after"})).status_code == 200
+        assert len(canary.received) == before
+
+
+async def _both_known(client: httpx.AsyncClient, url: str) -> bool:
+    workers = (await client.get(f"{url}/fairlead/workers")).json()["workers"]
+    return [worker["canary"] for worker in workers if worker["usable"]].count("new") == 1 and len(workers) == 2
+
+
+async def _given_up(client: httpx.AsyncClient, *urls: str) -> bool:
+    return not any([(await client.get(f"{url}/fairlead/split")).json()["revision"] for url in urls])
+
+
+async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weight_grows(fleet: Fleet, tmp_path: Path) -> None:
+    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
+    file = told(tmp_path, 30)
+    routers = [await fleet.router(stable, canary, split_file=file) for _ in range(2)]
+
+    async def side(number: int, turns: int, router: RunningRouter) -> str:
+        answer = await router.client.post("/v1/chat/completions", json={"model": "stand-in", "messages": conversation(number, turns)})
+        return answer.headers["x-fairlead-pod"]
+
+    first = [await side(number, 1, routers[0]) for number in range(30)]
+    assert set(first) == {stable.pod, canary.pod}
+    for turns, router in ((2, routers[1]), (3, routers[0])):
+        assert [await side(number, turns, router) for number in range(30)] == first
+    told(tmp_path, 60)
+    await eventually(
+        lambda: all(router.server.router.split.report().weight == 60 for router in routers if router.server.router.split), "told"
+    )
+    later = [await side(number, 4, routers[1]) for number in range(30)]
+    assert all(now == canary.pod for before, now in zip(first, later, strict=True) if before == canary.pod)
+    assert later.count(canary.pod) > first.count(canary.pod)
+
+
+async def test_a_session_is_a_conversation_and_one_prompt_sent_over_and_over_is_still_shared_out(fleet: Fleet, tmp_path: Path) -> None:
+    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
+    router = await fleet.router(stable, canary, split_file=told(tmp_path, 25))
+    for session in range(10):
+        pods = set()
+        for number in range(3):
+            body = {"model": "stand-in", "prompt": f"{number} of {session}"}
+            pods.add(
+                (await router.client.post("/v1/completions", json=body, headers={"x-session-id": f"s{session}"})).headers["x-fairlead-pod"]
+            )
+        assert len(pods) == 1
+    before = len(canary.received)
+    for _ in range(240):
+        assert (await router.complete("the same")).status_code == 200
+    assert abs(len(canary.received) - before - 60) <= 2 * (LEEWAY + 4 * math.sqrt(270 * 0.25 * 0.75))
+
+
+async def test_neither_side_is_missed(fleet: Fleet, tmp_path: Path) -> None:
+    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
+    router = await fleet.router(stable, canary, split_file=told(tmp_path, 50), hold_timeout=0.5)
+    canary.ready = False
+    await router.usable(1)
+    assert {(await router.complete(f"a{number}")).headers["x-fairlead-pod"] for number in range(10)} == {stable.pod}
+    canary.ready, stable.ready = True, False
+    await eventually(lambda: [worker.usable for worker in router.table if worker.canary] == [True], "the canary is back")
+    await router.usable(1)
+    assert {(await router.complete(f"b{number}")).headers["x-fairlead-pod"] for number in range(10)} == {canary.pod}
+    canary.behaviour = fails
+    assert (await router.complete("c")).status_code == 500, "with nobody else to ask, its answer stands"
+
+
+async def test_a_canary_without_a_weight_is_a_last_resort_and_a_weight_is_followed(fleet: Fleet, tmp_path: Path) -> None:
+    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
+    router = await fleet.router(stable, canary, split_file=str(tmp_path / "split.json"))
+    split = router.server.router.split
+    assert split is not None
+
+    async def pods(name: str) -> set[str]:
+        return {(await router.complete(f"{name}{number}")).headers["x-fairlead-pod"] for number in range(30)}
+
+    assert await pods("none") == {stable.pod}
+    told(tmp_path, 50)
+    await eventually(lambda: split.report().weight == 50, "the weight is known")
+    assert await pods("half") == {stable.pod, canary.pod}
+    (tmp_path / "split.json").write_text("{broken")
+    await asyncio.sleep(0)
+    assert await pods("as before") == {stable.pod, canary.pod}
+    told(tmp_path, 50, revision="newer")
+    await eventually(lambda: split.report().revision == "newer", "another canary")
+    assert split.report().canary.requests == 0, "counted anew"
+    assert await pods("of another revision") == {stable.pod}
+    told(tmp_path, None)
+    await eventually(lambda: not split.report().revision, "no canary")
+    assert await pods("over") == {stable.pod}
+    await stable.kill()
+    assert (await router.complete("nobody else")).headers["x-fairlead-pod"] == canary.pod
+
+
+@pytest.mark.parametrize("behaviour", [breaks_off, says_that_it_broke])
+async def test_answers_that_break_off_are_errors_of_their_side(fleet: Fleet, tmp_path: Path, behaviour: Any) -> None:
+    stable, canary = await fleet.worker(), await fleet.worker(load=CANARY, behaviour=behaviour)
+    router = await fleet.router(stable, canary, split_file=told(tmp_path, 50), poll_interval=0.02)
+    for number in range(20):
+        await router.complete(f"p{number}", stream=True)
+    seen = await report(router)
+    assert 0 < len(canary.received) == seen["canary"]["requests"] == seen["canary"]["errors"] and seen["stable"]["errors"] == 0
+    assert sum(seen["canary"]["ttft"]["buckets"].values()) == len(canary.received)
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("mode", ["remote", "mirror"])
+async def test_two_models_at_once_are_each_steered_by_their_own_blocks(fleet: Fleet, tmp_path: Path, redis: RedisServer, mode: str) -> None:
+    """Same names, other weights and other blocks: each side's prompts are hashed in its own format, and no KV counts for the other side."""
+    namespace = f"tests/{uuid.uuid4().hex[:8]}"
+    other = make_format(revision="r2")
+    other = type(other)(**{name: getattr(other, name) for name in other.__struct_fields__} | {"block_tokens": 32})
+    stable = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(2)]
+    canary = [await fleet.worker(redis=(redis.url, namespace), load=CANARY, format=other) for _ in range(3)]
+    index = {"redis_url": redis.url, "index_namespace": namespace, "index_mode": mode}
+    router = await fleet.router(*stable, *canary, split_file=told(tmp_path, 50), **index)
+    await eventually(lambda: all(worker.joined for worker in (*stable, *canary)), "the workers joined the index")
+    formats = router.server.router.formats
+    assert formats.current is not None and formats.current.format.block_tokens == 16, "three canaries do not outvote two others"
+    split = Split("new", 50)
+    prompts = [f"{number} " * 200 for number in range(40)]
+    of = {prompt: leans_to_canary(conversation_of(None, prompt, ""), split) for prompt in prompts}
+    chosen = [next(prompt for prompt in prompts if of[prompt] is on_canary) for on_canary in (True, False)]
+    for prompt, side in zip(chosen, (canary, stable), strict=True):
+        first = await router.complete(prompt)
+        (holder,) = [worker for worker in (*stable, *canary) if worker.pod == first.headers["x-fairlead-pod"]]
+        assert holder in side and holder.received[-1].tokens is not None, "it was tokenized for that side"
+        await eventually(lambda holder=holder: _repeated(router, prompt, holder), "the index leads back to where its blocks are")  # noqa: B023
+    assert await router.metric("fairlead_router_recalls_total") == 0
+
+
+async def _repeated(router: RunningRouter, prompt: str, holder: StandIn) -> bool:
+    again = await router.complete(prompt)
+    assert again.status_code == 200
+    predicted = int(again.headers.get("x-fairlead-predicted-tokens", "0"))  # Redis may be late once, on a busy machine
+    return (
+        again.headers["x-fairlead-pod"] == holder.pod and 0 <= int(again.headers["x-fairlead-cached-tokens"]) - predicted <= 1 < predicted
+    )
+
+
+def test_quantiles_are_near_whatever_was_measured() -> None:
+    times = Durations()
+    for milliseconds in range(1, 1001):
+        times.add(milliseconds / 1000)
+    more = Durations()
+    more.include(times)
+    more.add(0.0)
+    assert more.count == 1001 and abs(more.quantile(0.5) / 0.5 - 1) < 0.1 and abs(more.quantile(0.9) / 0.9 - 1) < 0.1
+    assert Durations().quantile(0.9) == 0.0
