@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
+from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.request.asked import Asked
 from fairlead_router.tenancy.tenants import ANYONE
@@ -76,7 +77,7 @@ class Prompts:
         threads: Executor,
         tokenize: bool,
         served_name: str = "",
-        adapters: Callable[[], Collection[str]] = tuple,
+        adapters: Callable[[], Mapping[str, Adapter]] = dict,
     ) -> None:
         self._formats, self._threads, self._tokenize = formats, threads, tokenize
         self._served_name, self._adapters = served_name, adapters
@@ -109,8 +110,8 @@ class Prompts:
             message = f"The model {body.model[:200]!r} does not exist. Models served here: {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
         name = body.model if isinstance(body.model, str) else ""
-        adapter = name if name in self._adapters() else ""
-        model = name if adapter or self._formats.divided_by(name) else ""
+        adapter = self._adapters().get(name)
+        model = name if adapter is not None or self._formats.divided_by(name) else ""
         user = body.user if isinstance(body.user, str) else ""
         asked = Asked.by(path, body)
         salt = salt_of(asked.salt)
@@ -124,7 +125,8 @@ class Prompts:
             return guess  # the worker refuses it, in its own words
         if tokens is None:
             return guess
-        root = known.format.root(adapter, salt) if adapter or salt else known.root
+        digest = adapter.digest if adapter is not None else ""
+        root = known.format.root(digest, salt) if digest or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model)
 

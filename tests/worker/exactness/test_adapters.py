@@ -156,7 +156,7 @@ def test_a_rank_beyond_the_bound_is_refused(world_of: Callable[[str], World]) ->
     world = world_of("llama")
     adapters = AdapterSet(world.loaded, 3, 32)
     adapters.load(1, "low", "file:///low", world.folders[0])
-    with pytest.raises(AdapterError, match="rank is 33.*--max-lora-rank"):
+    with pytest.raises(AdapterError, match=r"rank is 33.*--max-lora-rank"):
         adapters.load(2, "high", "file:///high", world.folders[2])
     assert list(adapters.infos) == [1]
 
