@@ -157,6 +157,8 @@ class AdapterSet:
         sizes = _sizes(module)
         if sizes is None or isinstance(module, Stack):
             raise AdapterError(name, uri, f"{path} is no linear layer of the model (but {type(module).__name__})")
+        if ".experts." in path:  # it sees some of a step's tokens, and which ones is known to its parent alone
+            raise AdapterError(name, uri, f"{path} is of one expert: adapters of experts are not served")
         if module is self._loaded.model.get_output_embeddings():
             raise AdapterError(name, uri, f"{path} is the model's head: adapters of lm_head are not served")
         wanted = pair.down.shape[1], pair.up.shape[0]
