@@ -10,6 +10,7 @@ from msgspec import json as fast
 from safetensors.torch import load_file, save_file
 from tests.lora import save_adapter
 from tests.redis_server import RedisServer
+from tests.router.harness import eventually, running_router
 from tests.worker.api.process import WorkerProcess, until
 from transformers import AutoModelForCausalLM
 
@@ -140,6 +141,25 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
         assert not await reader.match(block_hashes(format.root(), tokens, format.block_tokens))
     finally:
         await reader.close()
+
+
+async def test_through_a_router_it_is_listed_served_and_its_cache_foretold(worker: WorkerProcess) -> None:
+    flags = {"workers": f"static://127.0.0.1:{worker.port}", "redis_url": worker_redis(worker), "index_namespace": "test/lora"}
+    body = {"model": "first", "prompt": "What a router foretells of an adapter. " * 40, "max_tokens": 2, "temperature": 0}
+    async with running_router(**flags) as router:
+        await router.usable(1)
+        listed = {model["id"]: model["parent"] for model in (await router.client.get("/v1/models")).json()["data"]}
+        assert listed == {"tiny": None, "also": None, "first": "tiny"}
+
+        async def foretold() -> bool:
+            answer = await router.client.post("/v1/completions", json=body)
+            assert answer.status_code == 200 and answer.json()["model"] == "first", answer.text
+            predicted, cached = (int(answer.headers.get(f"x-fairlead-{word}-tokens", 0)) for word in ("predicted", "cached"))
+            assert predicted <= cached
+            return predicted > 0
+
+        await eventually(foretold, "the index knows the adapter's blocks")
+        assert (await router.client.post("/v1/completions", json=body | {"model": "second"})).status_code == 404
 
 
 def worker_redis(worker: WorkerProcess) -> str:
