@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.model.adapters import AdapterSet
+    from fairlead_worker.model.uri import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
-        adapters.load(number, name, uri, adapter_folder(name, uri))
+        adapters.load(number, name, uri, adapter_folder(name, uri, _fetching(end, name)))
     end.send(Loading(phase="cache", percent=0))
     runner = make_runner(
         loaded,
@@ -168,6 +169,10 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
     )
     return scheduler, runner, ready, adapters
+
+
+def _fetching(end: EngineEnd, name: str) -> "Progress":
+    return lambda phase, percent: end.send(Loading(phase=phase, percent=percent, detail=f"of adapter {name}"))
 
 
 def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
