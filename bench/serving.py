@@ -17,6 +17,7 @@ from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.messages import Failed, FromEngine, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 
 PAGE_SIZE = 16
@@ -34,6 +35,8 @@ class Arrival:
     """Tokens."""
     after: tuple[int, int] | None = None
     """Or: as soon as request `after[0]` has put out `after[1]` tokens, if that is later."""
+    adapter: int = 0
+    """Number of its LoRA adapter."""
 
 
 @dataclass
@@ -105,10 +108,10 @@ def serve(runner: ModelRunner, workload: Sequence[Arrival], **settings: object) 
     return serve_on(scheduler_for(runner, **settings), runner, workload)
 
 
-def serve_on(scheduler: Scheduler, runner: ModelRunner, workload: Sequence[Arrival]) -> Served:
+def serve_on(scheduler: Scheduler, runner: ModelRunner, workload: Sequence[Arrival], adapters: AdapterSet | None = None) -> Served:
     """The same, on a scheduler that is new, for benches that look into it afterwards."""
     client = _Client(workload)
-    if run_plain(scheduler, runner, client, client) != 0:
+    if run_plain(scheduler, runner, client, client, adapters=adapters) != 0:
         raise RuntimeError(client.failure)
     load = scheduler.load()
     # A request's last token is not computed; nor is anything else but these: rows are packed, not padded.
@@ -158,4 +161,4 @@ class _Client:
     def _message(self, index: int) -> Submit:
         wanted = self._workload[index]
         sampling = Sampling(max_tokens=wanted.output, temperature=0.0, ignore_eos=True)
-        return Submit(str(index), array("I", wanted.prompt).tobytes(), sampling, root=1)
+        return Submit(str(index), array("I", wanted.prompt).tobytes(), sampling, root=1 + wanted.adapter, adapter=wanted.adapter)

@@ -149,14 +149,14 @@ class Router:
 
     def models(self) -> list[dict[str, Any]]:
         """OpenAI's model objects."""
+        adapters = self.table.adapters()
+
+        def described(name: str) -> dict[str, Any]:
+            own = self.formats.describe(name)
+            return adapters[name].described(own["max_model_len"]) if name in adapters else own
+
         return [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "fairlead",
-                **self.formats.describe(name),
-            }
+            {"id": name, "object": "model", "created": self._created, "owned_by": "fairlead", **described(name)}
             for name in self.prompts.model_names()
         ]
 

@@ -40,6 +40,14 @@ REFUSED = [
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
     ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is the hub's token"),
     ({"model": {"uri": "pvc://c/m", "cache": {"claim": "t"}}}, "spec.model.cache keeps downloads"),
+    ({"model": {"adapters": [{"name": "a", "uri": "x"}]}}, "spec.model.adapters.uri must be hf://ORG/NAME"),
+    ({"model": {"adapters": [{"name": "a b", "uri": "hf://a/b"}]}}, "spec.model.adapters[0].name"),
+    (
+        {"model": {"adapters": [{"name": "a", "uri": "hf://a/b"}, {"name": "a", "uri": "hf://a/c"}]}},
+        "spec.model.adapters[1]: Duplicate value",
+    ),
+    ({"model": {"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}}, "spec.model.adapters may not have the model's own name"),
+    ({"model": {"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}}, "spec.model.adapters may not have the model's own name"),
     ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
     (
         {"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}},
@@ -106,6 +114,7 @@ ACCEPTED = [
     {"routing": {"indexMode": "Remote", "indexGroups": 2, "steering": "Redirect", "metricsNames": "vLLM"}},
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},
+    {"model": {"name": "m", "adapters": [{"name": "qwen", "uri": "hf://a/b@main"}, {"name": "org/sql", "uri": "pvc://models/sql"}]}},
     {"model": {"revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5", "secretRef": {"name": "hub"}, "cache": {"claim": "models"}}},
     {"rollout": {"drainTimeout": "0s"}},
     {"rollout": {"strategy": "DrainFirst", "surgeTimeout": "0s", "paused": True, "progressDeadline": "30s"}},

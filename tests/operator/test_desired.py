@@ -197,6 +197,40 @@ def test_a_draft_model_comes_from_where_models_come_from(model: str, draft: str,
     assert ("HF_HOME" in {one["name"] for one in container["env"]}) == ("/var/cache/fairlead" in mounted)
 
 
+def test_adapters_are_loaded_from_where_models_come_from() -> None:
+    named = {"sql": "pvc://loras/sql/v2", "tone": "hf://lab/tone@v1", "plain": "file:///adapters/plain"}
+    adapters = [{"name": name, "uri": uri} for name, uri in named.items()]
+    one = service(model={"uri": "pvc://models/big", "adapters": adapters})
+    pod = worker_pod(one)["spec"]
+    container = pod["containers"][0]
+    found = [arg.removeprefix("--lora=") for arg in container["args"] if arg.startswith("--lora=")]
+    assert found == ["sql=file:///mnt/adapters/0/sql/v2", "tone=hf://lab/tone@v1", "plain=file:///adapters/plain"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounts.keys() - {"/tmp", "/dev/shm"} == {"/mnt/model", "/mnt/adapters/0", "/var/cache/fairlead"}
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == mounts["/mnt/adapters/0"]]
+    assert volume["persistentVolumeClaim"] == {"claimName": "loras", "readOnly": True}
+    assert "HF_HOME" in {one["name"] for one in container["env"]}
+    assert not any(arg.startswith("--max-loras") for arg in container["args"])
+    many = [{"name": f"a{number}", "uri": "file:///a"} for number in range(9)]
+    assert "--max-loras=9" in worker_args(service(model={"adapters": many}))
+    fewer = service(model={"uri": "pvc://models/big", "adapters": adapters[:2]})
+    assert len({worker.revision(each) for each in (one, fewer, service(model={"uri": "pvc://models/big"}))}) == 3, "a change is a rollout"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"adapters": [{"name": "a", "uri": "hf://a/b"}, {"name": "a", "uri": "hf://a/c"}]}, "a name of its own for each adapter"),
+        ({"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}, "the model's own name"),
+        ({"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}, "the model's own name"),
+        ({"adapters": [{"name": "a", "uri": "/x"}]}, "spec.model.adapters.uri must be hf://ORG/NAME"),
+    ],
+)
+def test_adapters_that_could_not_be_told_apart_are_refused_without_a_server_too(model: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidManifest, match=words):
+        service(model=model)
+
+
 def test_gpus_absent_take_the_default_and_zero_means_cpu() -> None:
     assert "limits" not in worker_pod(service(resources={"gpus": 0}))["spec"]["containers"][0]["resources"]
     made = objects(service())["Deployment", "qwen-worker"]["spec"]

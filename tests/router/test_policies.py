@@ -9,6 +9,7 @@ from tests.router.harness import Fleet
 from tests.router.prompt_format import make_format
 
 from fairlead_index.load import WorkerLoad
+from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.breaker import Breaker
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.steering.alone import soonest_alone
@@ -100,14 +101,14 @@ async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: Wo
 async def test_role_and_adapter_are_hard_filters(table: WorkerTable) -> None:
     first, second, third, *_ = table
     first.role, second.role = "prefill", "both"
-    third.adapters = frozenset({"tuned"})
+    third.adapters = {"tuned": Adapter("d1")}
     assert first not in table.usable() and second in table.usable() and first.address in table.unusable_addresses()
     assert table.usable((), "tuned") == [third] and third.address not in table.unusable_addresses("tuned")
-    assert len(table.unusable_addresses("tuned")) == 7 and table.adapters() == {"tuned"}
+    assert len(table.unusable_addresses("tuned")) == 7
 
 
 async def test_a_request_for_an_adapter_goes_to_a_worker_that_has_it(fleet: Fleet) -> None:
-    plain, tuned = await fleet.worker(), await fleet.worker(load={"adapters": ["tuned"]})
+    plain, tuned = await fleet.worker(), await fleet.worker(load={"adapters": {"tuned": {"digest": "d1"}}})
     router = await fleet.router(plain, tuned)
     for number in range(6):
         answer = await router.client.post("/v1/completions", json={"model": "tuned", "prompt": f"{number} " * 40})

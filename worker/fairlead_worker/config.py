@@ -14,6 +14,8 @@ from fairlead_index.groups import MOST_GROUPS
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}"
+"""As a model's name in the manifest: it goes into URLs and command lines."""
 
 
 class WorkerConfig(BaseSettings):
@@ -90,6 +92,14 @@ class WorkerConfig(BaseSettings):
     speculative_ngram_min: Annotated[Positive, Field(description="tokens that must have been there before for a look-up")] = 2
     speculative_ngram_max: Annotated[Positive, Field(description="tokens compared to choose among earlier places")] = 5
     speculative_model: Annotated[str, Field(description="draft model with the same tokenizer: hf://org/name or file:///path")] = ""
+    lora: Annotated[
+        list[str], Field(description="LoRA adapter loaded before the worker is ready, NAME=URI; may be given several times")
+    ] = []
+    max_loras: Annotated[NonNegative, Field(description="LoRA adapters loaded at once, at most; 0: none are served")] = 8
+    max_lora_rank: Annotated[Positive, Field(description="largest rank of an adapter that is served")] = 64
+    allow_runtime_lora_updating: Annotated[
+        bool, Field(description="POST /v1/load_lora_adapter and /v1/unload_lora_adapter work; for those alone who may reach this port")
+    ] = False
     policy: Annotated[Literal["lpm", "fcfs", "priority", "fair"], Field(description="order of admission")] = "lpm"
     trace_schedule: Annotated[str, Field(description="file for each step's plan, for `fairlead schedule`; empty: none")] = ""
     generation_config: Annotated[
@@ -114,6 +124,17 @@ class WorkerConfig(BaseSettings):
         if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", value) or re.fullmatch(r"file:///.+", value):
             return value
         raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision or file:///path")
+
+    @field_validator("lora")
+    @classmethod
+    def _adapters(cls, value: list[str]) -> list[str]:
+        for one in value:
+            name, _, uri = one.partition("=")
+            if not re.fullmatch(ADAPTER_NAME, name) or not uri:
+                raise ValueError(f"{one!r} is not NAME=URI, as in sql=hf://org/name or sql=file:///path")
+        if len({one.partition("=")[0] for one in value}) < len(value):
+            raise ValueError("two adapters have one name; requests choose by name")
+        return value
 
     @field_validator("redis_url")
     @classmethod
@@ -151,6 +172,10 @@ class WorkerConfig(BaseSettings):
             raise ValueError(
                 f"--speculative-ngram-min {self.speculative_ngram_min} is more than --speculative-ngram-max {self.speculative_ngram_max}"
             )
+        if len(self.lora) > self.max_loras:
+            raise ValueError(f"--lora is given {len(self.lora)} times and --max-loras is {self.max_loras}: raise --max-loras")
+        if same := sorted(self.loras.keys() & set(self.names)):
+            raise ValueError(f"--lora {same[0]}=…: {same[0]!r} is the model's own name; give the adapter another")
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
         _ = self.redis
@@ -173,6 +198,11 @@ class WorkerConfig(BaseSettings):
             return given
         scheme, _, rest = self.model.partition("://")
         return (rest.partition("@")[0] if scheme == "hf" else PurePosixPath(rest).name,)
+
+    @property
+    def loras(self) -> dict[str, str]:
+        """Adapters to load at the start: name -> URI."""
+        return {name: uri for name, _, uri in (one.partition("=") for one in self.lora)}
 
     @property
     def pod(self) -> str:

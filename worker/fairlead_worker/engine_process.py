@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import ModelRunner
+    from fairlead_worker.model.adapters import AdapterSet
+    from fairlead_worker.model.uri import Progress
 
 logger = logging.getLogger(__name__)
+
+EXPLAINED = ("ModelLoadError", "AdapterError")
+"""Errors that say all there is to say, by name: their module is not imported here."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -56,9 +61,9 @@ def main() -> int:
 def run(config: WorkerConfig, end: EngineEnd) -> int:
     """Build the engine, then serve until `Stop` (0) or until it fails (1)."""
     try:
-        scheduler, runner, ready = build(config, end)
+        scheduler, runner, ready, adapters = build(config, end)
     except Exception as error:
-        if type(error).__name__ != "ModelLoadError":
+        if type(error).__name__ not in EXPLAINED:
             logger.exception("the engine could not start")
         end.send(Failed(reason=_reason(error)))
         return 1
@@ -76,12 +81,12 @@ def run(config: WorkerConfig, end: EngineEnd) -> int:
     gc.freeze()
     end.send(ready)
     try:
-        return run_plain(scheduler, runner, end, end, watch)
+        return run_plain(scheduler, runner, end, end, watch, adapters)
     finally:
         watch.close()
 
 
-def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner, Ready]":
+def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner, Ready, AdapterSet | None]":
     """Config to model, pages and scheduler, with progress on the way. Imports torch, which takes seconds: the first of the steps."""
     end.send(Loading(phase="imports", percent=0))
     import torch
@@ -92,6 +97,8 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.model.adapter_source import adapter_folder
+    from fairlead_worker.model.adapters import AdapterSet
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.model.loader import load_model
@@ -108,6 +115,12 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     draft = None
     if config.speculative_model:
         draft = load_draft(config.speculative_model, loaded, dtype=config.dtype)
+    # Before the KV cache, which takes what memory is left.
+    adapters = AdapterSet(loaded, config.max_loras, config.max_lora_rank) if config.max_loras else None
+    for number, (name, uri) in enumerate(config.loras.items(), 1):
+        end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
+        assert adapters is not None, "the configuration counts them"
+        adapters.load(number, name, uri, adapter_folder(name, uri, _fetching(end, name)))
     end.send(Loading(phase="cache", percent=0))
     runner = make_runner(
         loaded,
@@ -118,6 +131,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         kv_cache_bytes=config.kv_cache_bytes,
         host_kv_cache_bytes=config.host_kv_cache_bytes,
         draft=draft,
+        adapters=adapters,
     )
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
     scheduler = Scheduler(
@@ -152,8 +166,13 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         backend=type(runner.backend).__name__,
         prompt_format=_prompt_format(config, loaded.path, loaded.digest, longest),
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
+        adapters=tuple(adapters.infos.values()) if adapters is not None else (),
     )
-    return scheduler, runner, ready
+    return scheduler, runner, ready, adapters
+
+
+def _fetching(end: EngineEnd, name: str) -> "Progress":
+    return lambda phase, percent: end.send(Loading(phase=phase, percent=percent, detail=f"of adapter {name}"))
 
 
 def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
@@ -197,7 +216,7 @@ def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_mo
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return text if type(error).__name__ == "ModelLoadError" else f"the engine could not start: {type(error).__name__}: {text}"
+    return text if type(error).__name__ in EXPLAINED else f"the engine could not start: {type(error).__name__}: {text}"
 
 
 def _end_with_parent(rope: io.RawIOBase, directory: str) -> None:

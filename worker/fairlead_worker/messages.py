@@ -65,6 +65,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     """Root of the chain of block hashes (model, tokenizer, block size, adapter, tenant salt); different roots share no KV."""
     priority: int = 0
     tenant: str = ""
+    adapter: int = 0
+    """Number of a loaded adapter; 0: the model itself."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -75,6 +77,23 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the engine process once the current step is done."""
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
+    """Read a LoRA adapter between two steps. Answered by `AdapterChanged`."""
+
+    number: int
+    """Stands for it from now on; never used twice, so that a reloaded adapter is another one."""
+    name: str
+    uri: str
+    path: str
+    """Folder of its files: fetched already, for the engine must not wait for a download."""
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
+    """Forget an adapter that no request uses any more. Answered by `AdapterChanged`."""
+
+    number: int
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -208,6 +227,28 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
     detail: str = ""
 
 
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """A loaded LoRA adapter."""
+
+    number: int
+    name: str
+    uri: str
+    digest: str
+    """Names its content: part of the root of block hashes."""
+    rank: int
+    """The largest of its layers."""
+
+
+class AdapterChanged(msgspec.Struct, tag="adapter_changed", frozen=True):
+    """What came of a `LoadAdapter` or an `UnloadAdapter`."""
+
+    number: int
+    info: AdapterInfo | None = None
+    """Of an adapter that was loaded."""
+    error: str = ""
+    """Why nothing was changed."""
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The engine serves."""
 
@@ -224,6 +265,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """`fairlead_index.prompt.PromptFormat` as JSON: the engine process has transformers to make it with, the API process need not."""
     sampling_defaults: dict[str, float] = {}
     """temperature, top_p, top_k, min_p, repetition_penalty where the model's authors recommend one and the configuration lets them."""
+    adapters: tuple[AdapterInfo, ...] = ()
+    """Those of `--lora`."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
@@ -232,5 +275,5 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     reason: str
 
 
-ToEngine = Submit | Abort | Stop
-FromEngine = Step | Loading | Ready | Failed
+ToEngine = Submit | Abort | Stop | LoadAdapter | UnloadAdapter
+FromEngine = Step | Loading | Ready | Failed | AdapterChanged

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from fairlead_operator.api.adapters import MODELS_NAME, unnamed
 from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH, rule
 from fairlead_operator.api.schema import Schema, structural
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
 
 _NAME_RULES = [rule(f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME}')", NAME_HELP)]
+_ADAPTER_RULES = [rule(f"has(self.spec.model.name) || {unnamed('self.spec.model', 'self.metadata.name')}", MODELS_NAME)]
 
 
 def _columns() -> list[dict[str, Any]]:
@@ -37,7 +39,7 @@ def _root() -> Schema:
             "spec": structural(ServiceSpec),
             "status": structural(ServiceStatus, defaults=False),
         },
-        "x-kubernetes-validations": _NAME_RULES,
+        "x-kubernetes-validations": [*_NAME_RULES, *_ADAPTER_RULES],
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fairlead_operator.api.adapters import MODELS_NAME
 from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
@@ -43,6 +44,8 @@ class InferenceService:
             spec = ServiceSpec.model_validate(body.get("spec") or {})
         except ValidationError as error:
             raise InvalidManifest(describe(error)) from None
+        if spec.model.name is None and name in {one.name for one in spec.model.adapters}:
+            raise InvalidManifest(f"{MODELS_NAME} (it is {name!r}, the service's)")
         try:
             status = ServiceStatus.model_validate(body.get("status") or {})
         except ValidationError:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fairlead_operator.api.adapters import MODELS_NAME, MOST, SAME_NAMES, Adapter, named_twice, unnamed
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
@@ -63,6 +64,7 @@ class Model(Part):
                 _CACHE,
                 path=".cache",
             ),
+            rule(f"!has(self.name) || {unnamed('self', 'self.name')}", MODELS_NAME, path=".adapters"),
         )
     )
 
@@ -77,6 +79,12 @@ class Model(Part):
     )
     secret_ref: SecretKey | None = Field(None, description="Token for the hub, given to the workers as HF_TOKEN.")
     cache: ModelCache | None = Field(None, description="Where downloads are kept. Absent: in the pod, downloaded again by every new pod.")
+    adapters: list[Adapter] = Field(
+        default_factory=list,
+        max_length=MOST,
+        description="LoRA adapters, loaded before a worker is ready. A change is a rollout.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
 
     @model_validator(mode="after")
     def _for_the_hub(self) -> Self:
@@ -84,6 +92,8 @@ class Model(Part):
         refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
         refuse(self.secret_ref is not None and not hub, _SECRET)
         refuse(self.cache is not None and not hub, _CACHE)
+        refuse(named_twice(self.adapters), SAME_NAMES)
+        refuse(self.name in {one.name for one in self.adapters}, MODELS_NAME)
         return self
 
 

@@ -7,6 +7,7 @@ from fairlead_operator.children import Object
 
 MODEL_MOUNT = "/mnt/model"
 DRAFT_MOUNT = "/mnt/draft"
+ADAPTERS_MOUNT = "/mnt/adapters"
 CACHE_MOUNT = "/var/cache/fairlead"
 
 
@@ -14,6 +15,7 @@ CACHE_MOUNT = "/var/cache/fairlead"
 class ModelSource:
     uri: str  # as given to --model
     draft: str = ""  # as given to --speculative-model
+    adapters: dict[str, str] = field(default_factory=dict)  # name → URI, as given to --lora
     volumes: list[Object] = field(default_factory=list)
     mounts: list[Object] = field(default_factory=list)
     env: list[Object] = field(default_factory=list)
@@ -29,7 +31,7 @@ def model_source(spec: ServiceSpec) -> ModelSource:
     drafting = spec.engine.speculative
     draft = (drafting.model or "") if drafting is not None else ""
     found = ModelSource(f"{model.uri}@{model.revision}" if model.revision else model.uri, draft)
-    if any(uri.startswith("hf://") for uri in (model.uri, draft)):
+    if any(uri.startswith("hf://") for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
         source: Object = {"persistentVolumeClaim": {"claimName": model.cache.claim}} if model.cache else {"emptyDir": {}}
         found.mount("cache", CACHE_MOUNT, source)
         found.env.append({"name": "HF_HOME", "value": CACHE_MOUNT})
@@ -38,6 +40,8 @@ def model_source(spec: ServiceSpec) -> ModelSource:
         found.env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
     found.uri = _claimed(found, "model", found.uri, MODEL_MOUNT)
     found.draft = _claimed(found, "draft", draft, DRAFT_MOUNT)
+    for number, adapter in enumerate(model.adapters):
+        found.adapters[adapter.name] = _claimed(found, f"adapter-{number}", adapter.uri, f"{ADAPTERS_MOUNT}/{number}")
     return found
 
 

@@ -16,6 +16,7 @@ from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
+WORKERS_MOST_LORAS = 8  # the worker's own default of --max-loras
 SETTLE = 10  # seconds: cluster DNS keeps the workers' addresses for 5, and without an index routers know new workers from there alone
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 2160  # seconds, probes: three hours to download and load the largest models (kubeai#179)
 
@@ -175,7 +176,10 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
     if engine.speculative is not None:
         flags |= {"speculative-method": engine.speculative.method, "speculative-num-tokens": engine.speculative.num_tokens}
         flags["speculative-model"] = source.draft
-    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(engine.args)
+    loras = [f"--lora={name}={uri}" for name, uri in source.adapters.items()]
+    if len(loras) > WORKERS_MOST_LORAS:
+        flags["max-loras"] = len(loras)
+    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + loras + list(engine.args)
 
 
 def _named(engine: Engine, *fields: str) -> dict[str, object]:

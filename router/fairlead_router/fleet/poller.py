@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from fairlead_index.load import WorkerLoad
+from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import PromptFormats
 from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
 from fairlead_router.wire.upstream import ConnectFailed, Unreachable, UpstreamError
@@ -33,7 +34,7 @@ class _Load(WorkerLoad, frozen=True):
     output_tokens: int | None = None
     role: str = ""
     canary: str = ""
-    adapters: frozenset[str] = frozenset()
+    adapters: dict[str, Adapter] = msgspec.field(default_factory=dict)
 
 
 class _NotReady(msgspec.Struct):
@@ -72,6 +73,7 @@ class Poller:
         while self._table.get(worker.address) is worker or worker.in_flight:  # who waits at one that was dropped must not wait for ever
             worker.look_now.clear()
             was_usable, known, began = worker.usable, worker.format_tag, loop.time()
+            was_ready, adapters = worker.ready, worker.adapters
             try:
                 reason = await self._look(worker)
                 ready = not reason
@@ -95,6 +97,9 @@ class Poller:
                 logger.exception("looking at worker %s failed", worker.address)
                 missed = 0
                 self._settle(worker, f"its answers cannot be read: {type(error).__name__}")
+            if worker.ready != was_ready or worker.adapters != adapters:
+                self._table.adapters_changed()
+                self._table.notify()
             if worker.usable != was_usable or worker.format_tag != known:
                 self._formats.elect((other.canary, other.format_tag) for other in self._table if other.usable)
                 self._table.notify()

@@ -1,10 +1,11 @@
 """The router's own picture of the workers: what discovery named, what each last said of itself, and how our requests fared there."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from time import monotonic
 
 from fairlead_index.load import WorkerLoad
+from fairlead_router.fleet.adapters import Adapter, Told, merged
 from fairlead_router.fleet.breaker import Breaker
 from fairlead_router.fleet.prediction import Prediction
 from fairlead_router.wire.pool import SILENCE_SECONDS, Pool
@@ -41,7 +42,7 @@ class Worker:
         """The revision that it is the canary of; empty for all others."""
         self.role = ""
         """What it is for; empty or `both`: whole requests."""
-        self.adapters: frozenset[str] = frozenset()
+        self.adapters: Told = {}
         """Model names beyond its model's own that it answers to."""
         self.models: frozenset[str] = frozenset()
         """Its model's own names, as its prompt format says."""
@@ -91,6 +92,7 @@ class WorkerTable:
         self._clock, self._silence_timeout = clock, silence_timeout
         self._workers: dict[str, Worker] = {}
         self._dropped: dict[str, float] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._pulse = asyncio.Event()
         self.on_added: Callable[[Worker], None] = lambda worker: None
 
@@ -105,9 +107,16 @@ class WorkerTable:
         left = [worker for worker in self._workers.values() if (worker.address, worker.life) not in excluded and worker.serves(model)]
         return [worker for worker in left if worker.usable] or [worker for worker in left if worker.last_resort]
 
-    def adapters(self) -> frozenset[str]:
-        """What the workers serve beside their model."""
-        return frozenset().union(*(worker.adapters for worker in self._workers.values()))
+    def adapters(self) -> Mapping[str, Adapter]:
+        """What the workers serve beside their model, as far as they were heard; while there are none, what the last ones served: requests
+        wait for their like (scaled to zero, or all restarting) and are not told that there is no such model."""
+        return self._adapters
+
+    def adapters_changed(self) -> None:
+        """A worker has others than before, or is gone."""
+        heard = [worker.adapters for worker in self._workers.values() if worker.ready and not worker.reason]
+        if heard:
+            self._adapters = merged(heard)
 
     def unusable_addresses(self, model: str = "") -> set[str]:
         """What the index must not choose: known and not usable for such a request, or dropped a moment ago."""
@@ -142,6 +151,7 @@ class WorkerTable:
             self._dropped[worker.address] = self._clock()
         worker.ready = False
         worker.pool.close()
+        self.adapters_changed()
         self.notify()
 
     def notify(self) -> None:

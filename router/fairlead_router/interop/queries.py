@@ -86,7 +86,7 @@ class Queries:
             return query, _hashes(given), block_tokens
         if query.token_ids is None:
             raise _invalid("token_ids", "is missing: give the prompt's token ids")
-        root = known.format.root(query.lora_name or "", salt(query.cache_salt or ""))
+        root = known.format.root(self._adapter(query), salt(query.cache_salt or ""))
         return query, block_hashes(root, array("I", query.token_ids), block_tokens), block_tokens
 
     def _known(self, query: _Query) -> KnownFormat:
@@ -96,10 +96,16 @@ class Queries:
         known = self._formats.of_model(name)
         if known is None:
             raise unavailable("No worker has said yet how its prompts become blocks. Try again later.", retry_after=5)
-        if name not in known.format.model_names:
+        if name not in known.format.model_names and name not in self._table.adapters():
             served = ", ".join(self._formats.model_names())
             raise ApiError(404, f"model: {name!r} does not exist. Models served here: {served}.", param="model", code="model_not_found")
         return known
+
+    def _adapter(self, query: _Query) -> str:
+        """What its name stands for in hashes; a name that nobody serves stands for itself, and matches nothing."""
+        adapters = self._table.adapters()
+        name = query.lora_name or query.model or query.model_name or ""
+        return adapters[name].digest if name in adapters else query.lora_name or ""
 
     def _shapes(self, query: _Query, hashes: "array[int]", held: dict[str, int], block_tokens: int) -> dict[str, Any]:
         pods = {worker.address: worker.pod for worker in self._table.usable()}

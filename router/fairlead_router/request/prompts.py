@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -12,6 +12,7 @@ import xxhash
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
+from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.request.asked import Asked
 from fairlead_router.tenancy.tenants import ANYONE
@@ -77,7 +78,7 @@ class Prompts:
         threads: Executor,
         tokenize: bool,
         served_name: str = "",
-        adapters: Callable[[], Collection[str]] = tuple,
+        adapters: Callable[[], Mapping[str, Adapter]] = dict,
         canary_for: Callable[[int], str] | None = None,
     ) -> None:
         """`canary_for`: the revision to whose canaries a conversation goes, if any; None: there are no canaries here."""
@@ -108,8 +109,8 @@ class Prompts:
         except RecursionError:
             raise ApiError(400, "The request body is nested too deeply.") from None
         name = body.model if isinstance(body.model, str) else ""
-        adapter = "" if self._formats.knows(name) else self._adapter(body.model)
-        model = name if adapter or self._formats.divided_by(name) else ""
+        adapter = None if self._formats.knows(name) else self._adapter(body.model)
+        model = name if adapter is not None or self._formats.divided_by(name) else ""
         user = body.user if isinstance(body.user, str) else ""
         asked = Asked.by(path, body)
         salt = salt_of(asked.salt)
@@ -125,19 +126,20 @@ class Prompts:
             return guess  # the worker refuses it, in its own words
         if tokens is None:
             return guess
-        root = known.format.root(adapter, salt) if adapter or salt else known.root
+        digest = adapter.digest if adapter is not None else ""
+        root = known.format.root(digest, salt) if digest or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation)
 
-    def _adapter(self, model: Any) -> str:
-        """The name, if it is an adapter's; empty where it is not the workers' to know. Raises ApiError 404 for one that nobody serves."""
+    def _adapter(self, model: Any) -> Adapter | None:
+        """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves."""
         if not isinstance(model, str):
-            return ""
-        if model in self._adapters():
-            return model
+            return None
+        if (adapter := self._adapters().get(model)) is not None:
+            return adapter
         names = self.model_names()
         if model in names or not names:
-            return ""
+            return None
         message = f"The model {model[:200]!r} does not exist. Models served here: {', '.join(names)}."
         raise ApiError(404, message, param="model", code="model_not_found")
 

@@ -72,6 +72,21 @@ def test_roots_share_nothing() -> None:
     assert attach(cache, tokens(9), root=1).shared == 2
 
 
+def test_requests_with_an_adapter_share_nothing_with_others_under_the_same_root() -> None:
+    cache = cache_of()
+    compute(cache, tokens(9), root=1).release()
+    watch = cache.watch(1, tokens(9), adapted=True)
+    assert cache.match(watch).depth == 0
+    lease = cache.attach(cache.match(watch))
+    cache.unwatch(watch)
+    cache.grow(lease, 9)
+    cache.publish(lease, tokens(9), 9)
+    assert counters(cache) == (11, 1, 4) and len(list(cache.nodes())) == 4
+    lease.release()
+    cache.grow(attach(cache, tokens(1), root=2), 64)
+    assert cache.pool.cached == 0 and not cache._roots.keys() - {2} and not cache._adapted
+
+
 def test_a_request_that_waited_is_forgotten() -> None:
     """First come, first served asks for no refresh: what changed for a waiting request must not outlive it."""
     cache = cache_of()

@@ -19,6 +19,7 @@ from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.messages import Output, Sampling, Submit
+from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 
 NEW_TOKENS = 20
@@ -88,6 +89,7 @@ class Engine:
     """Pages of a host tier, with the CPU in the device's part."""
     draft: LoadedModel | None = None
     native_decoder: bool = True
+    adapters: AdapterSet | None = None
 
     def __post_init__(self) -> None:
         cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
@@ -100,6 +102,7 @@ class Engine:
             backend=self.backend,
             draft=self.draft,
             native_decoder=self.native_decoder,
+            adapters=self.adapters,
         )
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)
@@ -112,33 +115,37 @@ class Engine:
         self.mixed_steps = 0
         """Steps with both a chunk and decodes."""
 
-    def serve(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float | None) -> list[list[int]]:
-        """Submit all prompts at once and step to the end: their output tokens, in order."""
-        return [tokens for tokens, _ in self.serve_counted(prompts, root, **sampling)]
+    def serve(self, prompts: Sequence[list[int]], root: int = 0, adapters: Sequence[int] = (), **sampling: float | None) -> list[list[int]]:
+        """Submit all prompts at once and step to the end: their output tokens, in order. `adapters`: each prompt's own."""
+        return [tokens for tokens, _ in self.serve_counted(prompts, root, adapters, **sampling)]
 
-    def serve_counted(self, prompts: Sequence[list[int]], root: int = 0, **sampling: float | None) -> list[tuple[list[int], int]]:
+    def serve_counted(
+        self, prompts: Sequence[list[int]], root: int = 0, adapters: Sequence[int] = (), **sampling: float | None
+    ) -> list[tuple[list[int], int]]:
         """As `serve`, with each prompt's cached tokens."""
+        answers = self.outputs(prompts, root, adapters, **sampling)
+        self.scored = [sum(len(output.prompt_logprobs) for output in outputs) for outputs in answers]
+        return [(array("I", b"".join(output.tokens for output in outputs)).tolist(), outputs[-1].cached_tokens) for outputs in answers]
+
+    def outputs(
+        self, prompts: Sequence[list[int]], root: int = 0, adapters: Sequence[int] = (), **sampling: float | None
+    ) -> list[list[Output]]:
+        """As `serve`, with all that the engine says of each prompt."""
         settings = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, **({"temperature": 0} | sampling))  # type: ignore[arg-type]  # as above
         names = [str(self.submitted + i) for i in range(len(prompts))]
         self.submitted += len(prompts)
         for number, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
             # For the policies that look at them.
             priority, tenant = number % 3, f"tenant {number % 2}"
-            refused = self.scheduler.submit(Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant))
+            adapter = adapters[number] if adapters else 0
+            submit = Submit(name, array("I", prompt).tobytes(), settings, root + adapter, priority, tenant, adapter)
+            refused = self.scheduler.submit(submit)
             assert refused is None, refused
-        answers: dict[str, tuple[list[int], int]] = {name: ([], 0) for name in names}
-        scored = dict.fromkeys(names, 0)
+        answers: dict[str, list[Output]] = {name: [] for name in names}
         while plan := self.scheduler.plan():
             self.mixed_steps += any(row.count > 1 for row in plan.rows) and any(row.count == 1 for row in plan.rows)
             for output in self.scheduler.advance(plan, self.runner.execute(plan)):
-                self._collect(output, answers)
-                scored[output.id] += len(output.prompt_logprobs)
+                assert output.finish in (None, "length"), output
+                answers[output.id].append(output)
         assert self.scheduler.idle
-        self.scored = list(scored.values())
-        return [answers[name] for name in names]
-
-    def _collect(self, output: Output, answers: dict[str, tuple[list[int], int]]) -> None:
-        assert output.finish in (None, "length"), output
-        tokens, _ = answers[output.id]
-        tokens.extend(array("I", output.tokens))
-        answers[output.id] = (tokens, output.cached_tokens)
+        return list(answers.values())

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead_worker.api import chat, completions, state, tokenized
+from fairlead_worker.api import chat, completions, lora, state, tokenized
 from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
 
@@ -32,6 +32,8 @@ def build(worker: Worker) -> ASGIApp:
     routes = [
         route("POST", "/v1/completions", completions.completions),
         route("POST", "/v1/chat/completions", chat.chat_completions),
+        route("POST", "/v1/load_lora_adapter", lora.load),
+        route("POST", "/v1/unload_lora_adapter", lora.unload),
         route("GET", "/v1/models", state.models),
         route("GET", "/v1/models/{name:path}", state.model),
         route("POST", "/tokenize", tokenized.tokenize),

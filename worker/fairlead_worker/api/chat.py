@@ -53,20 +53,21 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
     model = worker.check_model(request.model)
-    how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-    prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
-    prepared = prepare(worker, [prompt], how)
-    options = request.stream_options
-    reply = Reply(
-        model=model,
-        created=int(time.time()),
-        shape=ChatShape(exchange.request_id, worker.encoder, prepared),
-        stream=bool(request.stream),
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=options is not None and options.continuous_usage_stats,
-        usage_comment=USAGE in exchange.headers,
-    )
-    await answer(exchange, worker, prepared, reply)
+    with worker.adapters.use(model) as adapter:
+        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
+        prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
+        prepared = prepare(worker, [prompt], how, adapter)
+        options = request.stream_options
+        reply = Reply(
+            model=model,
+            created=int(time.time()),
+            shape=ChatShape(exchange.request_id, worker.encoder, prepared),
+            stream=bool(request.stream),
+            include_usage=options is not None and options.include_usage,
+            continuous_usage=options is not None and options.continuous_usage_stats,
+            usage_comment=USAGE in exchange.headers,
+        )
+        await answer(exchange, worker, prepared, reply)
 
 
 async def _prompt(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":

@@ -69,20 +69,21 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, CompletionRequest)
     model = worker.check_model(request.model)
-    how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-    prompts = [given] if given is not None else await _prompts(worker, request, how)
-    prepared = prepare(worker, prompts, how)
-    options = request.stream_options
-    reply = Reply(
-        model=model,
-        created=int(time.time()),
-        shape=CompletionShape(exchange.request_id, worker, prepared, request),
-        stream=bool(request.stream),
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=options is not None and options.continuous_usage_stats,
-        usage_comment=USAGE in exchange.headers,
-    )
-    await answer(exchange, worker, prepared, reply)
+    with worker.adapters.use(model) as adapter:
+        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
+        prompts = [given] if given is not None else await _prompts(worker, request, how)
+        prepared = prepare(worker, prompts, how, adapter)
+        options = request.stream_options
+        reply = Reply(
+            model=model,
+            created=int(time.time()),
+            shape=CompletionShape(exchange.request_id, worker, prepared, request),
+            stream=bool(request.stream),
+            include_usage=options is not None and options.include_usage,
+            continuous_usage=options is not None and options.continuous_usage_stats,
+            usage_comment=USAGE in exchange.headers,
+        )
+        await answer(exchange, worker, prepared, reply)
 
 
 async def _prompts(worker: Worker, request: CompletionRequest, how: Wanted) -> "list[array[int]]":

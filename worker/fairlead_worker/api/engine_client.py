@@ -9,7 +9,23 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fairlead_worker.messages import Abort, CacheEvent, Failed, FromEngine, Load, Loading, Output, Ready, Sampling, Step, Stop, Submit
+from fairlead_worker.messages import (
+    Abort,
+    AdapterChanged,
+    CacheEvent,
+    Failed,
+    FromEngine,
+    Load,
+    LoadAdapter,
+    Loading,
+    Output,
+    Ready,
+    Sampling,
+    Step,
+    Stop,
+    Submit,
+    UnloadAdapter,
+)
 from fairlead_worker.transport import Channel
 
 logger = logging.getLogger(__name__)
@@ -37,6 +53,7 @@ class Submission:
     root: int
     priority: int = 0
     tenant: str = ""
+    adapter: int = 0
 
 
 @dataclass(slots=True)
@@ -131,6 +148,8 @@ class EngineClient:
         self._receivers: dict[str, Deliver] = {}
         self._unbegun: set[str] = set()
         self._numbers = itertools.count()
+        self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
+        """LoRA adapters that the engine was asked to load or unload."""
 
     @property
     def serving(self) -> bool:
@@ -164,6 +183,7 @@ class EngineClient:
                 root=submission.root,
                 priority=submission.priority,
                 tenant=submission.tenant,
+                adapter=submission.adapter,
             )
         )
         self._receivers[id] = deliver
@@ -173,6 +193,15 @@ class EngineClient:
         self._unbegun.discard(id)
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
+
+    async def change_adapter(self, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        """What came of it, after the engine's current step. Raises EngineGone."""
+        if not self.serving:
+            raise EngineRefuses(self.state.reason or "the engine is not ready")
+        change: asyncio.Future[AdapterChanged] = asyncio.get_running_loop().create_future()
+        self._changes[message.number] = change
+        self._channel.send(message)
+        return await change
 
     def stop(self) -> None:
         """Ask the engine to end after its current step."""
@@ -197,6 +226,10 @@ class EngineClient:
         self._unbegun.clear()
         for deliver in receivers.values():
             deliver(EngineGone(self.state.reason))
+        changes, self._changes = self._changes, {}
+        for change in changes.values():
+            if not change.done():
+                change.set_exception(EngineGone(self.state.reason))
         self.gone.set()
 
     def _take(self, message: FromEngine) -> None:
@@ -215,6 +248,10 @@ class EngineClient:
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
                     self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
                     self.ready.set()
+            case AdapterChanged(number=number):
+                change = self._changes.pop(number, None)
+                if change is not None and not change.done():
+                    change.set_result(message)
             case Failed(reason=reason):
                 self.died(reason)
 

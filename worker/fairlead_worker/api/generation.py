@@ -11,7 +11,7 @@ from fairlead_worker.api.choice import Choice
 from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.sampling import Wanted, check_vocabulary, choice_seed, fit
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.messages import AdapterInfo, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,10 @@ class Prepared:
                 yield min(begun, key=lambda choice: choice.cached_tokens)
 
 
-def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> Prepared:
+def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted, adapter: AdapterInfo | None = None) -> Prepared:
     """Check the prompts against the context and make a submission for each choice. Raises ApiError 400."""
-    root = worker.encoder.format.root(salt=wanted.salt)
+    root = worker.encoder.format.root(adapter.digest if adapter else "", wanted.salt)
+    number = adapter.number if adapter else 0
     check_vocabulary(wanted.base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     submissions, choices = [], []
     for prompt in prompts:
@@ -77,7 +78,7 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
             scores = None if choice else wanted.base.prompt_logprobs
             seed = choice_seed(wanted.seed, choice)
             sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
-            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant))
+            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant, number))
             choices.append(
                 Choice(
                     worker.encoder,

@@ -94,6 +94,17 @@ class DetokenizeRequest(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
+class LoadLoraRequest(msgspec.Struct, frozen=True):
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    """Replace the adapter that has the name."""
+
+
+class UnloadLoraRequest(msgspec.Struct, frozen=True):
+    lora_name: str
+
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 

@@ -38,12 +38,15 @@ async def load(worker: Worker, exchange: Exchange) -> None:
     who["max_running"] = worker.config.max_num_seqs
     if worker.config.canary:
         who["canary"] = worker.config.canary
+    if adapters := worker.adapters.told():
+        who["adapters"] = adapters
     await exchange.json(who | numbers)
 
 
 async def models(worker: Worker, exchange: Exchange) -> None:
     """`GET /v1/models`."""
-    await exchange.json({"object": "list", "data": [_model(worker, name) for name in worker.config.names]})
+    adapters = [adapter.info.name for adapter in worker.adapters]
+    await exchange.json({"object": "list", "data": [_model(worker, name) for name in (*worker.config.names, *adapters)]})
 
 
 async def model(worker: Worker, exchange: Exchange) -> None:
@@ -74,12 +77,13 @@ async def version(worker: Worker, exchange: Exchange) -> None:
 
 
 def _model(worker: Worker, name: str) -> dict[str, Any]:
+    adapter = next((one for one in worker.adapters if one.info.name == name), None)
     return {
         "id": name,
         "object": "model",
-        "created": worker.started,
+        "created": adapter.since if adapter else worker.started,
         "owned_by": "fairlead",
-        "root": worker.config.model,
-        "parent": None,
+        "root": adapter.info.uri if adapter else worker.config.model,
+        "parent": worker.config.names[0] if adapter else None,
         "max_model_len": worker.max_model_len,
     }

@@ -12,6 +12,7 @@ import msgspec
 
 from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, digest
 from fairlead_index.token_cache import TokenCache
+from fairlead_worker.api.adapters import Adapters
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, unavailable
 from fairlead_worker.config import WorkerConfig
@@ -37,6 +38,7 @@ class Worker:
         self.idle = asyncio.Event()
         self.idle.set()
         self.started = int(time.time())
+        self.adapters = Adapters(config, engine)
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""
         self._packed: asyncio.Future[bytes] | None = None
@@ -46,6 +48,7 @@ class Worker:
     def loaded(self, ready: Ready) -> None:
         """The engine is ready: from now on prompts can be encoded."""
         self._model = ready, PromptEncoder(msgspec.json.decode(ready.prompt_format, type=PromptFormat), self.token_cache)
+        self.adapters.loaded(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
     @property
@@ -105,7 +108,9 @@ class Worker:
         """The name to answer with. Raises 404 for a model that is not served here."""
         if name is None or name in self.config.names:
             return name or self.config.names[0]
-        served = ", ".join(self.config.names)
+        if name in self.adapters:
+            return name
+        served = ", ".join([*self.config.names, *(adapter.info.name for adapter in self.adapters)])
         raise ApiError(404, f"the model {name!r} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
     async def encode(self, encode: Callable[[], "array[int]"], size: int) -> "array[int]":

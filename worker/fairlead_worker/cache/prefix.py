@@ -43,6 +43,8 @@ class PrefixCache:
         self._block_pages = block_tokens // pool.page_size
         self._extend_hash = extend_hash
         self._roots: dict[int, Node] = {}
+        self._adapted: dict[int, Node] = {}
+        """The same of requests with LoRA adapters: theirs even should a request without one come with an adapter's root."""
         self._leaves = LeafQueue()
         self._watches = Watches(pool.page_size)
         self._events = EventLog()
@@ -62,11 +64,15 @@ class PrefixCache:
 
     # Matching
 
-    def watch(self, root: int, tokens: "array[int]", reusable: int | None = None) -> Watch:
-        """Starts to follow how much of `tokens` is cached, and of no more than the first `reusable`; ends with `unwatch`."""
-        node = self._roots.get(root)
+    def watch(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> Watch:
+        """Starts to follow how much of `tokens` is cached, and of no more than the first `reusable`; ends with `unwatch`.
+
+        `adapted`: for a request with a LoRA adapter.
+        """
+        roots = self._adapted if adapted else self._roots
+        node = roots.get(root)
         if node is None:
-            node = self._roots[root] = Node(None, b"", -1, root)
+            node = roots[root] = Node(None, b"", -1, root)
         node.users += 1
         return self._watches.add(node, tokens, len(tokens) if reusable is None else reusable)
 
@@ -172,7 +178,7 @@ class PrefixCache:
 
     def nodes(self) -> Iterator[Node]:
         """Every cached page, parents before children."""
-        pending = list(self._roots.values())
+        pending = [*self._roots.values(), *self._adapted.values()]
         while pending:
             node = pending.pop()
             pending.extend(node.children.values())
@@ -290,4 +296,5 @@ class PrefixCache:
     def _drop_if_empty(self, root: Node) -> None:
         """A tree that holds nothing and that nobody watches is forgotten: salts come and go, memory stays flat."""
         if not root.users and not root.children:
-            del self._roots[root.chain]
+            roots = self._roots if self._roots.get(root.chain) is root else self._adapted
+            del roots[root.chain]

@@ -55,6 +55,7 @@ def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, p
         arrival=arrival,
         priority=message.priority,
         tenant=message.tenant,
+        adapter=message.adapter,
         stop_tokens=stop if sampling.ignore_eos else stop.union(config.eos_token_ids),
         length_limit=limit,
     )

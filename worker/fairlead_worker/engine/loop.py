@@ -7,7 +7,18 @@ from fairlead_worker.engine.intake import refusal
 from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.engine.watch import StepWatch
-from fairlead_worker.messages import Abort, Failed, FromEngine, Output, Stop, Submit, ToEngine
+from fairlead_worker.messages import (
+    Abort,
+    AdapterChanged,
+    Failed,
+    FromEngine,
+    LoadAdapter,
+    Output,
+    Stop,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+)
 
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of an idle engine."""
@@ -31,7 +42,19 @@ class Outbox(Protocol):
         ...
 
 
-def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox, watch: StepWatch | None = None) -> int:
+class Adapters(Protocol):
+    """The LoRA adapters of the model."""
+
+    def __contains__(self, number: int) -> bool: ...
+
+    def change(self, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        """Never raises: what cannot be loaded is told, and everything else goes on."""
+        ...
+
+
+def run_plain(
+    scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox, watch: StepWatch | None = None, adapters: Adapters | None = None
+) -> int:
     """Plans, executes and reports step after step until `Stop` (returns 0) or until a step fails (sends `Failed`, returns 1).
 
     Every step is reported, and every second of idleness: a silent engine is a dead one.
@@ -43,8 +66,11 @@ def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox
         for message in inbox.receive(0.0 if busy else HEARTBEAT_SECONDS):
             if isinstance(message, Stop):
                 return 0
+            if isinstance(message, LoadAdapter | UnloadAdapter):
+                outbox.send(_change(adapters, message))
+                continue
             watch.received(message)
-            answer = receive(scheduler, message)
+            answer = receive(scheduler, message, adapters)
             if answer is not None:
                 outputs.append(answer)
         try:
@@ -63,12 +89,20 @@ def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox
         outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
 
 
-def receive(scheduler: Scheduler, message: Submit | Abort) -> Output | None:
+def receive(scheduler: Scheduler, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
     """Gives one message to the scheduler. Whatever is wrong with it is that request's error and nobody else's."""
     if isinstance(message, Abort):
         return scheduler.abort(message.id)
+    if message.adapter and (adapters is None or message.adapter not in adapters):
+        return refusal(message.id, "its LoRA adapter is not loaded (any more)")
     try:
         return scheduler.submit(message)
     except Exception as error:
         logger.exception("request %s could not be taken", message.id)
         return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
+
+
+def _change(adapters: Adapters | None, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+    if adapters is None:
+        return AdapterChanged(message.number, error="no LoRA adapters are served here: start the worker with --max-loras above 0")
+    return adapters.change(message)

@@ -125,7 +125,7 @@ class WaitingQueue:
                     return
 
     def _watch(self, request: Request) -> Watch:
-        request.watch = self._cache.watch(request.root, request.tokens, request.reusable)
+        request.watch = self._cache.watch(request.root, request.tokens, request.reusable, bool(request.adapter))
         self.tokens += len(request.tokens)
         return request.watch
 

@@ -33,6 +33,8 @@ class Request:
     priority: int = 0
     """Lower is more urgent, as with vLLM."""
     tenant: str = ""
+    adapter: int = 0
+    """Number of the LoRA adapter that it is computed with; 0: none."""
     cached: int = 0
     """Leading tokens whose KV came from the prefix cache at the latest admission."""
     computed: int = 0

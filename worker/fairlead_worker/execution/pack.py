@@ -34,6 +34,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     if plan.drafted:
         texts = [text or array("I", row.draft) for text, row in zip(texts, rows, strict=True)]
     tokens = b"".join(texts)
+    adapters = [row.request.adapter for row in rows]
     sampling = token_indptr[1:][np.array([row.samples for row in rows], bool)] - 1
     return PackedStep(
         tokens=torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)).to(device),
@@ -44,6 +45,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
         page_indptr=torch.from_numpy(indptr),
         page_indices=torch.from_numpy(indices),
         sampling=torch.from_numpy(sampling).to(device),
+        adapters=adapters if any(adapters) else (),
     )
 
 

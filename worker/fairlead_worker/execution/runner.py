@@ -5,9 +5,10 @@ import time
 import torch
 
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
+from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.forward import choose_forward
+from fairlead_worker.execution.forward import Forward, ModuleForward, choose_forward
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
@@ -17,6 +18,7 @@ from fairlead_worker.execution.verify import verify
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 
 
@@ -31,10 +33,14 @@ class ModelRunner:
         *,
         host: HostStore | None = None,
         drafter: Drafter | None = None,
+        adapters: AdapterSet | None = None,
     ) -> None:
         self.loaded = loaded
         self.backend = backend
-        self.forward = choose_forward(loaded, backend, native_decoder)
+        self.forward: Forward = choose_forward(loaded, backend, native_decoder)
+        if adapters is not None:
+            modules = self.forward if isinstance(self.forward, ModuleForward) else ModuleForward(loaded.model)
+            self.forward = AdaptedForward(self.forward, modules, adapters, backend)
         self.host = host
         """KV of the host tier; None without one."""
         self.drafter = drafter
@@ -94,11 +100,13 @@ def make_runner(
     native_decoder: bool = True,
     host_kv_cache_bytes: int = 0,
     draft: LoadedModel | None = None,
+    adapters: AdapterSet | None = None,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
 
     `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
+    `adapters`: of `loaded`, where its requests may have LoRA adapters.
 
     ValueError where not even one page fits, or the backend is unknown.
     """
@@ -115,4 +123,4 @@ def make_runner(
     if draft is not None and draft_spec is not None:
         drafted = make_backend(backend, draft_spec, pages)
         drafter = Drafter(choose_forward(draft, drafted, native_decoder), draft, drafted, loaded.vocabulary_size)
-    return ModelRunner(loaded, made, native_decoder, host=make_host_store(made, host_kv_cache_bytes), drafter=drafter)
+    return ModelRunner(loaded, made, native_decoder, host=make_host_store(made, host_kv_cache_bytes), drafter=drafter, adapters=adapters)

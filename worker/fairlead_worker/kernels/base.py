@@ -93,6 +93,8 @@ class PackedStep:
     """[pages] int32 on the CPU: the page tables of all rows, end to end (CSR, as FlashInfer's `plan` takes them)."""
     sampling: torch.Tensor
     """[S] int64: index in T of each token whose logits are wanted, ascending."""
+    adapters: Sequence[int] = ()
+    """[R] each row's LoRA adapter, by number, 0 being none; empty where no row has one."""
 
     def tables(self) -> list[torch.Tensor]:
         """[R] of [pages] int32: each row's page table, views of `page_indices`."""

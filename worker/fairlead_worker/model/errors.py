@@ -8,3 +8,11 @@ class ModelLoadError(Exception):
         super().__init__(f"cannot load model {uri}: {cause}")
         self.uri = uri
         self.cause = cause
+
+
+class AdapterError(Exception):
+    """A LoRA adapter cannot be served. The message names it, where it comes from, the cause and what to do."""
+
+    def __init__(self, name: str, uri: str, cause: str) -> None:
+        super().__init__(f"cannot load LoRA adapter {name} from {uri}: {cause}")
+        self.cause = cause

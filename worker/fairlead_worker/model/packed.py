@@ -4,7 +4,7 @@ A row's bits do not depend on how many rows come along, which cannot be said of 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -60,7 +60,7 @@ def pack_linears(model: PreTrainedModel, *, int8: bool = False) -> int:
     """
     # Parents and names alone: a list of the layers would keep their weights.
     sites = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _packable(child)]
-    make = _maker(sites, int8)
+    make = maker_for([_weight(getattr(parent, name)) for parent, name in sites], int8)
     if make is None:
         logger.warning("this torch has no oneDNN: linear layers stay unpacked, and slow")
         return 0
@@ -77,10 +77,10 @@ def _packable(layer: nn.Module) -> bool:
     return type(layer) in (nn.Linear, Conv1D) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
 
 
-def _maker(sites: list[tuple[nn.Module, str]], int8: bool) -> Make | None:
+def maker_for(weights: Sequence[torch.Tensor], int8: bool = False) -> Make | None:
+    """What lays out `weights` [outputs, inputs] (of DTYPES, on a CPU), all in one piece of memory; None where nothing here can."""
     if native() is None:
         return PackedLinear if can_pack() and not int8 else None
-    weights = [_weight(getattr(parent, name)) for parent, name in sites]
     arena = Arena(sum(room(packed_bytes(weight.shape, weight.dtype, int8)) for weight in weights))
     return lambda weight, bias: NativeLinear(weight, bias, quantized=int8, arena=arena)
 

@@ -56,16 +56,20 @@ def parse_uri(uri: str) -> Path | HubModel:
     raise ModelLoadError(uri, f"unknown scheme {parsed.scheme!r}; use file:///path, /path or hf://org/name[@revision]")
 
 
-def resolve(uri: str, progress: Progress = no_progress) -> Path:
-    """The folder that holds the model's files, downloaded first where they are on the hub. Raises ModelLoadError."""
+def resolve(uri: str, progress: Progress = no_progress, *, holds: str = "config.json") -> Path:
+    """The folder that holds the model's files, downloaded first where they are on the hub. Raises ModelLoadError.
+
+    `holds`: the file without which it is something else (an adapter's is adapter_config.json).
+    """
     source = parse_uri(uri)
     folder = _download(uri, source, progress) if isinstance(source, HubModel) else source
     if not folder.exists():
         raise ModelLoadError(uri, f"there is no {folder}; is the volume mounted?")
     if not folder.is_dir():
-        raise ModelLoadError(uri, f"{folder} is not a folder; name the folder that holds config.json")
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(uri, f"no config.json in {folder}; it is not a transformers model")
+        raise ModelLoadError(uri, f"{folder} is not a folder; name the folder that holds {holds}")
+    if not (folder / holds).is_file():
+        kind = "a transformers model" if holds == "config.json" else "what this wants"
+        raise ModelLoadError(uri, f"no {holds} in {folder}; it is not {kind}")
     return folder
 
 

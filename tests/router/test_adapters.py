@@ -1,0 +1,75 @@
+"""LoRA adapters as the router sees them: by name to those that have them, by content in the index, and known while nobody is there."""
+
+import asyncio
+
+from tests.redis_server import RedisServer
+from tests.router.harness import Fleet, eventually
+from tests.router.stand_in_worker import answers
+
+from fairlead_index.hashing import block_hashes
+
+SPACE = "tests/adapters"
+TOKENS = list(b"sixteen byte blk" * 8)
+
+
+def told(**digests: str) -> dict[str, dict[str, dict[str, str]]]:
+    return {"adapters": {name: {"digest": digest, "root": f"hf://lab/{name}", "parent": "stand-in"} for name, digest in digests.items()}}
+
+
+async def test_models_are_listed_with_their_parent_and_root(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker(load=told(sql="d1")), await fleet.worker(load=told(tone="d2")))
+    listed = {model["id"]: model for model in (await router.client.get("/v1/models")).json()["data"]}
+    assert set(listed) == {"stand-in", "sql", "tone"}
+    assert (listed["sql"]["parent"], listed["sql"]["root"]) == ("stand-in", "hf://lab/sql") and listed["stand-in"]["parent"] is None
+    assert listed["sql"]["max_model_len"] == listed["stand-in"]["max_model_len"]
+    assert (await router.client.get("/v1/models/tone")).json()["parent"] == "stand-in"
+
+
+async def test_its_blocks_are_looked_for_under_its_content(fleet: Fleet) -> None:
+    with RedisServer() as redis:
+        workers = [await fleet.worker(redis=(redis.url, SPACE), load=told(sql="d1")) for _ in range(2)]
+        router = await fleet.router(*workers, redis_url=redis.url, index_namespace=SPACE)
+        await eventually(lambda: all(worker.joined for worker in workers), "both joined")
+        holder = workers[1]
+        holder.computed(0, block_hashes(holder.format.root("d1"), TOKENS, 16))
+
+        async def matched(**fields: str) -> int:
+            answer = await router.client.post("/query", json={"model": "stand-in", "token_ids": TOKENS} | fields)
+            count: int = answer.json()["scores"][holder.address]["0"]
+            return count
+
+        async def found() -> bool:
+            return await matched(lora_name="sql") == 128
+
+        await eventually(found, "the index knows the blocks")
+        assert [await matched(model="sql"), await matched(lora_name="other"), await matched()] == [128, 0, 0]
+        answer = await router.client.post("/v1/completions", json={"model": "sql", "prompt": TOKENS})
+        assert (answer.headers["x-fairlead-pod"], answer.headers["x-fairlead-predicted-tokens"]) == (holder.pod, "127")
+
+
+async def test_a_name_comes_and_goes_with_the_workers_that_tell_of_it(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker)
+
+    async def status() -> int:
+        return (await router.client.post("/v1/completions", json={"model": "sql", "prompt": "x"})).status_code
+
+    assert await status() == 404
+    worker.load = told(sql="d1")
+    await eventually(lambda: "sql" in router.table.adapters(), "learnt")
+    assert await status() == 200
+    worker.load = {}
+    await eventually(lambda: "sql" not in router.table.adapters(), "forgotten")
+    assert await status() == 404
+
+
+async def test_while_no_worker_is_there_its_requests_are_held_and_not_told_that_it_does_not_exist(fleet: Fleet) -> None:
+    first = await fleet.worker(load=told(sql="d1"))
+    router = await fleet.router(workers=fleet.list_in_file(first), ready=1)
+    fleet.list_in_file()
+    await eventually(lambda: not list(router.table), "scaled to zero")
+    waiting = asyncio.create_task(router.client.post("/v1/completions", json={"model": "sql", "prompt": "x"}))
+    plain, tuned = await fleet.worker(), await fleet.worker(load=told(sql="d1"), behaviour=answers)
+    fleet.list_in_file(plain, tuned)
+    answer = await waiting
+    assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == tuned.pod

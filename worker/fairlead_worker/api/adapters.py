@@ -1,0 +1,121 @@
+"""The LoRA adapters by the names that requests choose them by: loaded and unloaded while the worker serves."""
+
+import asyncio
+import itertools
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairlead_worker.api.engine_client import EngineClient, EngineGone
+from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
+from fairlead_worker.messages import AdapterInfo, LoadAdapter, UnloadAdapter
+from fairlead_worker.model.adapter_source import adapter_folder
+from fairlead_worker.model.errors import AdapterError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """A loaded adapter and who uses it."""
+
+    info: AdapterInfo
+    since: int = field(default_factory=lambda: int(time.time()))
+    requests: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nobody uses it; looked at once it has no name any more."""
+
+
+class Adapters:
+    """Names and adapters. One change at a time; requests go on meanwhile."""
+
+    def __init__(self, config: WorkerConfig, engine: EngineClient) -> None:
+        self._config, self._engine = config, engine
+        self._named: dict[str, Adapter] = {}
+        self._changing = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def loaded(self, infos: tuple[AdapterInfo, ...]) -> None:
+        """What the engine has from the start."""
+        self._named = {info.name: Adapter(info) for info in infos}
+        self._numbers = itertools.count(1 + max((info.number for info in infos), default=0))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._named
+
+    def __iter__(self) -> Iterator[Adapter]:
+        return iter(list(self._named.values()))
+
+    @contextmanager
+    def use(self, model: str) -> Iterator[AdapterInfo | None]:
+        """The adapter of this name, which stays until the end of the context; None for a model's own name. Raises 404 for one just gone."""
+        adapter = self._named.get(model)
+        if adapter is None:
+            if model not in self._config.names:
+                raise ApiError(404, f"the LoRA adapter {model!r} was unloaded", param="model", code="model_not_found")
+            yield None
+            return
+        adapter.requests += 1
+        try:
+            yield adapter.info
+        finally:
+            adapter.requests -= 1
+            if not adapter.requests:
+                adapter.idle.set()
+
+    async def load(self, name: str, uri: str, in_place: bool) -> None:
+        """Fetch and load; with `in_place` in place of one that has the name: requests that run go on with the old one. Raises ApiError."""
+        if not re.fullmatch(ADAPTER_NAME, name):
+            raise invalid("lora_name: must be letters, digits and ._:/-, at most 253, a letter or digit first", param="lora_name")
+        if name in self._config.names:
+            raise invalid(f"lora_name: {name!r} is the model's own name; give the adapter another", param="lora_name")
+        async with self._changing:
+            old = self._named.get(name)
+            if old is not None and not in_place:
+                raise invalid(f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace", param="lora_name")
+            try:
+                folder = await asyncio.to_thread(adapter_folder, name, uri)
+            except AdapterError as error:
+                raise invalid(f"lora_path: {error}", param="lora_path") from error
+            number = next(self._numbers)
+            changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
+            if changed.info is None:
+                raise invalid(f"lora_path: cannot load LoRA adapter {name} from {uri}: {changed.error}", param="lora_path")
+            self._named[name] = Adapter(changed.info)
+            logger.info("LoRA adapter %s loaded from %s", name, uri)
+        if old is not None:
+            self._retire(old)
+
+    async def unload(self, name: str) -> None:
+        """Take no new requests for it, and forget it once those that run are done, which nobody waits for. Raises ApiError 404."""
+        async with self._changing:
+            adapter = self._named.pop(name, None)
+        if adapter is None:
+            raise ApiError(404, f"lora_name: there is no LoRA adapter {name!r} here", param="lora_name", code="model_not_found")
+        self._retire(adapter)
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """For routers: what they steer and hash by."""
+        parent = self._config.names[0]
+        return {name: {"digest": one.info.digest, "root": one.info.uri, "parent": parent} for name, one in self._named.items()}
+
+    def _retire(self, adapter: Adapter) -> None:
+        task = asyncio.create_task(self._forget(adapter), name=f"unload {adapter.info.name}")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _forget(self, adapter: Adapter) -> None:
+        while adapter.requests:
+            adapter.idle.clear()
+            await adapter.idle.wait()
+        try:
+            await self._engine.change_adapter(UnloadAdapter(adapter.info.number))
+        except EngineGone:  # and the adapter with it
+            return
+        logger.info("LoRA adapter %s unloaded", adapter.info.name)

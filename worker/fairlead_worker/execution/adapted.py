@@ -1,0 +1,120 @@
+"""A step of requests with LoRA adapters and without: in one pass where the model runs module by module, else in one pass of each kind.
+
+The native decoder knows no adapters. Rows that have none keep to it whoever shares their step, for their bits must not depend on that;
+the others always run module by module.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from fairlead_worker.execution.forward import Forward, LogitsAt
+from fairlead_worker.kernels.base import Backend, PackedStep, StepContext
+from fairlead_worker.model.adapters import AdapterSet
+
+
+class AdaptedForward:
+    """Implements `execution.forward.Forward`."""
+
+    def __init__(self, plain: Forward, modules: Forward, adapters: AdapterSet, backend: Backend) -> None:
+        """`plain`: for rows without an adapter. `modules`: of the model that `adapters` belong to; may be the same."""
+        self._plain, self._modules, self._adapters, self._backend = plain, modules, adapters, backend
+        self.can_score = plain.can_score and modules.can_score
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        """Logits [S, vocabulary]."""
+        if not step.adapters:
+            return self._plain(step, context)
+        if self._plain is self._modules:
+            return self._adapted(step, context)
+        parts = self._parts(step)
+        answers = [self._run(part) for part in parts]
+        return _merged([part.sampled for part in parts], answers)
+
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+        """The same, and logits at `places`."""
+        if not step.adapters:
+            return self._plain.score(step, context, places)
+        if self._plain is self._modules:
+            with self._adapters.over(step.adapters, step.counts):
+                return self._modules.score(step, context, places)
+        parts = self._parts(step)
+        inside = [torch.isin(places, part.tokens).nonzero()[:, 0] for part in parts]
+        scored = [self._score(part, places[mine]) for part, mine in zip(parts, inside, strict=True)]
+        logits = _merged([part.sampled for part in parts], [answer for answer, _ in scored])
+
+        def logits_at(some: slice) -> torch.Tensor:
+            begin, end, _ = some.indices(len(places))
+            # Each part's places are in order, so those between two are between two of the part's own.
+            local = [slice(*torch.searchsorted(mine, torch.tensor([begin, end])).tolist()) for mine in inside]
+            return _merged(
+                [mine[own] - begin for mine, own in zip(inside, local, strict=True)],
+                [at(own) for (_, at), own in zip(scored, local, strict=True)],
+            )
+
+        return logits, logits_at
+
+    def _adapted(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        with self._adapters.over(step.adapters, step.counts):
+            return self._modules(step, context)
+
+    def _run(self, part: "Part") -> torch.Tensor:
+        run = self._adapted if part.step.adapters else self._plain
+        return run(part.step, self._backend.plan(part.step))
+
+    def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+        local = torch.searchsorted(part.tokens, places)
+        context = self._backend.plan(part.step)
+        if not part.step.adapters:
+            return self._plain.score(part.step, context, local)
+        with self._adapters.over(part.step.adapters, part.step.counts):
+            return self._modules.score(part.step, context, local)
+
+    @staticmethod
+    def _parts(step: PackedStep) -> "list[Part]":
+        """Rows without an adapter, and rows with one."""
+        kinds = ([row for row, adapter in enumerate(step.adapters) if bool(adapter) is kind] for kind in (False, True))
+        return [take_rows(step, rows) for rows in kinds if rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a step as a step of their own."""
+
+    step: PackedStep
+    tokens: torch.Tensor
+    """[t] int64: where its tokens are in the whole step, ascending."""
+    sampled: torch.Tensor
+    """[s] int64: which of the whole step's sampled positions are its own, ascending."""
+
+
+def take_rows(step: PackedStep, rows: Sequence[int]) -> Part:
+    """`rows`: in ascending order, one at least."""
+    begins = list(accumulate(step.counts, initial=0))
+    tokens = torch.cat([torch.arange(begins[row], begins[row + 1]) for row in rows])
+    tables = step.tables()
+    chosen = [tables[row] for row in rows]
+    sampled = torch.isin(step.sampling, tokens).nonzero()[:, 0]
+    adapters = [step.adapters[row] for row in rows] if step.adapters else []
+    part = PackedStep(
+        tokens=step.tokens[tokens],
+        positions=step.positions[tokens],
+        slots=step.slots[tokens],
+        starts=[step.starts[row] for row in rows],
+        counts=[step.counts[row] for row in rows],
+        page_indptr=torch.tensor([0, *accumulate(map(len, chosen))], dtype=torch.int32),
+        page_indices=torch.cat(chosen),
+        sampling=torch.searchsorted(tokens, step.sampling[sampled]),
+        adapters=adapters if any(adapters) else (),
+    )
+    return Part(part, tokens, sampled)
+
+
+def _merged(places: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[n, vocabulary] each -> all of them, each row at its place."""
+    whole = answers[0].new_empty(sum(map(len, places)), answers[0].shape[1])
+    for where, answer in zip(places, answers, strict=True):
+        whole[where] = answer.to(whole.dtype)
+    return whole
