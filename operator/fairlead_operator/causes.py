@@ -1,7 +1,7 @@
 """Why a pod does not serve, lifted from what Kubernetes knows, in a form that does not flap.
 
 A crashing container alternates between waiting, running and terminated every few seconds. A pod's last failure stays its cause
-until the pod has passed its startup probe again, so that what people see is the failure and not the moment at which they looked.
+until the pod has been ready again, so that what people see is the failure and not the moment at which they looked.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,7 +57,7 @@ def of_pod(pod: Body) -> Cause | None:
         return _unschedulable(name, scheduled)
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     for container in containers:
-        cause = _of_container(name, container)
+        cause = _of_container(name, container, conditions.get("Ready", {}))
         if cause is not None:
             return cause
     return Cause("Starting", f"pod {name} is being started", fault=False)
@@ -70,7 +70,7 @@ def _unschedulable(name: str, condition: Mapping[str, Any]) -> Cause:
     return Cause("FailedScheduling", _short(f"pod {name} has no node: {message}"), fault=True)
 
 
-def _of_container(pod: str, container: Mapping[str, Any]) -> Cause | None:
+def _of_container(pod: str, container: Mapping[str, Any], readiness: Mapping[str, Any]) -> Cause | None:
     """None for a container that is well, or has done its work."""
     if container.get("ready"):
         return None
@@ -85,14 +85,21 @@ def _of_container(pod: str, container: Mapping[str, Any]) -> Cause | None:
         return Cause(reason, _short(f"pod {pod}: {waiting.get('message') or reason}"), fault=True)
     if terminated and terminated.get("exitCode") == 0 and not last.get("terminated"):
         return None  # an init container that is done
-    ended = terminated or (None if container.get("started") else last.get("terminated"))
+    served = _has_served(container, readiness)
+    ended = terminated or (None if served else last.get("terminated"))
     if ended and (ended.get("exitCode") != 0 or reason == "CrashLoopBackOff"):
         return _crashed(pod, container, ended, reason)
     if state.get("running") is not None:
-        if container.get("started"):
+        if served:
             return Cause("NotReady", f"pod {pod} runs and does not take requests: it is draining or has lost its engine", fault=False)
         return Cause("Loading", f"pod {pod} is loading the model", fault=False)
     return Cause("Starting", f"pod {pod} is being started", fault=False)
+
+
+def _has_served(container: Mapping[str, Any], readiness: Mapping[str, Any]) -> bool:
+    """It was ready since its present start: only then did its pod's readiness change after that. Passing the startup probe says less."""
+    since, changed = ((container.get("state") or {}).get("running") or {}).get("startedAt"), readiness.get("lastTransitionTime")
+    return str(changed) > str(since) if since and changed else bool(container.get("started"))
 
 
 def _crashed(pod: str, container: Mapping[str, Any], ended: Mapping[str, Any], waiting: str) -> Cause:

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairlead_operator import names
+
+if TYPE_CHECKING:
+    from fairlead_operator.loading_status import LoadingSeen
 
 Body = Mapping[str, Any]
 
@@ -40,6 +43,7 @@ class Observed:
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
     index: IndexSeen | None = None  # None: nobody was asked yet
+    loading: Mapping[str, "LoadingSeen"] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairlead_operator import causes, index_status, names
+from fairlead_operator import causes, index_status, loading_status, names, refusals
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.children import router, worker
@@ -29,7 +29,8 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     revision = worker.revision(service)
-    obstacle = _obstacle(service, observed, workers, routers, revision)
+    loading = loading_status.said(service.status.loading, observed.pods, observed.loading)
+    obstacle = loading_status.told(_obstacle(service, observed, workers, routers, revision), loading)
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     say = Conditions(service.status.conditions, service.generation, now)
@@ -68,6 +69,7 @@ def verdict(service: InferenceService, observed: Observed, now: datetime) -> Ver
         updated_replicas=workers.updated,
         selector=names.selector_text(service),
         revision=f"{service.name}-{revision}",
+        loading=loading,
         index=index,
         conditions=say.made,
     )
@@ -94,10 +96,7 @@ def _obstacle(service: InferenceService, observed: Observed, workers: Replicas, 
     """The most telling reason why the service is not as wanted; None when only a request is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
-        reason = (
-            "PodTemplateInvalid" if child == f"Deployment/{service.name}-{names.WORKER}" and service.spec.pod_template else "ApplyFailed"
-        )
-        return Cause(reason, f"{child}: {words}", fault=True)
+        return refusals.cause(service, child, words)
     for replicas in (workers, routers):
         # An older ReplicaSet may still be refused what it asks for, when all pods of the present template are there.
         if replicas.failure is not None and replicas.updated < replicas.wanted:

@@ -30,7 +30,8 @@ class WorkerConfig(BaseSettings):
         cli_hide_none_type=True,
     )
 
-    model: Annotated[str, Field(description="model to serve: hf://org/name[@revision] or file:///path")]
+    model: Annotated[str, Field(description="model to serve: hf://org/name[@revision], s3://bucket/folder or file:///path")]
+    model_cache: Annotated[str, Field(description="folder that downloads are kept in; empty: HF_HOME, or ~/.cache/huggingface")] = ""
     served_model_name: Annotated[str, Field(description="name(s) in the API, comma-separated; empty: derived from --model")] = ""
     host: Annotated[str, Field(description="address to listen on")] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
@@ -104,15 +105,19 @@ class WorkerConfig(BaseSettings):
         float,
         Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),
     ] = 120
+    load_timeout: Annotated[
+        float,
+        Field(gt=0, description="seconds without a byte, a layer or work on the way after which a load counts as stuck, and ends"),
+    ] = 120
 
     @field_validator("model", "speculative_model")
     @classmethod
     def _model_uri(cls, value: str, info: ValidationInfo) -> str:
         if not value and info.field_name == "speculative_model":
             return value
-        if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", value) or re.fullmatch(r"file:///.+", value):
+        if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|s3://[\w.-]+(/[\w.=+-]+)*/?|file:///.+", value):
             return value
-        raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision or file:///path")
+        raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision, s3://bucket/folder or file:///path")
 
     @field_validator("redis_url")
     @classmethod

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import ModelRunner
+    from fairlead_worker.model.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +93,12 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.model.cache import ModelCache
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.model.loader import load_model
 
+    cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
     torch.set_num_threads(config.threads or engine_threads())
     loaded = load_model(
         config.model,
@@ -103,11 +106,12 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         device="cuda" if torch.cuda.is_available() else "cpu",
         max_model_len=config.max_model_len,
         quantization=config.quantization,
-        progress=lambda phase, percent: end.send(Loading(phase=phase, percent=percent)),
+        progress=_reporter(end),
+        cache=cache,
     )
     draft = None
     if config.speculative_model:
-        draft = load_draft(config.speculative_model, loaded, dtype=config.dtype)
+        draft = load_draft(config.speculative_model, loaded, dtype=config.dtype, progress=_reporter(end, "of the draft model"), cache=cache)
     end.send(Loading(phase="cache", percent=0))
     runner = make_runner(
         loaded,
@@ -154,6 +158,13 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
     )
     return scheduler, runner, ready
+
+
+def _reporter(end: EngineEnd, detail: str = "") -> "Progress":
+    def report(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
+        end.send(Loading(phase=phase, percent=percent, detail=f"{note} {detail}".strip(), done=done, total=total))
+
+    return report
 
 
 def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":

@@ -203,9 +203,12 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Progress of the engine's start."""
 
     phase: str
-    """"config", "weights", "profile", ..."""
+    """"imports", "config", "wait", "download", "weights", "fuse", "cache"."""
     percent: int
     detail: str = ""
+    done: int = 0
+    """Bytes of `total`; 0 where they are not counted."""
+    total: int = 0
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

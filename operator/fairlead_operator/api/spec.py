@@ -4,13 +4,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from fairlead_operator.api.cache import Endpoint, ModelCache, Region, downloaded, from_bucket
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
 
 # What the rules say, in the CRD and here.
 _REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
-_SECRET = "spec.model.secretRef is the hub's token and is for hf:// models: remove it"
-_CACHE = "spec.model.cache keeps downloads and is for hf:// models: remove it (pvc:// and file:// models are read in place)"
+_SECRET = "spec.model.secretRef is for hf:// models (the hub's token) and s3:// models (a key): remove it"
+_CACHE = "spec.model.cache keeps downloads and is for hf:// and s3:// models: remove it (others are read in place)"
+_BUCKET = "spec.model.endpoint and spec.model.region are for s3:// models: remove them"
 _BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
 _DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer"
 _DEADLINE = "spec.rollout.progressDeadline must lie between 30s and 24h"
@@ -33,12 +35,6 @@ class SecretKey(Part):
     key: str = Field("token", min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Key within the Secret.")
 
 
-class ModelCache(Part):
-    """Where downloaded weights are kept."""
-
-    claim: ObjectName = Field(description="A PersistentVolumeClaim in the service's namespace, mounted read-write by every worker.")
-
-
 class Model(Part):
     """The model to serve."""
 
@@ -50,20 +46,22 @@ class Model(Part):
                 path=".revision",
             ),
             rule(
-                "!has(self.secretRef) || self.uri.startsWith('hf://')",
+                "!has(self.secretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
                 _SECRET,
                 path=".secretRef",
             ),
             rule(
-                "!has(self.cache) || self.uri.startsWith('hf://')",
+                "!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
                 _CACHE,
                 path=".cache",
             ),
+            rule("!(has(self.endpoint) || has(self.region)) || self.uri.startsWith('s3://')", _BUCKET, path=".endpoint"),
         )
     )
 
     uri: Annotated[str, known_uri("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
-        description="hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH (mounted read-only) or file:///PATH."
+        description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), oci://IMAGE[#FOLDER] or "
+        "file:///PATH."
     )
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
         None, description='What clients send as "model". Default: the name of the service.'
@@ -71,15 +69,22 @@ class Model(Part):
     revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = Field(
         None, description="Commit, tag or branch of an hf:// model."
     )
-    secret_ref: SecretKey | None = Field(None, description="Token for the hub, given to the workers as HF_TOKEN.")
+    secret_ref: SecretKey | None = Field(
+        None,
+        description="hf://: the hub's token, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ; absent: the pod's role.",
+    )
     cache: ModelCache | None = Field(None, description="Where downloads are kept. Absent: in the pod, downloaded again by every new pod.")
 
+    endpoint: Endpoint | None = Field(None, description="Of an S3-compatible store, such as https://minio.storage:9000. Absent: AWS.")
+    region: Region | None = Field(None, description="Of the bucket. Absent: us-east-1.")
+
     @model_validator(mode="after")
-    def _for_the_hub(self) -> Self:
+    def _for_its_source(self) -> Self:
         hub = self.uri.startswith("hf://")
+        refuse((self.endpoint is not None or self.region is not None) and not from_bucket(self.uri), _BUCKET)
         refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
-        refuse(self.secret_ref is not None and not hub, _SECRET)
-        refuse(self.cache is not None and not hub, _CACHE)
+        refuse(self.secret_ref is not None and not downloaded(self.uri), _SECRET)
+        refuse(self.cache is not None and not downloaded(self.uri), _CACHE)
         return self
 
 
@@ -93,6 +98,9 @@ class Resources(Part):
         None, description="CPU request of each worker, such as 8 or 500m. No limit is set: throttling delays every token."
     )
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
+    gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
+        None, description="Only on nodes whose label nvidia.com/gpu.product says this, such as NVIDIA-H100-80GB-HBM3. Absent: any."
+    )
 
 
 class Scaling(Part):
@@ -273,6 +281,9 @@ class ServiceSpec(Part):
     access: Access | None = Field(None, description="Who may ask. Absent: everybody who reaches the Service.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     disruption: Disruption = Field(default_factory=Disruption, description="What node drains may take away at once.")
+    image_pull_secrets: list[ObjectName] = Field(
+        default_factory=list, max_length=8, description="Secrets by which the images of workers and routers are pulled."
+    )
     pod_template: PodTemplate | None = Field(None, description="Merged last into the workers' pod template.")
 
     @model_validator(mode="after")

@@ -20,6 +20,8 @@ def revision(service: InferenceService) -> str:
     parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
     if service.spec.access is not None:
         parts.append(said(service.spec.access))
+    if service.spec.image_pull_secrets:
+        parts.append(said(service.spec, "image_pull_secrets"))
     return names.digest(parts)
 
 

@@ -10,17 +10,19 @@ from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import Object, pods, redis, security
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
+from fairlead_operator.children.placement import placement
 from fairlead_operator.revisions import pinned, said
 from fairlead_operator.settings import Settings
 
 GPU = "nvidia.com/gpu"
 SETTLE = 10  # seconds: cluster DNS keeps the workers' addresses for 5, and without an index routers know new workers from there alone
-STARTUP_PERIOD, STARTUP_FAILURES = 5, 2160  # seconds, probes: three hours to download and load the largest models (kubeai#179)
+STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: for the process to answer at all, from a cold disk
+# A load takes what it takes (kubeai#179): /health is 200 while it gets on, and the worker ends one that is stuck, saying where.
 
 
 def revision(service: InferenceService) -> str:
     """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
-    shaping = said(service.spec, "model", "engine", "resources", "pod_template") | redis.shaping(service)
+    shaping = said(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | redis.shaping(service)
     return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
 
 
@@ -91,7 +93,8 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         *source.volumes,
         *redis.volumes(settings),
     ]
-    template: Object = {"spec": pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)}
+    spec = pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)
+    template: Object = {"spec": {**spec, **placement(service, gpus(service, settings))}}
     if service.spec.pod_template is not None:
         extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         template = merged(template, extra)
@@ -120,7 +123,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             *source.mounts,
             *redis.mounts(settings),
         ],
-        "startupProbe": pods.probe("/ready", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
+        "startupProbe": pods.probe("/health", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePath": "/dev/termination-log",

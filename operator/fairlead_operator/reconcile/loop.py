@@ -14,11 +14,13 @@ from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStat
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import router_to_ask
+from fairlead_operator.loading_status import pods_to_ask
 from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES
+from fairlead_operator.reconcile.loading_watch import LoadingWatch
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.settings import Settings
@@ -54,6 +56,7 @@ class Loop:
         self._probe: ProbeResult | None = None
         self._probing: asyncio.Task[None] | None = None
         self._index = IndexWatch(tools.prober, self.wake)
+        self._loading = LoadingWatch(tools.prober, self.wake)
 
     def wake(self) -> None:
         self._woken.set()
@@ -81,6 +84,7 @@ class Loop:
         finally:
             self._stop_probing()
             self._index.stop()
+            self._loading.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -111,6 +115,7 @@ class Loop:
         elif plan.probe_due:
             self._start_probing(service)
         self._index.follow(router_to_ask(self._observed().pods), known=plan.status.index is not None)
+        self._loading.follow(pods_to_ask(self._observed().pods))
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
 
@@ -127,6 +132,7 @@ class Loop:
             self._probe = None
             self._stop_probing()
             self._index.stop()
+            self._loading.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -138,6 +144,7 @@ class Loop:
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,
+            loading=self._loading.seen,
         )
 
     def _start_probing(self, service: InferenceService) -> None:

@@ -24,7 +24,7 @@ def test_flags_win_over_the_environment_and_the_last_over_the_first(monkeypatch:
         (("--port", "x"), "--port 'x'"),
         (("--port", "70000"), "--port '70000'"),
         (("--block-tokens", "50"), "--block-tokens 50 is not a multiple of --page-size 16; try --block-tokens 64"),
-        (("--model", "s3://bucket"), "--model 's3://bucket': is no model URI"),
+        (("--model", "gs://bucket"), "--model 'gs://bucket': is no model URI"),
         (("--redis-url", "http://r"), "--redis-url 'http://r'"),
         (("--redis-url", "redis://r"), "--redis-url needs --index-namespace"),
         (("--advertise", "pod"), "--advertise 'pod': must be HOST:PORT"),

@@ -5,10 +5,12 @@ import logging
 import os
 import signal
 import sys
+import time
 
 import msgspec
 
 from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.load_watch import LoadWatch, stuck
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import Start
 
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait for work sleep. By default they spin for milliseconds: on a core that the API process, a client or another pod wants
 too, a step then takes ten times as long (4 to 18 tokens a second instead of 70 to 160, 2 threads on 2 busy cores). The environment wins."""
+LOOK_AFTER = 1.0
+"""Seconds without a report after which a load's work is looked at, which costs a millisecond."""
 LAST_WORDS_SECONDS = 0.5
 """How long the engine's own reason may take to arrive after its process has ended."""
 
@@ -55,10 +59,19 @@ class EngineChild:
             self._client.died(_ending(status))
 
     async def watch(self) -> None:
-        """Kill an engine that has been silent for too long: a hung stream is worse than a dead one."""
-        looks = 0
+        """Kill an engine that has been silent for too long, or whose load is stuck: a hung stream is worse than a dead one."""
+        looks, loading = 0, None
         while True:
             await asyncio.sleep(1.0)
+            if not self._client.serving and self._process is not None:
+                loading = loading or LoadWatch(self._client.state, self._process.pid)
+                if self._client.stuck_for() > LOOK_AFTER:
+                    loading.look(time.monotonic())
+                if (stuck_for := self._client.stuck_for()) > self._config.load_timeout:
+                    self._client.died(stuck(self._client.state, stuck_for))
+                    self.kill()
+                    return
+                continue
             silence = self._client.silent_for()
             looks = looks + 1 if silence > self._config.engine_timeout else 0
             # Twice in a row: when this process itself was frozen (a paused container, a debugger), the first look comes before the

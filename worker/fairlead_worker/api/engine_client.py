@@ -20,6 +20,19 @@ UNKNOWN_RATE = 2000.0
 Phase = Literal["starting", "loading", "ready", "failed"]
 
 
+STAGES = {
+    "imports": "Starting",
+    "config": "Starting",
+    "wait": "Waiting",
+    "download": "Downloading",
+    "weights": "Loading",
+    "fuse": "Preparing",
+    "cache": "Preparing",
+    "warm": "Warming",
+}
+"""Steps of a load, in the words of `status.loading`."""
+
+
 class EngineGone(Exception):
     """The engine has ended; nothing more comes of its requests."""
 
@@ -45,7 +58,14 @@ class EngineState:
 
     phase: Phase = "starting"
     step: str = "starting the engine"
+    stage: str = "Starting"
+    """The step in the words of `status.loading`."""
     percent: int = 0
+    done: int = 0
+    """Bytes of `total` that are there; both 0 in steps that count none."""
+    total: int = 0
+    advanced: float = field(default_factory=time.monotonic)
+    """Monotonic time at which the load last got on."""
     reason: str = ""
     ready: Ready | None = None
     load: Load = field(default_factory=Load)
@@ -182,6 +202,10 @@ class EngineClient:
         """Seconds since the engine was heard; 0 until it is ready, since loading may be long."""
         return time.monotonic() - self.state.heard if self.serving else 0.0
 
+    def stuck_for(self) -> float:
+        """Seconds since a load last got on; 0 when nothing loads."""
+        return time.monotonic() - self.state.advanced if self.state.phase in ("starting", "loading") else 0.0
+
     async def run(self) -> None:
         """Receive until cancelled."""
         while True:
@@ -204,12 +228,9 @@ class EngineClient:
         match message:
             case Step():
                 self._step(message)
-            case Loading(phase=step, percent=percent, detail=detail):
+            case Loading():
                 if self.state.phase in ("starting", "loading"):
-                    step = f"{step} {detail}".strip()
-                    if step != self.state.step:
-                        logger.info("loading: %s", step)
-                    self.state.phase, self.state.step, self.state.percent = "loading", step, percent
+                    self._loading(message)
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
@@ -217,6 +238,15 @@ class EngineClient:
                     self.ready.set()
             case Failed(reason=reason):
                 self.died(reason)
+
+    def _loading(self, message: Loading) -> None:
+        state, step = self.state, f"{message.phase} {message.detail}".strip()
+        if step != state.step:
+            logger.info("loading: %s", step)
+        if (step, message.percent, message.done) != (state.step, state.percent, state.done):
+            state.advanced = state.heard
+        state.phase, state.step, state.stage, state.percent = "loading", step, STAGES.get(message.phase, "Loading"), message.percent
+        state.done, state.total = message.done, message.total
 
     def _step(self, step: Step) -> None:
         if step.load is not None:

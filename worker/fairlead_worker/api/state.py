@@ -11,12 +11,16 @@ from fairlead_worker.api.worker import Worker
 
 
 async def health(worker: Worker, exchange: Exchange) -> None:
-    """200 while the engine lives: it loads, or it was heard of late."""
+    """200 while the engine lives: its load gets on, or it was heard of late."""
     state = worker.engine.state
     if worker.healthy:
         await exchange.json({"status": "ok", "engine": state.phase})
         return
-    reason = state.reason or f"the engine has been silent for {worker.engine.silent_for():.0f} s"
+    stuck = worker.engine.stuck_for()
+    silence = (
+        f"the load has not got on for {stuck:.0f} s" if stuck else f"the engine has been silent for {worker.engine.silent_for():.0f} s"
+    )
+    reason = state.reason or silence
     await exchange.whole(503, msgspec.json.encode({"status": "failed", "reason": reason}))
 
 
@@ -25,7 +29,9 @@ async def ready(worker: Worker, exchange: Exchange) -> None:
     state = worker.engine.state
     phase = "draining" if worker.draining else state.phase
     serving = worker.serving and worker.healthy
-    document = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
+    document: dict[str, Any] = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
+    if phase in ("starting", "loading"):
+        document |= {"stage": state.stage, "bytes": state.done, "total_bytes": state.total}
     await exchange.whole(200 if serving else 503, msgspec.json.encode(document))
 
 

@@ -55,7 +55,9 @@ class Worker:
     @property
     def healthy(self) -> bool:
         """The engine lives, as far as anybody knows."""
-        return self.engine.state.phase != "failed" and self.engine.silent_for() < self.config.engine_timeout
+        if self.engine.state.phase == "failed" or self.engine.stuck_for() >= self.config.load_timeout:
+            return False
+        return self.engine.silent_for() < self.config.engine_timeout
 
     def admit(self) -> None:
         """Raises the 503 that sends the router to another pod, unless this worker takes requests."""
