@@ -139,5 +139,5 @@ def test_a_full_volume_is_named_before_the_download(source: Throttle, tmp_path: 
 
 def test_a_cache_that_cannot_be_written_is_named(source: Throttle, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(json.dumps("no folder"))
-    with pytest.raises(ModelLoadError, match="the cache .* failed"):
+    with pytest.raises(ModelLoadError, match=r"the cache .* failed"):
         resolve(URI, cache=ModelCache(tmp_path / "file"))

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 class Throttle:
-    """Passes GET and HEAD on to `upstream`. `allow(n)`: n bodies of more than `small` bytes may pass; `open()`: all; `fail`: a status for all."""
+    """Passes GET and HEAD on. `allow(n)`: n bodies of more than `small` bytes may pass; `open()`: all; `fail`: a status for all."""
 
     def __init__(self, upstream: str, small: int = 65_536) -> None:
         self._upstream, self._small = urlsplit(upstream).netloc, small

@@ -2,7 +2,7 @@
 
 The turn is `flock` on a file for each model: the kernel gives it back when its holder ends, however it ends, so that no lock is ever stale.
 On NFS (v3 and v4) Linux turns it into a lock of the server's, which a lost node's lease frees after its grace (90 s by default). Where a
-file system has no locks (some FUSE ones), everybody downloads: files are renamed into place when they are whole, so that costs traffic only.
+file system has no locks (some FUSE ones), everybody downloads: whole files are renamed into place, so that costs traffic only.
 """
 
 import errno
