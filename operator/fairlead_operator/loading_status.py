@@ -55,9 +55,7 @@ def said(before: LoadingStatus | None, pods: Iterable[Body], seen: Mapping[str, 
     if not known:
         return before if before is not None and before.pod in asked else None
     pod, load = min(known.items(), key=lambda item: (_ORDER[item[1].phase], item[1].percent, item[0]))
-    return LoadingStatus.model_validate(
-        {"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes, "pod": pod, "pods": len(known)}
-    )
+    return LoadingStatus.model_validate({"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes, "pod": pod})
 
 
 def told(cause: Cause | None, loading: LoadingStatus | None) -> Cause | None:
@@ -66,8 +64,7 @@ def told(cause: Cause | None, loading: LoadingStatus | None) -> Cause | None:
         return cause
     amount = f" of {size(loading.total_bytes)}" if loading.total_bytes else ""
     share = f" {loading.percent} %{amount}" if loading.percent or loading.total_bytes else ""
-    others = f", {loading.pods - 1} others too" if loading.pods > 1 else ""
-    return replace(cause, message=f"{loading.phase}{share} (pod {loading.pod}{others})")
+    return replace(cause, message=f"{loading.phase}{share} (pod {loading.pod})")
 
 
 def size(count: int) -> str:

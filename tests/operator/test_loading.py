@@ -46,10 +46,10 @@ def test_the_pod_furthest_behind_is_said_with_its_share() -> None:
     pods = [loading_pod("a"), loading_pod("b", "10.0.0.2")]
     seen = {"a": LoadingSeen("Loading", 40, round(12.1 * GIB)), "b": LoadingSeen("Preparing", 0)}
     plan = look(pods, seen)
-    assert message(plan) == ("Loading", "Loading 40 % of 12.1 GiB (pod a, 1 others too)")
+    assert message(plan) == ("Loading", "Loading 40 % of 12.1 GiB (pod a)")
     assert plan.status.loading is not None and plan.status.loading.total_bytes == round(12.1 * GIB)
     downloading = look(pods, seen | {"b": LoadingSeen("Downloading", 95, 3 * GIB)})
-    assert message(downloading) == ("Loading", "Downloading 95 % of 3.0 GiB (pod b, 1 others too)")
+    assert message(downloading) == ("Loading", "Downloading 95 % of 3.0 GiB (pod b)")
 
 
 def test_a_restarted_operator_keeps_what_was_said_and_nothing_is_said_when_nothing_loads() -> None:

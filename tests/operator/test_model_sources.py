@@ -74,7 +74,7 @@ def test_a_cluster_without_image_volumes_is_named() -> None:
         ({"cache": {"claim": "a", "size": "1Gi"}}, "exactly one of claim, hostPath and size"),
         ({"uri": "oci://a/b:1", "cache": {"claim": "a"}}, "spec.model.cache keeps downloads"),
         ({"uri": "pvc://a/b", "secretRef": {"name": "a"}}, "spec.model.secretRef is for hf://"),
-        ({"endpoint": "https://minio"}, "spec.model.endpoint and spec.model.region are for s3://"),
+        ({"endpoint": "https://minio"}, "spec.model.endpoint and region are for s3://"),
         ({"uri": "s3://Bad_Bucket/x"}, "spec.model.uri must be hf://"),
     ],
 )

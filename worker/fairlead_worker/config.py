@@ -3,6 +3,8 @@
 import re
 import socket
 import sys
+from contextlib import suppress
+from ipaddress import IPv6Address
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, NoReturn, Self
 
@@ -105,6 +107,10 @@ class WorkerConfig(BaseSettings):
         float,
         Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),
     ] = 120
+    warm_tokens: Annotated[
+        NonNegative, Field(description="tokens of its peers' hottest prefixes that a worker computes before it is ready; 0: none")
+    ] = 0
+    warm_seconds: Annotated[float, Field(gt=0, description="seconds that this may delay it, at most")] = 10
     load_timeout: Annotated[
         float,
         Field(gt=0, description="seconds without a byte, a layer or work on the way after which a load counts as stuck, and ends"),
@@ -129,6 +135,11 @@ class WorkerConfig(BaseSettings):
     @field_validator("advertise")
     @classmethod
     def _address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if ":" in host and "[" not in host:
+            # A pod's own address comes without brackets from the downward API: fd00::7 and 8000 meet as fd00::7:8000.
+            with suppress(ValueError):
+                value = f"[{IPv6Address(host).compressed}]:{port}"
         if value and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value):
             raise ValueError("must be HOST:PORT, as in 10.0.0.7:8000 or [fd00::7]:8000")
         return value

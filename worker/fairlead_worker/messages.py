@@ -73,6 +73,12 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     id: str
 
 
+class AskHot(msgspec.Struct, tag="ask-hot", frozen=True):
+    """Which prefixes of at most `tokens` tokens together are worth most to a worker that has none? One `Hot` answers, in order."""
+
+    tokens: int
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the engine process once the current step is done."""
 
@@ -235,5 +241,18 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     reason: str
 
 
-ToEngine = Submit | Abort | Stop
-FromEngine = Step | Loading | Ready | Failed
+class HotPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A cached prefix: whole pages of token ids (uint32) under a root number."""
+
+    root: int
+    tokens: bytes
+
+
+class Hot(msgspec.Struct, tag="hot", frozen=True):
+    """The answer to `AskHot`, the hottest first."""
+
+    prefixes: tuple[HotPrefix, ...]
+
+
+ToEngine = Submit | Abort | AskHot | Stop
+FromEngine = Step | Loading | Ready | Hot | Failed

@@ -17,9 +17,7 @@ class ModelCache(Part):
         json_schema_extra=rules(rule("[has(self.claim), has(self.hostPath), has(self.size)].filter(given, given).size() == 1", _ONE))
     )
 
-    claim: ObjectName | None = Field(
-        None, description="A PersistentVolumeClaim in the service's namespace, mounted read-write by every worker."
-    )
+    claim: ObjectName | None = Field(None, description="A PersistentVolumeClaim of the namespace, mounted read-write.")
     host_path: Annotated[str, Field(max_length=1024, pattern=r"^/[A-Za-z0-9._/-]+$")] | None = Field(
         None, description="A folder of each node, there and writable for group 65532."
     )
@@ -32,8 +30,8 @@ class ModelCache(Part):
         return self
 
 
-Endpoint = Annotated[str, Field(max_length=512, pattern=r"^https?://[A-Za-z0-9.:_\[\]-]+(/[A-Za-z0-9._/-]*)?$")]
-Region = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9-]+$")]
+Endpoint = Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s@]+$")]
+Region = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 
 
 def from_bucket(uri: str) -> bool:

@@ -17,5 +17,4 @@ class LoadingStatus(Part):
     )
     percent: int = Field(0, ge=0, le=100, description="Of this phase, in steps of five.")
     total_bytes: int = Field(0, ge=0, description="Bytes that percent is of; 0: not counted.")
-    pod: str = Field("", max_length=253, description="The pod.")
-    pods: int = Field(1, ge=1, description="Workers that load.")
+    pod: str = Field("", max_length=253, description="Which.")

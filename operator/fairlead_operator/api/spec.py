@@ -12,7 +12,7 @@ from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Q
 _REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
 _SECRET = "spec.model.secretRef is for hf:// models (the hub's token) and s3:// models (a key): remove it"
 _CACHE = "spec.model.cache keeps downloads and is for hf:// and s3:// models: remove it (others are read in place)"
-_BUCKET = "spec.model.endpoint and spec.model.region are for s3:// models: remove them"
+_BUCKET = "spec.model.endpoint and region are for s3:// models: remove them"
 _BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
 _DRAIN = "spec.rollout.drainTimeout must be at most 2h: a node is not held up for longer"
 _DEADLINE = "spec.rollout.progressDeadline must lie between 30s and 24h"
@@ -46,12 +46,12 @@ class Model(Part):
                 path=".revision",
             ),
             rule(
-                "!has(self.secretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
+                "!has(self.secretRef) || self.uri.matches('^(hf|s3)://')",
                 _SECRET,
                 path=".secretRef",
             ),
             rule(
-                "!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
+                "!has(self.cache) || self.uri.matches('^(hf|s3)://')",
                 _CACHE,
                 path=".cache",
             ),
@@ -71,7 +71,7 @@ class Model(Part):
     )
     secret_ref: SecretKey | None = Field(
         None,
-        description="hf://: the hub's token, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY ; absent: the pod's role.",
+        description="hf://: the hub's token, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; absent: the pod's role.",
     )
     cache: ModelCache | None = Field(None, description="Where downloads are kept. Absent: in the pod, downloaded again by every new pod.")
 
@@ -99,7 +99,7 @@ class Resources(Part):
     )
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
     gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
-        None, description="Only on nodes whose label nvidia.com/gpu.product says this, such as NVIDIA-H100-80GB-HBM3. Absent: any."
+        None, description="The nodes' label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3. Absent: any."
     )
 
 

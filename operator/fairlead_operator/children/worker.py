@@ -113,6 +113,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             pods.downward("POD_IP", "status.podIP"),
             {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
             *source.env,
+            *_warming(service, settings),
         ],
         "ports": [{"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"}],
         "resources": _resources(service, settings),
@@ -170,6 +171,15 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         flags |= {"speculative-method": engine.speculative.method, "speculative-num-tokens": engine.speculative.num_tokens}
         flags["speculative-model"] = source.draft
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(engine.args)
+
+
+def _warming(service: InferenceService, settings: Settings) -> list[Object]:
+    """In the environment and not as flags, which images of older releases would refuse. Peers are found by the index alone."""
+    engine = service.spec.engine
+    if not (settings.redis_url and engine.warm_tokens):
+        return []
+    told = {"FAIRLEAD_WARM_TOKENS": engine.warm_tokens, "FAIRLEAD_WARM_SECONDS": engine.warm_seconds}
+    return [{"name": name, "value": str(value)} for name, value in told.items()]
 
 
 def _named(engine: Engine, *fields: str) -> dict[str, object]:

@@ -5,11 +5,28 @@ import itertools
 import logging
 import time
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fairlead_worker.messages import Abort, CacheEvent, Failed, FromEngine, Load, Loading, Output, Ready, Sampling, Step, Stop, Submit
+from fairlead_worker.messages import (
+    Abort,
+    AskHot,
+    CacheEvent,
+    Failed,
+    FromEngine,
+    Hot,
+    HotPrefix,
+    Load,
+    Loading,
+    Output,
+    Ready,
+    Sampling,
+    Step,
+    Stop,
+    Submit,
+)
 from fairlead_worker.transport import Channel
 
 logger = logging.getLogger(__name__)
@@ -28,7 +45,6 @@ STAGES = {
     "weights": "Loading",
     "fuse": "Preparing",
     "cache": "Preparing",
-    "warm": "Warming",
 }
 """Steps of a load, in the words of `status.loading`."""
 
@@ -151,6 +167,7 @@ class EngineClient:
         self._receivers: dict[str, Deliver] = {}
         self._unbegun: set[str] = set()
         self._numbers = itertools.count()
+        self._asked: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
 
     @property
     def serving(self) -> bool:
@@ -194,6 +211,15 @@ class EngineClient:
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
 
+    async def hottest(self, tokens: int) -> tuple[HotPrefix, ...]:
+        """The prefixes that most requests shared, of at most `tokens` tokens together; after the step under way."""
+        if not self.serving:
+            return ()
+        answer: asyncio.Future[tuple[HotPrefix, ...]] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._channel.send(AskHot(tokens))
+        return await answer
+
     def stop(self) -> None:
         """Ask the engine to end after its current step."""
         self._channel.send(Stop())
@@ -221,6 +247,10 @@ class EngineClient:
         self._unbegun.clear()
         for deliver in receivers.values():
             deliver(EngineGone(self.state.reason))
+        asked, self._asked = self._asked, deque()
+        for answer in asked:
+            if not answer.done():
+                answer.set_exception(EngineGone(self.state.reason))
         self.gone.set()
 
     def _take(self, message: FromEngine) -> None:
@@ -236,6 +266,9 @@ class EngineClient:
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
                     self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
                     self.ready.set()
+            case Hot(prefixes=prefixes):
+                if not (answer := self._asked.popleft()).done():  # whoever asked may have gone
+                    answer.set_result(prefixes)
             case Failed(reason=reason):
                 self.died(reason)
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import msgspec
 
+from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.publisher import worker_load
+from fairlead_worker.api.warm import MOST_TOKENS, HotPrefixes
 from fairlead_worker.api.worker import Worker
 
 
@@ -27,11 +29,15 @@ async def health(worker: Worker, exchange: Exchange) -> None:
 async def ready(worker: Worker, exchange: Exchange) -> None:
     """200 when the model is loaded and the worker is not draining. The index has no say."""
     state = worker.engine.state
-    phase = "draining" if worker.draining else state.phase
+    phase: str = state.phase
+    stage = state.stage
+    if worker.warming and phase == "ready":
+        phase, stage = "loading", "Warming"
+    phase = "draining" if worker.draining else phase
     serving = worker.serving and worker.healthy
     document: dict[str, Any] = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
     if phase in ("starting", "loading"):
-        document |= {"stage": state.stage, "bytes": state.done, "total_bytes": state.total}
+        document |= {"stage": stage, "bytes": state.done, "total_bytes": state.total}
     await exchange.whole(200 if serving else 503, msgspec.json.encode(document))
 
 
@@ -51,6 +57,19 @@ async def models(worker: Worker, exchange: Exchange) -> None:
 async def model(worker: Worker, exchange: Exchange) -> None:
     """`GET /v1/models/{name}`."""
     await exchange.json(_model(worker, worker.check_model(exchange.path.removeprefix("/v1/models/"))))
+
+
+async def hot_prefixes(worker: Worker, exchange: Exchange) -> None:
+    """`GET /internal/hot-prefixes/TOKENS`: what a new worker of this service should compute before it takes requests.
+
+    Token ids of whole pages under their root numbers, as msgpack. Salts stay where they are: a root number is a hash over one.
+    """
+    asked = exchange.path.rpartition("/")[2]
+    if not asked.isdigit():
+        raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
+    prefixes = await worker.engine.hottest(min(int(asked), MOST_TOKENS)) if worker.serving else ()
+    data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, prefixes))
+    await exchange.whole(200, data, type="application/msgpack")
 
 
 async def prompt_format(worker: Worker, exchange: Exchange) -> None:

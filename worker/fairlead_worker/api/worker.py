@@ -33,6 +33,8 @@ class Worker:
         self.metrics = metrics
         self.address = address
         self.draining = False
+        self.warming = False
+        """It computes what its peers' clients share, before it takes requests."""
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -50,7 +52,7 @@ class Worker:
 
     @property
     def serving(self) -> bool:
-        return self._model is not None and self.engine.serving and not self.draining
+        return self._model is not None and self.engine.serving and not self.draining and not self.warming
 
     @property
     def healthy(self) -> bool:
@@ -66,6 +68,8 @@ class Worker:
         state = self.engine.state
         if state.phase == "failed":
             raise unavailable(f"the engine has ended: {state.reason}")
+        if self.warming:
+            raise unavailable("this worker is being warmed and takes no requests yet")
         if not self.serving:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
 

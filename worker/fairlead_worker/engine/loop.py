@@ -3,11 +3,12 @@
 import logging
 from typing import Protocol
 
+from fairlead_worker.cache.hot import hottest
 from fairlead_worker.engine.intake import refusal
 from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.engine.watch import StepWatch
-from fairlead_worker.messages import Abort, Failed, FromEngine, Output, Stop, Submit, ToEngine
+from fairlead_worker.messages import Abort, AskHot, Failed, FromEngine, Hot, Output, Stop, Submit, ToEngine
 
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of an idle engine."""
@@ -43,6 +44,9 @@ def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox
         for message in inbox.receive(0.0 if busy else HEARTBEAT_SECONDS):
             if isinstance(message, Stop):
                 return 0
+            if isinstance(message, AskHot):
+                outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
+                continue
             watch.received(message)
             answer = receive(scheduler, message)
             if answer is not None:
