@@ -31,7 +31,7 @@ REFUSED = [
     ({"model": {"uri": "s4://x/y"}}, "spec.model.uri must be hf://ORG/NAME"),
     ({"model": {"uri": "file:///m", "revision": "abc"}}, "spec.model.revision is for hf:// models"),
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
-    ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is the hub's token"),
+    ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is for hf:// models"),
     ({"model": {"uri": "pvc://c/m", "cache": {"claim": "t"}}}, "spec.model.cache keeps downloads"),
     ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
     (

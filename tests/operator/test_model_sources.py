@@ -1,11 +1,13 @@
 """Model sources, the cache and placement, as volumes, mounts and environment; credentials by reference only."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.operator.manifests import SETTINGS, service
 
-from fairlead_operator.api import InvalidManifest
+from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router, worker
 from fairlead_operator.refusals import cause
 
@@ -81,6 +83,20 @@ def test_a_cluster_without_image_volumes_is_named() -> None:
 def test_what_does_not_go_together_is_refused(model: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidManifest, match=words):
         service(model=model)
+
+
+def test_warming_goes_with_the_index_and_in_variables_that_older_images_ignore() -> None:
+    seen = environment(template())
+    assert (seen["FAIRLEAD_WARM_TOKENS"], seen["FAIRLEAD_WARM_SECONDS"]) == ("8192", "10")
+    assert "FAIRLEAD_WARM_TOKENS" not in environment(template(engine={"warmTokens": 0}))
+    assert not any("warm" in argument for argument in template()["containers"][0]["args"])
+
+
+@pytest.mark.parametrize("name", ["s3", "cache"])
+def test_the_examples_are_accepted(name: str) -> None:
+    text = (Path(__file__).parents[2] / "examples" / f"{name}.yaml").read_text()
+    (body,) = [each for each in yaml.safe_load_all(text) if each["kind"] == "InferenceService"]
+    assert InferenceService.parse(body).spec.model.cache is not None
 
 
 def test_placement_and_pull_secrets() -> None:

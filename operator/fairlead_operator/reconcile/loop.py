@@ -24,6 +24,8 @@ from fairlead_operator.reconcile.loading_watch import LoadingWatch
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.settings import Settings
+from fairlead_operator.unsupported import REASON as TENSOR_PARALLEL
+from fairlead_operator.unsupported import unsupported
 
 log = logging.getLogger(__name__)
 SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pass
@@ -105,6 +107,9 @@ class Loop:
         except InvalidManifest as error:
             # Accepted by another version's CRD. Say it; whatever runs stays as it is.
             await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
+            return None
+        if problem := unsupported(service):
+            await self._write_status(body, service.status, _refused(body, problem, TENSOR_PARALLEL))
             return None
         plan = desired(service, self._observed(), self._tools.settings, datetime.now(UTC))
         refusals = await applier.converge(plan.objects)
@@ -196,8 +201,8 @@ class Loop:
         self._tools.announce(body, "Warning" if warning else "Normal", new.reason, new.message)
 
 
-def _refused(body: Mapping[str, Any], problem: str) -> ServiceStatus:
+def _refused(body: Mapping[str, Any], problem: str, reason: str = "InvalidSpec") -> ServiceStatus:
     before = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}}).status
     say = Conditions(before.conditions, int(body["metadata"].get("generation") or 0), datetime.now(UTC))
-    say.say("Ready", False, "InvalidSpec", problem)
+    say.say("Ready", False, reason, problem)
     return before.model_copy(update={"observed_generation": int(body["metadata"].get("generation") or 0), "conditions": say.made})
