@@ -33,6 +33,9 @@ REFUSED = [
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
     ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is for hf:// models"),
     ({"model": {"uri": "pvc://c/m", "cache": {"claim": "t"}}}, "spec.model.cache keeps downloads"),
+    ({"model": {"cache": {"claim": "t", "size": "1Gi"}}}, "exactly one of claim, hostPath and size"),
+    ({"model": {"cache": {}}}, "exactly one of claim, hostPath and size"),
+    ({"model": {"region": "eu-1"}}, "spec.model.endpoint and region are for s3://"),
     ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
     (
         {"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}},
@@ -94,6 +97,9 @@ ACCEPTED = [
     {"model": {"uri": "pvc://models/qwen/8b"}},
     {"model": {"uri": "file:///models/tiny"}},
     {"model": {"revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5", "secretRef": {"name": "hub"}, "cache": {"claim": "models"}}},
+    {"model": {"uri": "s3://models/qwen", "endpoint": "http://minio:9000", "region": "eu-1", "cache": {"size": "9Gi"}}},
+    {"model": {"uri": "oci://ghcr.io/org/qwen:1.0#8b"}},
+    {"resources": {"gpuType": "NVIDIA-H100-80GB-HBM3"}, "imagePullSecrets": ["registry"], "engine": {"warmTokens": 0}},
     {"rollout": {"drainTimeout": "0s"}},
     {"podTemplate": {"metadata": {"labels": {"team": "a"}}, "spec": {"tolerations": [{"operator": "Exists"}], "anything": {"goes": 1}}}},
 ]
@@ -103,7 +109,8 @@ ACCEPTED = [
 def test_accepted(server: apiserver.ApiServer, namespace: str, spec: dict) -> None:
     made = server.create(BASE.format(namespace), manifest("qwen", namespace, **json.loads(json.dumps(spec))))
     for key, value in spec.items():
-        assert value.items() <= made["spec"][key].items() if key not in ("replicas", "podTemplate", "scaling", "model") else True
+        if key not in ("replicas", "podTemplate", "scaling", "model", "imagePullSecrets"):
+            assert value.items() <= made["spec"][key].items()
     assert "podTemplate" not in spec or made["spec"]["podTemplate"]["spec"] == spec["podTemplate"]["spec"]
 
 

@@ -67,7 +67,9 @@ class EngineChild:
                 loading = loading or LoadWatch(self._client.state, self._process.pid)
                 if self._client.stuck_for() > LOOK_AFTER:
                     loading.look(time.monotonic())
-                if (stuck_for := self._client.stuck_for()) > self._config.load_timeout:
+                stuck_for = self._client.stuck_for()
+                looks = looks + 1 if stuck_for > self._config.load_timeout else 0
+                if looks == 2:
                     self._client.died(stuck(self._client.state, stuck_for))
                     self.kill()
                     return

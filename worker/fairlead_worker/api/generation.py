@@ -67,7 +67,7 @@ class Prepared:
 
 def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> Prepared:
     """Check the prompts against the context and make a submission for each choice. Raises ApiError 400."""
-    root = worker.encoder.format.root(salt=wanted.salt)
+    root = worker.plain_root(wanted.salt)
     check_vocabulary(wanted.base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     submissions, choices = [], []
     for prompt in prompts:

@@ -68,7 +68,8 @@ async def hot_prefixes(worker: Worker, exchange: Exchange) -> None:
     if not asked.isdigit():
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
     prefixes = await worker.engine.hottest(min(int(asked), MOST_TOKENS)) if worker.serving else ()
-    data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, prefixes))
+    plain = tuple(prefix for prefix in prefixes if prefix.root in worker.plain_roots)
+    data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, plain))
     await exchange.whole(200, data, type="application/msgpack")
 
 

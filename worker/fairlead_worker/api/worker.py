@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 THREAD_ABOVE = 4096
 """Characters from which tokenizing leaves the event loop: below, a thread costs more than the work."""
 
+MOST_ROOTS = 4096
+"""Of clients' salts that are remembered."""
+
 
 class Worker:
     """One model replica as the API sees it."""
@@ -38,6 +42,8 @@ class Worker:
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        self.plain_roots: OrderedDict[int, None] = OrderedDict()
+        """Root numbers of requests lately that the bare model answered. What is cached under any other is not for a peer to compute."""
         self.started = int(time.time())
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""
@@ -49,6 +55,15 @@ class Worker:
         """The engine is ready: from now on prompts can be encoded."""
         self._model = ready, PromptEncoder(msgspec.json.decode(ready.prompt_format, type=PromptFormat), self.token_cache)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
+
+    def plain_root(self, salt: str) -> int:
+        """The root number of a prompt for the bare model: no adapter has a part in its KV."""
+        root = self.encoder.format.root(salt=salt)
+        self.plain_roots[root] = None
+        self.plain_roots.move_to_end(root)
+        if len(self.plain_roots) > MOST_ROOTS:
+            self.plain_roots.popitem(last=False)
+        return root
 
     @property
     def serving(self) -> bool:

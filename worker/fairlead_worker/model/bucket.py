@@ -64,7 +64,7 @@ def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache,
         cache.room(uri, sum(part.missing_bytes for part in parts))
         try:
             _Download(store, parts, sum(one.size for one in wanted), report).run()
-        except BaseError as error:
+        except (BaseError, FileNotFoundError) as error:  # the latter is an object that went away
             raise _refused(uri, error) from error
         for stray in {path.name for path in folder.iterdir()} - {one.name for one in wanted} - {_tag_file(one.name) for one in wanted}:
             (folder / stray).unlink(missing_ok=True)
