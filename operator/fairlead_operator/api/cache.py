@@ -31,7 +31,7 @@ class ModelCache(Part):
 
 
 Endpoint = Annotated[str, Field(max_length=512, pattern=r"^https?://[^\s@]+$")]
-Region = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+Region = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9-]+$")]
 
 
 def from_bucket(uri: str) -> bool:

@@ -58,10 +58,7 @@ URI = (
 
 
 def _uri_help(path: str) -> str:
-    return (
-        f"{path} must be hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] "
-        "or file:///PATH (in the worker's image or on a mounted volume)"
-    )
+    return f"{path} must be hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
 
 
 def known_uri(path: str) -> AfterValidator:

@@ -281,9 +281,7 @@ class ServiceSpec(Part):
     access: Access | None = Field(None, description="Who may ask. Absent: everybody who reaches the Service.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     disruption: Disruption = Field(default_factory=Disruption, description="What node drains may take away at once.")
-    image_pull_secrets: list[ObjectName] = Field(
-        default_factory=list, max_length=8, description="Secrets by which the images of workers and routers are pulled."
-    )
+    image_pull_secrets: list[ObjectName] = Field(default_factory=list, max_length=8, description="Secrets to pull images with.")
     pod_template: PodTemplate | None = Field(None, description="Merged last into the workers' pod template.")
 
     @model_validator(mode="after")

@@ -34,6 +34,7 @@ class EngineChild:
         self._client = client
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
+        self._loading: LoadWatch | None = None
 
     async def run(self) -> None:
         """Start the process and wait for its end, which is reported to the client."""
@@ -60,28 +61,30 @@ class EngineChild:
 
     async def watch(self) -> None:
         """Kill an engine that has been silent for too long, or whose load is stuck: a hung stream is worse than a dead one."""
-        looks, loading = 0, None
+        looks = 0
         while True:
             await asyncio.sleep(1.0)
-            if not self._client.serving and self._process is not None:
-                loading = loading or LoadWatch(self._client.state, self._process.pid)
-                if self._client.stuck_for() > LOOK_AFTER:
-                    loading.look(time.monotonic())
-                stuck_for = self._client.stuck_for()
-                looks = looks + 1 if stuck_for > self._config.load_timeout else 0
-                if looks == 2:
-                    self._client.died(stuck(self._client.state, stuck_for))
-                    self.kill()
-                    return
-                continue
-            silence = self._client.silent_for()
-            looks = looks + 1 if silence > self._config.engine_timeout else 0
+            problem = self._problem()
             # Twice in a row: when this process itself was frozen (a paused container, a debugger), the first look comes before the
             # messages that have gathered are read.
+            looks = looks + 1 if problem else 0
             if looks == 2:
-                self._client.died(f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {self._config.engine_timeout:g})")
+                self._client.died(problem)
                 self.kill()
                 return
+
+    def _problem(self) -> str:
+        """Why the engine has to go; empty while it loads and gets on, or is heard."""
+        if self._client.serving:
+            silence, longest = self._client.silent_for(), self._config.engine_timeout
+            return f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
+        if self._process is None:
+            return ""
+        self._loading = self._loading or LoadWatch(self._client.state, self._process.pid)
+        if self._client.stuck_for() > LOOK_AFTER:
+            self._loading.look(time.monotonic())
+        seconds = self._client.stuck_for()
+        return stuck(self._client.state, seconds) if seconds > self._config.load_timeout else ""
 
     async def stop(self, grace: float) -> None:
         """End the process: politely, and after `grace` seconds for certain."""
