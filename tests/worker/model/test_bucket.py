@@ -129,6 +129,16 @@ def test_refusals_name_the_field(source: Throttle, tmp_path: Path, uri: str, sta
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_pod_without_credentials_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last place that the client looks for them is the node's metadata service."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
+    with pytest.raises(ModelLoadError, match=r"there are no credentials: give spec\.model\.secretRef"):
+        resolve(URI, cache=ModelCache(tmp_path))
+
+
 def test_a_full_volume_is_named_before_the_download(source: Throttle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": MIB})
     monkeypatch.setattr("fairlead_worker.model.cache.shutil.disk_usage", lambda _: usage)

@@ -99,12 +99,12 @@ def _refused(uri: str, error: Exception) -> ModelLoadError:
         return ModelLoadError(uri, "there is no such bucket (404): see spec.model.uri and spec.model.endpoint")
     if isinstance(error, FileNotFoundError):
         return ModelLoadError(uri, "an object went away while it was downloaded (404): start again when nobody writes there")
-    if "error sending request" in said or "HTTP error" in said:
-        return ModelLoadError(uri, f"{UNREACHABLE} ({said[:300]})")
-    if "credential" in said.lower() or "169.254." in said:
+    if "credential" in said.lower() or "/latest/" in said:  # of the node's metadata service, the last place to look for any
         return ModelLoadError(
             uri, "there are no credentials: give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID, or the pod a role"
         )
+    if "error sending request" in said or "HTTP error" in said:
+        return ModelLoadError(uri, f"{UNREACHABLE} ({said[:300]})")
     return ModelLoadError(uri, f"the store answered: {said[:500]}")
 
 
