@@ -35,7 +35,7 @@ def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
 ) -> None:
     cache = tmp_path / "cache"
     source.allow(3)  # the listing and two files: then the bucket sends nothing more
-    worker = start("--model", "s3://models/tiny", "--model-cache", str(cache), "--load-timeout", "4")
+    worker = start("--model", "s3://models/tiny", "--model-cache", str(cache), "--load-timeout", "8")
     seen: list[dict[str, Any]] = []
 
     def downloading() -> bool:
