@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -29,7 +29,10 @@ demo: install ## the main job on this machine: two workers, a router, three conv
 redis-servers: install ## Redis 7 and 8 and Valkey 8 for the tests, from Debian into the user's cache: seconds, once
 	-@$(BIN)/python -m tests.redis_install
 
-test: install redis-servers ## unit and component tests; no cluster, no GPU
+s3-server: install ## an S3 server for the tests, in an environment of its own in the user's cache: seconds, once
+	-@$(BIN)/python tests/s3_server.py
+
+test: install redis-servers s3-server ## unit and component tests; no cluster, no GPU
 	$(BIN)/pytest -q
 
 lint: install ## ruff, mypy, import rules

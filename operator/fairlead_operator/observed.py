@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairlead_index.split import SplitReport
 from fairlead_operator import names
 from fairlead_operator.causes.happened import Happened
+
+if TYPE_CHECKING:
+    from fairlead_operator.loading_status import LoadingSeen
 
 Body = Mapping[str, Any]
 
@@ -65,6 +68,7 @@ class Observed:
     pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
     canary: CanarySeen | None = None  # None: nobody was asked yet
     quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
+    loading: Mapping[str, "LoadingSeen"] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairlead_operator import causes, gateway_status, index_status, names, pod_conditions, traffic
+from fairlead_operator import causes, gateway_status, index_status, loading_status, names, pod_conditions, refusals, traffic
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import Cause, creation, silence
 from fairlead_operator.children import router
@@ -31,7 +31,8 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
-    obstacle = _obstacle(service, observed, workers, routers, step, silent) or trial.cause
+    loading = loading_status.said(service.status.loading, observed.pods, observed.loading)
+    obstacle = loading_status.told(_obstacle(service, observed, workers, routers, step, silent), loading) or trial.cause
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
 
     say = Conditions(service.status.conditions, service.generation, now)
@@ -81,6 +82,7 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
         updated_replicas=workers.updated,
         selector=names.selector_text(service),
         revision=f"{service.name}-{trial.status.revision if trial.sides.stable and trial.status else step.revision}",
+        loading=loading,
         index=index,
         traffic=measured,
         canary=trial.status,
@@ -120,8 +122,7 @@ def _obstacle(
     """The most telling reason why the service is not as wanted; None when only a request is missing."""
     if observed.refusals:
         child, words = min(observed.refusals.items())
-        theirs = child == f"Deployment/{names.deployment(service, names.WORKER)}" and service.spec.pod_template is not None
-        return creation.of_refusal(child, words, template=theirs)
+        return refusals.cause(service, child, words)
     for replicas in (workers, routers):
         # An older ReplicaSet may still be refused what it asks for, when all pods of the present template are there.
         if replicas.failure is not None and replicas.updated < replicas.wanted and not (step.room_comes and replicas is workers):

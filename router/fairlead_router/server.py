@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 from time import monotonic
 
 import uvloop
@@ -78,7 +79,12 @@ class RouterServer:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, leaving: asyncio.Event) -> None:
         make = lambda: ClientConnection(self._app, self._connections, loop, self._guard)  # noqa: E731
-        self._listener = await loop.create_server(make, self._config.host, self._config.port, backlog=BACKLOG)
+        host, port = self._config.host, self._config.port
+        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # every address: in an IPv6 cluster a pod has no other
+            both = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+            self._listener = await loop.create_server(make, sock=both, backlog=BACKLOG)
+        else:
+            self._listener = await loop.create_server(make, host, port, backlog=BACKLOG)
         logger.info("running on http://%s:%d", self._config.host, self.port)
         looking = loop.create_task(self._look_after())
         await leaving.wait()

@@ -23,6 +23,9 @@ class Router:
         self.page: dict[str, object] = {"index": "ok", "index_reason": "", "index_read": "mirror", "workers": []}
         self.split: dict[str, object] = {}
         self.looks = 0
+        self.loading: dict[str, object] = {}
+        """What a worker answers on /ready: the same address stands for all pods."""
+        self.asked_loading = 0
         router = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,6 +35,10 @@ class Router:
                 self._answer(503 if router.failing else 200, answer)
 
             def do_GET(self) -> None:
+                if self.path == "/ready":
+                    router.asked_loading += 1
+                    self._answer(503, router.loading)
+                    return
                 router.looks += 1
                 known = {"/fairlead/workers": router.page, "/fairlead/split": router.split}
                 self._answer(200 if self.path in known else 404, known.get(self.path))

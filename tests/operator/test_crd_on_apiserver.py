@@ -38,7 +38,7 @@ REFUSED = [
     ({"model": {"uri": "s4://x/y"}}, "spec.model.uri must be hf://ORG/NAME"),
     ({"model": {"uri": "file:///m", "revision": "abc"}}, "spec.model.revision is for hf:// models"),
     ({"model": {"uri": "hf://a/b@c", "revision": "abc"}}, "keep one of the two"),
-    ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is the hub's token"),
+    ({"model": {"uri": "file:///m", "secretRef": {"name": "t"}}}, "spec.model.secretRef is for hf:// models"),
     ({"model": {"uri": "pvc://c/m", "cache": {"claim": "t"}}}, "spec.model.cache keeps downloads"),
     ({"model": {"adapters": [{"name": "a", "uri": "x"}]}}, "spec.model.adapters.uri must be hf://ORG/NAME"),
     ({"model": {"adapters": [{"name": "a b", "uri": "hf://a/b"}]}}, "spec.model.adapters[0].name"),
@@ -48,6 +48,9 @@ REFUSED = [
     ),
     ({"model": {"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}}, "spec.model.adapters may not have the model's own name"),
     ({"model": {"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}}, "spec.model.adapters may not have the model's own name"),
+    ({"model": {"cache": {"claim": "t", "size": "1Gi"}}}, "exactly one of claim, hostPath and size"),
+    ({"model": {"cache": {}}}, "exactly one of claim, hostPath and size"),
+    ({"model": {"region": "eu-1"}}, "spec.model.endpoint and region are for s3://"),
     ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
     (
         {"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}},
@@ -116,6 +119,9 @@ ACCEPTED = [
     {"model": {"uri": "file:///models/tiny"}},
     {"model": {"name": "m", "adapters": [{"name": "qwen", "uri": "hf://a/b@main"}, {"name": "org/sql", "uri": "pvc://models/sql"}]}},
     {"model": {"revision": "9c925d64d72725edaf899c6cb9c377fd0709d9c5", "secretRef": {"name": "hub"}, "cache": {"claim": "models"}}},
+    {"model": {"uri": "s3://models/qwen", "endpoint": "http://minio:9000", "region": "eu-1", "cache": {"size": "9Gi"}}},
+    {"model": {"uri": "oci://ghcr.io/org/qwen:1.0#8b"}},
+    {"resources": {"gpuType": "NVIDIA-H100-80GB-HBM3"}, "imagePullSecrets": ["registry"], "engine": {"warmTokens": 0}},
     {"rollout": {"drainTimeout": "0s"}},
     {"rollout": {"strategy": "DrainFirst", "surgeTimeout": "0s", "paused": True, "progressDeadline": "30s"}},
     {"rollout": {"revision": "qwen-worker-c51d9689d7", "progressDeadline": "30s"}},
@@ -127,7 +133,8 @@ ACCEPTED = [
 def test_accepted(server: apiserver.ApiServer, namespace: str, spec: dict) -> None:
     made = server.create(BASE.format(namespace), manifest("qwen", namespace, **json.loads(json.dumps(spec))))
     for key, value in spec.items():
-        assert value.items() <= made["spec"][key].items() if key not in ("replicas", "podTemplate", "scaling", "model") else True
+        if key not in ("replicas", "podTemplate", "scaling", "model", "imagePullSecrets"):
+            assert value.items() <= made["spec"][key].items()
     assert "podTemplate" not in spec or made["spec"]["podTemplate"]["spec"] == spec["podTemplate"]["spec"]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 from tests.operator.manifests import SETTINGS, manifest, service
@@ -50,6 +51,26 @@ async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_a
         await asyncio.sleep(0.01)
     assert store.service(OWNER) is None and cluster.asked == 2, "one child, and then the service itself"
     await fleet.close()
+
+
+class Recording(EmptyCluster):
+    """Keeps the status that is written."""
+
+    async def patch_status(self, body: Mapping[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+        self.status = status
+        return {**body, "status": status, "metadata": {**body["metadata"], "resourceVersion": "6"}}
+
+
+async def test_a_model_over_several_gpus_is_refused_in_words_and_what_runs_stays() -> None:
+    store, cluster = Store(lambda _: None), Recording()
+    body = manifest(engine={"tensorParallel": 16}, resources={"gpus": 16})
+    body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
+    store.put(body)
+    assert await Loop(OWNER, tools(store, cluster)).one_pass() is None
+    (ready,) = [each for each in cluster.status["conditions"] if each["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "TensorParallelUnsupported")
+    assert "spec.engine.tensorParallel is 16" in ready["message"] and "LeaderWorkerSet" in ready["message"]
+    assert cluster.asked == 0, "no child was looked at, made or taken away"
 
 
 async def test_a_request_that_breaks_in_an_unforeseen_way_is_a_failed_request() -> None:

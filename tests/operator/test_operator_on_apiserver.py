@@ -10,7 +10,7 @@ from tests.operator.manifests import container, manifest
 from tests.operator.running_operator import Router, operator
 
 from fairlead_operator import index_status
-from fairlead_operator.reconcile import index_watch
+from fairlead_operator.reconcile import index_watch, loading_watch
 
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"
@@ -210,6 +210,44 @@ def test_a_model_that_cannot_load_says_why_and_does_not_flap(cluster: Cluster) -
     assert len(seen) == 1, seen
     events = cluster.server.get(cluster.path("events"))["items"]
     assert [event["reason"] for event in events].count("CrashLoopBackOff") <= 1
+
+
+def test_a_load_is_followed_in_coarse_steps_and_nobody_is_asked_once_it_is_over(
+    cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading_watch, "PERIOD", 0.02)
+    cluster.create()
+    cluster.play_controllers(workers_ready=False)
+    began = "2026-01-01T00:00:00Z"
+    running = {**container({"running": {"startedAt": began}}, started=True), "imageID": ""}
+    unready = [{"type": "Ready", "status": "False", "lastTransitionTime": began}]
+    pod = {"phase": "Running", "podIP": "10.0.0.9", "podIPs": [{"ip": "10.0.0.9"}]}
+    cluster.play_kubelet("qwen-worker-x", {**pod, "conditions": unready, "containerStatuses": [running]})
+    versions = set()
+    for percent in range(20, 41):
+        router.loading = {"ready": False, "stage": "Downloading", "percent": percent, "total_bytes": 13 << 30}
+        asked = router.asked_loading
+        eventually(lambda asked=asked: router.asked_loading >= asked + 3)
+        versions.add(cluster.get("inferenceservices", "qwen")["metadata"]["resourceVersion"])
+    eventually(lambda: cluster.ready().get("message") == "Downloading 40 % of 13.0 GiB (pod qwen-worker-x)")
+    assert len(versions) <= 6, "twenty steps of one percent are four of five"
+    loading = cluster.get("inferenceservices", "qwen")["status"]["loading"]
+    assert loading == {"phase": "Downloading", "percent": 40, "totalBytes": 13 << 30, "pod": "qwen-worker-x"}
+    ready = [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:00Z"}]
+    cluster.play_kubelet("qwen-worker-x", {**pod, "conditions": ready, "containerStatuses": [{**running, "ready": True}]})
+    cluster.play_controllers()
+    eventually(lambda: cluster.ready().get("status") == "True")
+    eventually(lambda: "loading" not in cluster.get("inferenceservices", "qwen")["status"])
+    asked = router.asked_loading
+    time.sleep(0.3)  # the absence of a question can only be waited for
+    assert router.asked_loading == asked
+
+
+def test_an_image_volume_reaches_the_deployment(cluster: Cluster) -> None:
+    cluster.create(model={"uri": "oci://ghcr.io/org/qwen:1.0#8b"})
+    deployment = eventually(lambda: cluster.get("deployments", "qwen-worker"))
+    volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["model"]["image"]["reference"] == "ghcr.io/org/qwen:1.0"
 
 
 def test_a_pod_template_that_kubernetes_refuses_is_named(cluster: Cluster) -> None:

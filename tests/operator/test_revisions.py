@@ -158,6 +158,8 @@ DEFAULTS = {
     "engine.itl_target_ms": 0,
     "engine.quantization": "none",
     "engine.threads": 0,
+    "engine.warm_tokens": 8192,
+    "engine.warm_seconds": 10,
     "engine.kv_cache.page_tokens": 16,
     "engine.kv_cache.block_tokens": 64,
     "routing.policy": "PrefixAware",

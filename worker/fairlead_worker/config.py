@@ -3,6 +3,8 @@
 import re
 import socket
 import sys
+from contextlib import suppress
+from ipaddress import IPv6Address
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, NoReturn, Self
 
@@ -32,7 +34,8 @@ class WorkerConfig(BaseSettings):
         cli_hide_none_type=True,
     )
 
-    model: Annotated[str, Field(description="model to serve: hf://org/name[@revision] or file:///path")]
+    model: Annotated[str, Field(description="model to serve: hf://org/name[@revision], s3://bucket/folder or file:///path")]
+    model_cache: Annotated[str, Field(description="folder that downloads are kept in; empty: HF_HOME, or ~/.cache/huggingface")] = ""
     served_model_name: Annotated[str, Field(description="name(s) in the API, comma-separated; empty: derived from --model")] = ""
     host: Annotated[str, Field(description="address to listen on")] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
@@ -115,15 +118,23 @@ class WorkerConfig(BaseSettings):
         float,
         Field(gt=0, description="seconds of silence after which a ready engine counts as dead"),
     ] = 120
+    warm_tokens: Annotated[
+        NonNegative, Field(description="tokens of its peers' hottest prefixes that a worker computes before it is ready; 0: none")
+    ] = 0
+    warm_seconds: Annotated[float, Field(gt=0, description="seconds that this may delay it, at most")] = 10
+    load_timeout: Annotated[
+        float,
+        Field(gt=0, description="seconds without a byte, a layer or work on the way after which a load counts as stuck, and ends"),
+    ] = 120
 
     @field_validator("model", "speculative_model")
     @classmethod
     def _model_uri(cls, value: str, info: ValidationInfo) -> str:
         if not value and info.field_name == "speculative_model":
             return value
-        if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", value) or re.fullmatch(r"file:///.+", value):
+        if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|s3://[\w.-]+(/[\w.=+-]+)*/?|file:///.+", value):
             return value
-        raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision or file:///path")
+        raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision, s3://bucket/folder or file:///path")
 
     @field_validator("lora")
     @classmethod
@@ -146,6 +157,11 @@ class WorkerConfig(BaseSettings):
     @field_validator("advertise")
     @classmethod
     def _address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if ":" in host and "[" not in host:
+            # A pod's own address comes without brackets from the downward API: fd00::7 and 8000 meet as fd00::7:8000.
+            with suppress(ValueError):
+                value = f"[{IPv6Address(host).compressed}]:{port}"
         if value and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value):
             raise ValueError("must be HOST:PORT, as in 10.0.0.7:8000 or [fd00::7]:8000")
         return value

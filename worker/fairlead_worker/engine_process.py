@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.model.adapters import AdapterSet
-    from fairlead_worker.model.uri import Progress
+    from fairlead_worker.model.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +99,12 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.execution.runner import make_runner
     from fairlead_worker.model.adapter_source import adapter_folder
     from fairlead_worker.model.adapters import AdapterSet
+    from fairlead_worker.model.cache import ModelCache
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.model.loader import load_model
 
+    cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
     torch.set_num_threads(config.threads or engine_threads())
     loaded = load_model(
         config.model,
@@ -110,17 +112,18 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         device="cuda" if torch.cuda.is_available() else "cpu",
         max_model_len=config.max_model_len,
         quantization=config.quantization,
-        progress=lambda phase, percent: end.send(Loading(phase=phase, percent=percent)),
+        progress=_reporter(end),
+        cache=cache,
     )
     draft = None
     if config.speculative_model:
-        draft = load_draft(config.speculative_model, loaded, dtype=config.dtype)
+        draft = load_draft(config.speculative_model, loaded, dtype=config.dtype, progress=_reporter(end, "of the draft model"), cache=cache)
     # Before the KV cache, which takes what memory is left.
     adapters = AdapterSet(loaded, config.max_loras, config.max_lora_rank) if config.max_loras else None
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
-        adapters.load(number, name, uri, adapter_folder(name, uri, _fetching(end, name)))
+        adapters.load(number, name, uri, adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache))
     end.send(Loading(phase="cache", percent=0))
     runner = make_runner(
         loaded,
@@ -171,8 +174,11 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     return scheduler, runner, ready, adapters
 
 
-def _fetching(end: EngineEnd, name: str) -> "Progress":
-    return lambda phase, percent: end.send(Loading(phase=phase, percent=percent, detail=f"of adapter {name}"))
+def _reporter(end: EngineEnd, detail: str = "") -> "Progress":
+    def report(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
+        end.send(Loading(phase=phase, percent=percent, detail=f"{note} {detail}".strip(), done=done, total=total))
+
+    return report
 
 
 def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":

@@ -13,6 +13,7 @@ from fairlead_worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 2048
 TERMINATION_BYTES = 4096
 """Kubernetes keeps no more of a termination message."""
 
@@ -37,12 +38,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _listen(config: WorkerConfig) -> socket.socket:
+    if config.host == "0.0.0.0" and socket.has_dualstack_ipv6():
+        # Every address: in an IPv6 cluster a pod has no other. A machine with IPv6 in its kernel and not on its interfaces takes this too.
+        return socket.create_server(("::", config.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((config.host, config.port))
     # At once: probes that come while the rest is still imported wait for an answer, rather than being refused.
-    listener.listen(2048)
+    listener.listen(BACKLOG)
     return listener
 
 

@@ -75,6 +75,12 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     id: str
 
 
+class AskHot(msgspec.Struct, tag="ask-hot", frozen=True):
+    """Which prefixes of at most `tokens` tokens together are worth most to a worker that has none? One `Hot` answers, in order."""
+
+    tokens: int
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the engine process once the current step is done."""
 
@@ -222,9 +228,12 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Progress of the engine's start."""
 
     phase: str
-    """"config", "weights", "profile", ..."""
+    """"imports", "config", "wait", "download", "weights", "fuse", "cache"."""
     percent: int
     detail: str = ""
+    done: int = 0
+    """Bytes of `total`; 0 where they are not counted."""
+    total: int = 0
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
@@ -275,5 +284,18 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     reason: str
 
 
-ToEngine = Submit | Abort | Stop | LoadAdapter | UnloadAdapter
-FromEngine = Step | Loading | Ready | Failed | AdapterChanged
+class HotPrefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A cached prefix: whole pages of token ids (uint32) under a root number."""
+
+    root: int
+    tokens: bytes
+
+
+class Hot(msgspec.Struct, tag="hot", frozen=True):
+    """The answer to `AskHot`, the hottest first."""
+
+    prefixes: tuple[HotPrefix, ...]
+
+
+ToEngine = Submit | Abort | AskHot | Stop | LoadAdapter | UnloadAdapter
+FromEngine = Step | Loading | Ready | Hot | Failed | AdapterChanged

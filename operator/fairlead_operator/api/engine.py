@@ -92,6 +92,10 @@ class Engine(Part):
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of a worker. 0: its cores of affinity and CPU quota, less one from three on."
     )
+    warm_tokens: int = Field(
+        8192, ge=0, le=1_048_576, description="Tokens of its peers' hottest prefixes that a new worker computes first. 0: none."
+    )
+    warm_seconds: int = Field(10, ge=1, le=600, description="Seconds that this may delay it at most.")
     kv_cache: KvCache = Field(default_factory=lambda: KvCache(), description="Size and granularity of the KV cache.")
     speculative: Speculative | None = Field(None, description="Who guesses tokens ahead. Absent: nobody.")
     args: list[Argument] = Field(default_factory=list, max_length=64, description="Further worker flags; the last one given wins.")

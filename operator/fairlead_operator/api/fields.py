@@ -50,13 +50,15 @@ Argument = Annotated[str, Field(min_length=1, max_length=4096)]
 
 URI = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/-]*)?"
+    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=+-]+)*/?"
+    r"|oci://[A-Za-z0-9][A-Za-z0-9.:/_-]*(@sha256:[0-9a-f]{64})?(#[A-Za-z0-9._/-]+)?"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*/?"
     r"|file:///[A-Za-z0-9._/-]+)$"
 )
 
 
 def _uri_help(path: str) -> str:
-    return f"{path} must be hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH or file:///PATH (in the worker's image or on a mounted volume)"
+    return f"{path} must be hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH, oci://IMAGE[#FOLDER] or file:///PATH"
 
 
 def known_uri(path: str) -> AfterValidator:

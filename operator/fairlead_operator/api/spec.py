@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from fairlead_operator.api.adapters import MODELS_NAME, MOST, SAME_NAMES, Adapter, named_twice, unnamed
+from fairlead_operator.api.cache import Endpoint, ModelCache, Region, downloaded, from_bucket
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
@@ -12,8 +13,9 @@ from fairlead_operator.api.rollout import Rollout
 
 # What the rules say, in the CRD and here.
 _REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
-_SECRET = "spec.model.secretRef is the hub's token and is for hf:// models: remove it"
-_CACHE = "spec.model.cache keeps downloads and is for hf:// models: remove it (pvc:// and file:// models are read in place)"
+_SECRET = "spec.model.secretRef is for hf:// models (the hub's token) and s3:// models (a key): remove it"
+_CACHE = "spec.model.cache keeps downloads and is for hf:// and s3:// models: remove it (others are read in place)"
+_BUCKET = "spec.model.endpoint and region are for s3:// models: remove them"
 _BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
 _PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica"
 _INT8 = "spec.engine.quantization int8 is for workers on CPUs: set spec.resources.gpus to 0, or remove one of the two"
@@ -38,12 +40,6 @@ class SecretKey(Part):
     key: str = Field("token", min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$", description="Key within the Secret.")
 
 
-class ModelCache(Part):
-    """Where downloaded weights are kept."""
-
-    claim: ObjectName = Field(description="A PersistentVolumeClaim in the service's namespace, mounted read-write by every worker.")
-
-
 class Model(Part):
     """The model to serve."""
 
@@ -55,21 +51,23 @@ class Model(Part):
                 path=".revision",
             ),
             rule(
-                "!has(self.secretRef) || self.uri.startsWith('hf://')",
+                "!has(self.secretRef) || self.uri.matches('^(hf|s3)://')",
                 _SECRET,
                 path=".secretRef",
             ),
             rule(
-                "!has(self.cache) || self.uri.startsWith('hf://')",
+                "!has(self.cache) || self.uri.matches('^(hf|s3)://')",
                 _CACHE,
                 path=".cache",
             ),
             rule(f"!has(self.name) || {unnamed('self', 'self.name')}", MODELS_NAME, path=".adapters"),
+            rule("!(has(self.endpoint) || has(self.region)) || self.uri.startsWith('s3://')", _BUCKET, path=".endpoint"),
         )
     )
 
     uri: Annotated[str, known_uri("spec.model.uri"), uri_schema("spec.model.uri")] = Field(
-        description="hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH (mounted read-only) or file:///PATH."
+        description="hf://ORG/NAME[@REVISION], s3://BUCKET/FOLDER, pvc://CLAIM/PATH (mounted read-only), oci://IMAGE[#FOLDER] or "
+        "file:///PATH."
     )
     name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")] | None = Field(
         None, description='What clients send as "model". Default: the name of the service.'
@@ -77,7 +75,10 @@ class Model(Part):
     revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = Field(
         None, description="Commit, tag or branch of an hf:// model."
     )
-    secret_ref: SecretKey | None = Field(None, description="Token for the hub, given to the workers as HF_TOKEN.")
+    secret_ref: SecretKey | None = Field(
+        None,
+        description="hf://: the hub's token, as HF_TOKEN. s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; absent: the pod's role.",
+    )
     cache: ModelCache | None = Field(None, description="Where downloads are kept. Absent: in the pod, downloaded again by every new pod.")
     adapters: list[Adapter] = Field(
         default_factory=list,
@@ -86,12 +87,16 @@ class Model(Part):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
 
+    endpoint: Endpoint | None = Field(None, description="Of an S3-compatible store, such as https://minio.storage:9000. Absent: AWS.")
+    region: Region | None = Field(None, description="Of the bucket. Absent: us-east-1.")
+
     @model_validator(mode="after")
-    def _for_the_hub(self) -> Self:
+    def _for_its_source(self) -> Self:
         hub = self.uri.startswith("hf://")
+        refuse((self.endpoint is not None or self.region is not None) and not from_bucket(self.uri), _BUCKET)
         refuse(self.revision is not None and (not hub or "@" in self.uri), _REVISION)
-        refuse(self.secret_ref is not None and not hub, _SECRET)
-        refuse(self.cache is not None and not hub, _CACHE)
+        refuse(self.secret_ref is not None and not downloaded(self.uri), _SECRET)
+        refuse(self.cache is not None and not downloaded(self.uri), _CACHE)
         refuse(named_twice(self.adapters), SAME_NAMES)
         refuse(self.name in {one.name for one in self.adapters}, MODELS_NAME)
         return self
@@ -107,6 +112,9 @@ class Resources(Part):
         None, description="CPU request of each worker, such as 8 or 500m. No limit is set: throttling delays every token."
     )
     memory: Quantity | None = Field(None, description="Memory request and limit of each worker, such as 64Gi.")
+    gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
+        None, description="The nodes' label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3. Absent: any."
+    )
 
 
 class Scaling(Part):
@@ -255,6 +263,7 @@ class ServiceSpec(Part):
     exposure: Exposure = Field(default_factory=Exposure, description="Who reaches the service over the network.")
     rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
     disruption: Disruption = Field(default_factory=Disruption, description="What node drains may take away at once.")
+    image_pull_secrets: list[ObjectName] = Field(default_factory=list, max_length=8, description="Secrets to pull images with.")
     pod_template: PodTemplate | None = Field(None, description="Merged last into the workers' pod template.")
 
     @model_validator(mode="after")

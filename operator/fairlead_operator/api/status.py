@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fairlead_operator.api.fields import Part
+from fairlead_operator.api.loading import LoadingStatus
 from fairlead_operator.api.traffic import TrafficStatus
 
 
@@ -61,6 +62,7 @@ class ServiceStatus(Part):
     updated_replicas: int = Field(0, ge=0, description="Workers of the wanted revision.")
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
     revision: str = Field("", max_length=128, description="The wanted revision: a digest of what the spec says about worker pods.")
+    loading: LoadingStatus | None = Field(None, description="How far the worker is that is furthest behind; absent while none loads.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it; absent while no router is ready.")
     traffic: TrafficStatus | None = Field(None, description="What went through lately; absent until a router was asked twice.")
     canary: CanaryStatus | None = Field(None, description="A new revision that is tried; absent while none is.")

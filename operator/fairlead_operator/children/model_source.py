@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from fairlead_operator.api import ServiceSpec
+from fairlead_operator.api.cache import ModelCache, downloaded, from_bucket
+from fairlead_operator.api.spec import Model
 from fairlead_operator.children import Object
 
 MODEL_MOUNT = "/mnt/model"
@@ -26,29 +28,64 @@ class ModelSource:
 
 
 def model_source(spec: ServiceSpec) -> ModelSource:
-    """`hf://`: downloaded into the cache volume; `pvc://claim/path`: mounted read-only; `file://`: as it is."""
+    """`hf://`, `s3://`: downloaded into the cache volume; `pvc://claim/path`, `oci://image`: mounted read-only; `file://`: as it is."""
     model = spec.model
     drafting = spec.engine.speculative
     draft = (drafting.model or "") if drafting is not None else ""
     found = ModelSource(f"{model.uri}@{model.revision}" if model.revision else model.uri, draft)
-    if any(uri.startswith("hf://") for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
-        source: Object = {"persistentVolumeClaim": {"claimName": model.cache.claim}} if model.cache else {"emptyDir": {}}
-        found.mount("cache", CACHE_MOUNT, source)
-        found.env.append({"name": "HF_HOME", "value": CACHE_MOUNT})
-    if model.secret_ref is not None:
-        key = {"name": model.secret_ref.name, "key": model.secret_ref.key}
-        found.env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
-    found.uri = _claimed(found, "model", found.uri, MODEL_MOUNT)
-    found.draft = _claimed(found, "draft", draft, DRAFT_MOUNT)
+    if any(downloaded(uri) for uri in (model.uri, draft, *(one.uri for one in model.adapters))):
+        found.mount("cache", CACHE_MOUNT, cache_volume(model.cache))
+        # In the environment and not as a flag: images of older releases, which know no such flag, read HF_HOME alone.
+        found.env += [{"name": "HF_HOME", "value": CACHE_MOUNT}, {"name": "FAIRLEAD_MODEL_CACHE", "value": CACHE_MOUNT}]
+    found.env += _access(model)
+    found.uri = _mounted(found, "model", found.uri, MODEL_MOUNT)
+    found.draft = _mounted(found, "draft", draft, DRAFT_MOUNT)
     for number, adapter in enumerate(model.adapters):
-        found.adapters[adapter.name] = _claimed(found, f"adapter-{number}", adapter.uri, f"{ADAPTERS_MOUNT}/{number}")
+        found.adapters[adapter.name] = _mounted(found, f"adapter-{number}", adapter.uri, f"{ADAPTERS_MOUNT}/{number}")
     return found
 
 
-def _claimed(found: ModelSource, name: str, uri: str, mount: str) -> str:
-    """Mounts the claim of a `pvc://` URI and says where it is then; another URI is as it was."""
-    if not uri.startswith("pvc://"):
+def cache_volume(cache: ModelCache | None) -> Object:
+    """The source of the volume that downloads go to."""
+    if cache is None:
+        return {"emptyDir": {}}
+    if cache.claim is not None:
+        return {"persistentVolumeClaim": {"claimName": cache.claim}}
+    if cache.host_path is not None:
+        # No DirectoryOrCreate: a folder that the kubelet makes belongs to root, and the pod may not write there.
+        return {"hostPath": {"path": cache.host_path, "type": "Directory"}}
+    return {"emptyDir": {"sizeLimit": cache.size}}
+
+
+def _access(model: Model) -> list[Object]:
+    """Credentials by reference, for the kubelet to fill in."""
+    made: list[Object] = []
+    if not from_bucket(model.uri):
+        return [_secret("HF_TOKEN", model.secret_ref.name, model.secret_ref.key)] if model.secret_ref is not None else []
+    if model.secret_ref is not None:
+        name = model.secret_ref.name
+        made += [_secret(key, name, key) for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
+        made.append(_secret("AWS_SESSION_TOKEN", name, "AWS_SESSION_TOKEN", optional=True))
+    if model.endpoint is not None:
+        made.append({"name": "AWS_ENDPOINT_URL", "value": model.endpoint})
+    if model.region is not None:
+        made.append({"name": "AWS_REGION", "value": model.region})
+    return made
+
+
+def _secret(variable: str, name: str, key: str, **more: bool) -> Object:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key, **more}}}
+
+
+def _mounted(found: ModelSource, name: str, uri: str, mount: str) -> str:
+    """Mounts the claim of a `pvc://` URI or the image of an `oci://` one, and says where it is then; another URI is as it was."""
+    scheme, _, rest = uri.partition("://")
+    if scheme == "pvc":
+        claim, _, path = rest.partition("/")
+        found.mount(name, mount, {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}, readOnly=True)
+    elif scheme == "oci":
+        image, _, path = rest.partition("#")
+        found.mount(name, mount, {"image": {"reference": image, "pullPolicy": "IfNotPresent"}}, readOnly=True)
+    else:
         return uri
-    claim, _, path = uri.removeprefix("pvc://").partition("/")
-    found.mount(name, mount, {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}, readOnly=True)
     return f"file://{mount}/{path.strip('/')}".rstrip("/")

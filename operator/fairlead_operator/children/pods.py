@@ -24,7 +24,9 @@ def liveness(failures: int) -> Object:
 
 def pod_spec(service: InferenceService, component: str, container: Object, volumes: list[Object]) -> Object:
     """A PodSpec around one container: restricted, spread over nodes, no API token."""
+    secrets = [{"name": name} for name in service.spec.image_pull_secrets]
     return {
+        **({"imagePullSecrets": secrets} if secrets else {}),
         "serviceAccountName": service.name,
         "automountServiceAccountToken": False,
         # A Service called "fairlead" would put FAIRLEAD_PORT=tcp://… into every pod, and our flags read FAIRLEAD_*.

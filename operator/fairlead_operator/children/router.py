@@ -26,6 +26,8 @@ def revision(service: InferenceService) -> str:
         parts.append("picker")
     if service.spec.rollout.canary is not None:
         parts.append("split")  # that there may be canaries; their weight is no part of a router
+    if service.spec.image_pull_secrets:
+        parts.append(said(service.spec, "image_pull_secrets"))
     return names.digest(parts)
 
 

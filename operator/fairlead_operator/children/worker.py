@@ -11,6 +11,7 @@ from fairlead_operator.children import Object, canary, pods, redis, security
 from fairlead_operator.children.canary import ONE_SIDE, Sides
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
+from fairlead_operator.children.placement import placement
 from fairlead_operator.revisions import pinned, said
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
@@ -18,12 +19,13 @@ from fairlead_operator.settings import Settings
 GPU = "nvidia.com/gpu"
 WORKERS_MOST_LORAS = 8  # the worker's own default of --max-loras
 SETTLE = 10  # seconds: cluster DNS keeps the workers' addresses for 5, and without an index routers know new workers from there alone
-STARTUP_PERIOD, STARTUP_FAILURES = 5, 2160  # seconds, probes: three hours to download and load the largest models (kubeai#179)
+STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: for the process to answer at all, from a cold disk
+# A load takes what it takes (kubeai#179): /health is 200 while it gets on, and the worker ends one that is stuck, saying where.
 
 
 def revision(service: InferenceService) -> str:
     """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
-    shaping = said(service.spec, "model", "engine", "resources", "pod_template") | redis.shaping(service)
+    shaping = said(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | redis.shaping(service)
     return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
 
 
@@ -101,7 +103,8 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         *source.volumes,
         *redis.volumes(settings),
     ]
-    template: Object = {"spec": pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)}
+    spec = pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)
+    template: Object = {"spec": {**spec, **placement(service, gpus(service, settings))}}
     if service.spec.pod_template is not None:
         extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         template = merged(template, extra)
@@ -120,6 +123,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             pods.downward("POD_IP", "status.podIP"),
             {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
             *source.env,
+            *_warming(service, settings),
         ],
         "ports": [{"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"}],
         "resources": _resources(service, settings),
@@ -130,7 +134,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             *source.mounts,
             *redis.mounts(settings),
         ],
-        "startupProbe": pods.probe("/ready", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
+        "startupProbe": pods.probe("/health", period=STARTUP_PERIOD, failures=STARTUP_FAILURES),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "livenessProbe": pods.liveness(failures=6),
         "terminationMessagePath": "/dev/termination-log",
@@ -180,6 +184,15 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
     if len(loras) > WORKERS_MOST_LORAS:
         flags["max-loras"] = len(loras)
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + loras + list(engine.args)
+
+
+def _warming(service: InferenceService, settings: Settings) -> list[Object]:
+    """In the environment and not as flags, which images of older releases would refuse. Peers are found by the index alone."""
+    engine = service.spec.engine
+    if not (settings.redis_url and engine.warm_tokens):
+        return []
+    told = {"FAIRLEAD_WARM_TOKENS": engine.warm_tokens, "FAIRLEAD_WARM_SECONDS": engine.warm_seconds}
+    return [{"name": name, "value": str(value)} for name, value in told.items()]
 
 
 def _named(engine: Engine, *fields: str) -> dict[str, object]:

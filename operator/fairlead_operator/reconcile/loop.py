@@ -15,6 +15,7 @@ from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStat
 from fairlead_operator.conditions import Conditions
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import ready_routers, router_to_ask
+from fairlead_operator.loading_status import pods_to_ask
 from fairlead_operator.metrics import Metrics
 from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
@@ -22,11 +23,14 @@ from fairlead_operator.reconcile.canary_watch import CanaryWatch
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
+from fairlead_operator.reconcile.loading_watch import LoadingWatch
 from fairlead_operator.reconcile.pod_events import PodEvents
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.rollout.room import Departures
 from fairlead_operator.settings import Settings
+from fairlead_operator.unsupported import REASON as TENSOR_PARALLEL
+from fairlead_operator.unsupported import unsupported
 
 log = logging.getLogger(__name__)
 SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pass
@@ -65,6 +69,7 @@ class Loop:
         self._pod_events = PodEvents(tools.cluster, self.wake)
         self._canary = CanaryWatch(tools.prober, self.wake)
         self._departures = Departures(time.time())
+        self._loading = LoadingWatch(tools.prober, self.wake)
 
     def wake(self) -> None:
         self._woken.set()
@@ -95,6 +100,7 @@ class Loop:
             self._index.stop()
             self._pod_events.stop()
             self._canary.stop()
+            self._loading.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -116,6 +122,9 @@ class Loop:
             # Accepted by another version's CRD. Say it; whatever runs stays as it is.
             await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
             return None
+        if problem := unsupported(service):
+            await self._write_status(body, service.status, _refused(body, problem, TENSOR_PARALLEL))
+            return None
         plan = desired(service, self._observed(), self._tools.settings, datetime.now(UTC))
         refusals = await applier.converge(plan.objects)
         plan = desired(service, self._observed(refusals), self._tools.settings, datetime.now(UTC))
@@ -129,6 +138,7 @@ class Loop:
         judged = trial is not None and trial.phase in ("Judging", "Paused")
         self._canary.follow(ready_routers(pods) if judged else (), plan.split)
         self._index.follow(router_to_ask(pods), known=plan.status.index is not None)
+        self._loading.follow(pods_to_ask(pods))
         self._pod_events.follow(pods)
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
@@ -148,6 +158,7 @@ class Loop:
             self._index.stop()
             self._pod_events.stop()
             self._canary.stop()
+            self._loading.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -166,6 +177,7 @@ class Loop:
             pod_events=self._pod_events.seen,
             canary=self._canary.seen,
             quiet_since=self._departures.since(pods, time.time()),
+            loading=self._loading.seen,
         )
 
     def _start_probing(self, service: InferenceService) -> None:
@@ -208,8 +220,8 @@ class Loop:
             self._tools.announce(body, type_, reason, message)
 
 
-def _refused(body: Mapping[str, Any], problem: str) -> ServiceStatus:
+def _refused(body: Mapping[str, Any], problem: str, reason: str = "InvalidSpec") -> ServiceStatus:
     before = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}}).status
     say = Conditions(before.conditions, int(body["metadata"].get("generation") or 0), datetime.now(UTC))
-    say.say("Ready", False, "InvalidSpec", problem)
+    say.say("Ready", False, reason, problem)
     return before.model_copy(update={"observed_generation": int(body["metadata"].get("generation") or 0), "conditions": say.made})

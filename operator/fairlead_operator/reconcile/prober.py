@@ -1,5 +1,5 @@
-"""What the operator asks of routers: the proof that a service serves (one completion of one token, through the router's Service, as a
-client would ask for it), what one router sees, and how a canary fares.
+"""What the operator asks of routers and workers: the proof that a service serves (one completion of one token, through the router's
+Service, as a client would ask for it), what one router sees, how a canary fares, and of workers that load how far they are.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ import msgspec
 
 from fairlead_index.split import SplitReport
 from fairlead_operator.api import InferenceService
+from fairlead_operator.loading_status import LoadingSeen
 
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
 PROMPT = "Ready?"
@@ -49,6 +50,16 @@ class Prober:
         except (ValueError, KeyError, TypeError):
             return f"{url} answered 200 without choices: {answer.text[:300]}"
         return "" if choices else f"{url} answered 200 with no choice"
+
+    async def loading(self, address: str) -> LoadingSeen | None:
+        """How far the worker at `address` (host:port) is; None when it does not say."""
+        try:
+            answer = await self._http.get(
+                f"{self._base_url or f'http://{address}'}/ready", headers={"Connection": "close"}, timeout=LOOK_TIMEOUT
+            )
+            return LoadingSeen.of(answer.json())
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, AttributeError):
+            return None
 
     async def page(self, address: str) -> Mapping[str, Any]:
         """What the router at `address` (host:port) says of itself and of all workers. Raises RouterSilent."""

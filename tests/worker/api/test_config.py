@@ -1,9 +1,12 @@
 """Flags and environment."""
 
+import socket
+
 import pytest
 
 from fairlead_index.access import shown
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.main import _listen
 
 
 def _config(*arguments: str) -> WorkerConfig:
@@ -18,13 +21,33 @@ def test_flags_win_over_the_environment_and_the_last_over_the_first(monkeypatch:
     assert (config.port, config.page_size, config.kv_pages, config.block_tokens) == (2, 32, 0, 64)
 
 
+def test_a_pods_ipv6_address_gets_its_brackets() -> None:
+    """The downward API gives it without, and one template serves clusters of both kinds."""
+
+    def advertised(value: str) -> str:
+        return _config("--advertise", value).advertise
+
+    assert advertised("fd00:10:244::1f:8000") == "[fd00:10:244::1f]:8000"
+    assert advertised("[fd00::7]:8000") == "[fd00::7]:8000" and advertised("10.0.0.7:8000") == "10.0.0.7:8000"
+
+
+def test_every_address_is_listened_on() -> None:
+    with _listen(_config("--port", "0")) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+        if listener.family == socket.AF_INET6:
+            with socket.create_connection(("::1", port), timeout=5):
+                pass
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--port", "x"), "--port 'x'"),
         (("--port", "70000"), "--port '70000'"),
         (("--block-tokens", "50"), "--block-tokens 50 is not a multiple of --page-size 16; try --block-tokens 64"),
-        (("--model", "s3://bucket"), "--model 's3://bucket': is no model URI"),
+        (("--model", "gs://bucket"), "--model 'gs://bucket': is no model URI"),
         (("--redis-url", "http://r"), "--redis-url 'http://r'"),
         (("--redis-url", "redis://r"), "--redis-url needs --index-namespace"),
         (("--advertise", "pod"), "--advertise 'pod': must be HOST:PORT"),

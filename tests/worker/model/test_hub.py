@@ -18,7 +18,7 @@ from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.uri import resolve
 phases = []
 try:
-    folder = resolve(sys.argv[1], lambda phase, percent: phases.append((phase, percent)))
+    folder = resolve(sys.argv[1], lambda phase, percent, *more: phases.append((phase, percent)))
     print(json.dumps({"folder": str(folder), "phases": phases, "torch": "torch" in sys.modules}))
 except ModelLoadError as error:
     print(json.dumps({"error": str(error)}))
@@ -62,14 +62,21 @@ def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_
     again = ask("hf://tiny/model@v1", tmp_path / "cache", hub.url)
     assert again["folder"] == answer["folder"]
     assert sorted(hub.fetched) == fetched
+    with (folder / "model.safetensors").open("r+b") as file:  # a volume that has lost a write: names and sizes are as they were
+        file.write(b"lost")
+    ask("hf://tiny/model", tmp_path / "cache", hub.url)
+    assert (folder / "model.safetensors").read_bytes() == bytes(300_000)
 
 
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("hf://no/such", "no such repository, or it is private and HF_TOKEN does not open it (404)"),
-        ("hf://private/model", "no such repository, or it is private and HF_TOKEN does not open it (401)"),
-        ("hf://gated/model", "the repository is gated (403): accept its terms on the hub and set HF_TOKEN"),
+        ("hf://no/such", "no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it (404)"),
+        ("hf://private/model", "no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it (401)"),
+        (
+            "hf://gated/model",
+            "the repository is gated (403): accept its terms on the hub, and give a token of that account: spec.model.secretRef (HF_TOKEN)",
+        ),
         ("hf://tiny/model@v9", "the repository has no revision 'v9' (404)"),
     ],
 )

@@ -37,7 +37,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_a_model_comes_with_what_the_worker_wants_to_know(saved: Path) -> None:
     phases: list[tuple[str, int]] = []
-    loaded = load_model(f"file://{saved}", progress=lambda phase, percent: phases.append((phase, percent)))
+    loaded = load_model(f"file://{saved}", progress=lambda phase, percent, *_: phases.append((phase, percent)))
     assert (loaded.max_model_len, loaded.eos_token_ids, loaded.dtype, loaded.path) == (4096, (1,), torch.float32, saved)
     assert [(layer.heads, layer.kv_heads, layer.key_dim, layer.window) for layer in loaded.layers] == [(4, 2, 16, None)] * 2
     assert not loaded.model.training
@@ -154,7 +154,7 @@ def test_a_spoilt_folder_is_refused_by_name(folder: Path, spoil: Callable[[Path]
         ("/no/such/folder", "there is no /no/such/folder; is the volume mounted?"),
         ("relative/path", "not an absolute path"),
         ("file://host/path", "file URIs name no host"),
-        ("s3://bucket/key", "unknown scheme 's3'"),
+        ("gs://bucket/key", "unknown scheme 'gs'"),
         ("hf://", "not a hub repository"),
         ("hf://a/b/c", "not a hub repository"),
         ("/etc/passwd", "is not a folder"),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fairlead_worker.api.engine_client import EngineClient, EngineGone
@@ -15,6 +16,7 @@ from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
 from fairlead_worker.messages import AdapterInfo, LoadAdapter, UnloadAdapter
 from fairlead_worker.model.adapter_source import adapter_folder
+from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import AdapterError
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Adapters:
 
     def __init__(self, config: WorkerConfig, engine: EngineClient) -> None:
         self._config, self._engine = config, engine
+        self._cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
         self._named: dict[str, Adapter] = {}
         self._changing = asyncio.Lock()
         self._numbers = itertools.count(1)
@@ -80,7 +83,7 @@ class Adapters:
             if old is not None and not in_place:
                 raise invalid(f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace", param="lora_name")
             try:
-                folder = await asyncio.to_thread(adapter_folder, name, uri)
+                folder = await asyncio.to_thread(adapter_folder, name, uri, cache=self._cache)
             except AdapterError as error:
                 raise invalid(f"lora_path: {error}", param="lora_path") from error
             number = next(self._numbers)

@@ -42,6 +42,7 @@ def build(worker: Worker) -> ASGIApp:
         route("GET", "/ready", state.ready),
         route("GET", "/load", state.load),
         route("GET", "/internal/prompt-format", state.prompt_format),
+        route("GET", "/internal/hot-prefixes/{tokens}", state.hot_prefixes),
         route("GET", "/metrics", state.metrics),
         route("GET", "/version", state.version),
     ]

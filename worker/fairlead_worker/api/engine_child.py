@@ -5,10 +5,12 @@ import logging
 import os
 import signal
 import sys
+import time
 
 import msgspec
 
 from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.load_watch import LoadWatch, stuck
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import Start
 
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 QUIET_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait for work sleep. By default they spin for milliseconds: on a core that the API process, a client or another pod wants
 too, a step then takes ten times as long (4 to 18 tokens a second instead of 70 to 160, 2 threads on 2 busy cores). The environment wins."""
+LOOK_AFTER = 1.0
+"""Seconds without a report after which a load's work is looked at, which costs a millisecond."""
 LAST_WORDS_SECONDS = 0.5
 """How long the engine's own reason may take to arrive after its process has ended."""
 
@@ -30,6 +34,7 @@ class EngineChild:
         self._client = client
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
+        self._loading: LoadWatch | None = None
 
     async def run(self) -> None:
         """Start the process and wait for its end, which is reported to the client."""
@@ -55,18 +60,31 @@ class EngineChild:
             self._client.died(_ending(status))
 
     async def watch(self) -> None:
-        """Kill an engine that has been silent for too long: a hung stream is worse than a dead one."""
+        """Kill an engine that has been silent for too long, or whose load is stuck: a hung stream is worse than a dead one."""
         looks = 0
         while True:
             await asyncio.sleep(1.0)
-            silence = self._client.silent_for()
-            looks = looks + 1 if silence > self._config.engine_timeout else 0
+            problem = self._problem()
             # Twice in a row: when this process itself was frozen (a paused container, a debugger), the first look comes before the
             # messages that have gathered are read.
+            looks = looks + 1 if problem else 0
             if looks == 2:
-                self._client.died(f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {self._config.engine_timeout:g})")
+                self._client.died(problem)
                 self.kill()
                 return
+
+    def _problem(self) -> str:
+        """Why the engine has to go; empty while it loads and gets on, or is heard."""
+        if self._client.serving:
+            silence, longest = self._client.silent_for(), self._config.engine_timeout
+            return f"the engine gave no sign of life for {silence:.0f} s (--engine-timeout {longest:g})" if silence > longest else ""
+        if self._process is None:
+            return ""
+        self._loading = self._loading or LoadWatch(self._client.state, self._process.pid)
+        if self._client.stuck_for() > LOOK_AFTER:
+            self._loading.look(time.monotonic())
+        seconds = self._client.stuck_for()
+        return stuck(self._client.state, seconds) if seconds > self._config.load_timeout else ""
 
     async def stop(self, grace: float) -> None:
         """End the process: politely, and after `grace` seconds for certain."""

@@ -5,6 +5,7 @@ import itertools
 import logging
 import time
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,9 +13,12 @@ from typing import Literal
 from fairlead_worker.messages import (
     Abort,
     AdapterChanged,
+    AskHot,
     CacheEvent,
     Failed,
     FromEngine,
+    Hot,
+    HotPrefix,
     Load,
     LoadAdapter,
     Loading,
@@ -34,6 +38,18 @@ UNKNOWN_RATE = 2000.0
 """Prompt tokens a second, before any were measured."""
 
 Phase = Literal["starting", "loading", "ready", "failed"]
+
+
+STAGES = {
+    "imports": "Starting",
+    "config": "Starting",
+    "wait": "Waiting",
+    "download": "Downloading",
+    "weights": "Loading",
+    "fuse": "Preparing",
+    "cache": "Preparing",
+}
+"""Steps of a load, in the words of `status.loading`."""
 
 
 class EngineGone(Exception):
@@ -62,7 +78,14 @@ class EngineState:
 
     phase: Phase = "starting"
     step: str = "starting the engine"
+    stage: str = "Starting"
+    """The step in the words of `status.loading`."""
     percent: int = 0
+    done: int = 0
+    """Bytes of `total` that are there; both 0 in steps that count none."""
+    total: int = 0
+    advanced: float = field(default_factory=time.monotonic)
+    """Monotonic time at which the load last got on."""
     reason: str = ""
     ready: Ready | None = None
     load: Load = field(default_factory=Load)
@@ -150,6 +173,7 @@ class EngineClient:
         self._numbers = itertools.count()
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
         """LoRA adapters that the engine was asked to load or unload."""
+        self._asked: deque[asyncio.Future[tuple[HotPrefix, ...]]] = deque()
 
     @property
     def serving(self) -> bool:
@@ -203,6 +227,15 @@ class EngineClient:
         self._channel.send(message)
         return await change
 
+    async def hottest(self, tokens: int) -> tuple[HotPrefix, ...]:
+        """The prefixes that most requests shared, of at most `tokens` tokens together; after the step under way."""
+        if not self.serving:
+            return ()
+        answer: asyncio.Future[tuple[HotPrefix, ...]] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._channel.send(AskHot(tokens))
+        return await answer
+
     def stop(self) -> None:
         """Ask the engine to end after its current step."""
         self._channel.send(Stop())
@@ -210,6 +243,10 @@ class EngineClient:
     def silent_for(self) -> float:
         """Seconds since the engine was heard; 0 until it is ready, since loading may be long."""
         return time.monotonic() - self.state.heard if self.serving else 0.0
+
+    def stuck_for(self) -> float:
+        """Seconds since a load last got on; 0 when nothing loads."""
+        return time.monotonic() - self.state.advanced if self.state.phase in ("starting", "loading") else 0.0
 
     async def run(self) -> None:
         """Receive until cancelled."""
@@ -230,6 +267,10 @@ class EngineClient:
         for change in changes.values():
             if not change.done():
                 change.set_exception(EngineGone(self.state.reason))
+        asked, self._asked = self._asked, deque()
+        for answer in asked:
+            if not answer.done():
+                answer.set_exception(EngineGone(self.state.reason))
         self.gone.set()
 
     def _take(self, message: FromEngine) -> None:
@@ -237,12 +278,9 @@ class EngineClient:
         match message:
             case Step():
                 self._step(message)
-            case Loading(phase=step, percent=percent, detail=detail):
+            case Loading():
                 if self.state.phase in ("starting", "loading"):
-                    step = f"{step} {detail}".strip()
-                    if step != self.state.step:
-                        logger.info("loading: %s", step)
-                    self.state.phase, self.state.step, self.state.percent = "loading", step, percent
+                    self._loading(message)
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
@@ -252,8 +290,20 @@ class EngineClient:
                 change = self._changes.pop(number, None)
                 if change is not None and not change.done():
                     change.set_result(message)
+            case Hot(prefixes=prefixes):
+                if not (answer := self._asked.popleft()).done():  # whoever asked may have gone
+                    answer.set_result(prefixes)
             case Failed(reason=reason):
                 self.died(reason)
+
+    def _loading(self, message: Loading) -> None:
+        state, step = self.state, f"{message.phase} {message.detail}".strip()
+        if step != state.step:
+            logger.info("loading: %s", step)
+        if (step, message.percent, message.done) != (state.step, state.percent, state.done):
+            state.advanced = state.heard
+        state.phase, state.step, state.stage, state.percent = "loading", step, STAGES.get(message.phase, "Loading"), message.percent
+        state.done, state.total = message.done, message.total
 
     def _step(self, step: Step) -> None:
         if step.load is not None:

@@ -67,7 +67,8 @@ class Prepared:
 
 def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted, adapter: AdapterInfo | None = None) -> Prepared:
     """Check the prompts against the context and make a submission for each choice. Raises ApiError 400."""
-    root = worker.encoder.format.root(adapter.digest if adapter else "", wanted.salt)
+    # An adapter's prefixes are not told to peers: they would compute them with the bare model.
+    root = worker.encoder.format.root(adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
     number = adapter.number if adapter else 0
     check_vocabulary(wanted.base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     submissions, choices = [], []

@@ -19,6 +19,7 @@ from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.metrics import Metrics
 from fairlead_worker.api.publisher import Publisher
 from fairlead_worker.api.vllm_names import NAMES
+from fairlead_worker.api.warm import warm, warms
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.transport import ZmqChannel
@@ -149,6 +150,7 @@ class Life:
                 self.worker.metrics.index_full.set_function(lambda: float(writer.stats.full))
                 self.client.on_events = self.publisher.on_events
                 self.client.on_load = self.publisher.on_load
+            self.worker.warming = warms(self.config)
             await asyncio.to_thread(self.worker.loaded, ready)
             # As in the engine process: what is here now stays, and a full collection should not walk it while streams wait.
             gc.collect()
@@ -156,6 +158,9 @@ class Life:
         except Exception as error:
             self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
             return
+        if self.worker.warming:
+            await warm(self.worker)
+            self.worker.warming = False
         if self.publisher is not None and not self.worker.draining:
             self.publisher.start()
         logger.info(

@@ -5,27 +5,39 @@ from typing import Any
 
 import msgspec
 
+from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.publisher import worker_load
+from fairlead_worker.api.warm import MOST_TOKENS, HotPrefixes
 from fairlead_worker.api.worker import Worker
 
 
 async def health(worker: Worker, exchange: Exchange) -> None:
-    """200 while the engine lives: it loads, or it was heard of late."""
+    """200 while the engine lives: its load gets on, or it was heard of late."""
     state = worker.engine.state
     if worker.healthy:
         await exchange.json({"status": "ok", "engine": state.phase})
         return
-    reason = state.reason or f"the engine has been silent for {worker.engine.silent_for():.0f} s"
+    stuck = worker.engine.stuck_for()
+    silence = (
+        f"the load has not got on for {stuck:.0f} s" if stuck else f"the engine has been silent for {worker.engine.silent_for():.0f} s"
+    )
+    reason = state.reason or silence
     await exchange.whole(503, msgspec.json.encode({"status": "failed", "reason": reason}))
 
 
 async def ready(worker: Worker, exchange: Exchange) -> None:
     """200 when the model is loaded and the worker is not draining. The index has no say."""
     state = worker.engine.state
-    phase = "draining" if worker.draining else state.phase
+    phase: str = state.phase
+    stage = state.stage
+    if worker.warming and phase == "ready":
+        phase, stage = "loading", "Warming"
+    phase = "draining" if worker.draining else phase
     serving = worker.serving and worker.healthy
-    document = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
+    document: dict[str, Any] = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
+    if phase in ("starting", "loading"):
+        document |= {"stage": stage, "bytes": state.done, "total_bytes": state.total}
     await exchange.whole(200 if serving else 503, msgspec.json.encode(document))
 
 
@@ -52,6 +64,21 @@ async def models(worker: Worker, exchange: Exchange) -> None:
 async def model(worker: Worker, exchange: Exchange) -> None:
     """`GET /v1/models/{name}`."""
     await exchange.json(_model(worker, worker.check_model(exchange.path.removeprefix("/v1/models/"))))
+
+
+async def hot_prefixes(worker: Worker, exchange: Exchange) -> None:
+    """`GET /internal/hot-prefixes/TOKENS`: what a new worker of this service should compute before it takes requests.
+
+    Token ids of whole pages under their root numbers, as msgpack. Salts stay where they are: a root number is a hash over one.
+    """
+    asked = exchange.path.rpartition("/")[2]
+    if not asked.isdigit():
+        raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
+    telling = worker.serving and worker.config.warm_tokens > 0  # a service that is not warmed tells nobody its prompts
+    prefixes = await worker.engine.hottest(min(int(asked), MOST_TOKENS)) if telling else ()
+    plain = tuple(prefix for prefix in prefixes if prefix.root in worker.plain_roots)
+    data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, plain))
+    await exchange.whole(200, data, type="application/msgpack")
 
 
 async def prompt_format(worker: Worker, exchange: Exchange) -> None:

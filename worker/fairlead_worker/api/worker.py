@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 THREAD_ABOVE = 4096
 """Characters from which tokenizing leaves the event loop: below, a thread costs more than the work."""
 
+MOST_ROOTS = 4096
+"""Of clients' salts that are remembered."""
+
 
 class Worker:
     """One model replica as the API sees it."""
@@ -34,9 +38,13 @@ class Worker:
         self.metrics = metrics
         self.address = address
         self.draining = False
+        self.warming = False
+        """It computes what its peers' clients share, before it takes requests."""
         self.in_flight = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        self.plain_roots: OrderedDict[int, None] = OrderedDict()
+        """Root numbers of requests lately that the bare model answered. What is cached under any other is not for a peer to compute."""
         self.started = int(time.time())
         self.adapters = Adapters(config, engine)
         self.prompt_etag = ""
@@ -51,14 +59,25 @@ class Worker:
         self.adapters.loaded(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
+    def plain_root(self, salt: str) -> int:
+        """The root number of a prompt for the bare model: no adapter has a part in its KV."""
+        root = self.encoder.format.root(salt=salt)
+        self.plain_roots[root] = None
+        self.plain_roots.move_to_end(root)
+        if len(self.plain_roots) > MOST_ROOTS:
+            self.plain_roots.popitem(last=False)
+        return root
+
     @property
     def serving(self) -> bool:
-        return self._model is not None and self.engine.serving and not self.draining
+        return self._model is not None and self.engine.serving and not self.draining and not self.warming
 
     @property
     def healthy(self) -> bool:
         """The engine lives, as far as anybody knows."""
-        return self.engine.state.phase != "failed" and self.engine.silent_for() < self.config.engine_timeout
+        if self.engine.state.phase == "failed" or self.engine.stuck_for() >= self.config.load_timeout:
+            return False
+        return self.engine.silent_for() < self.config.engine_timeout
 
     def admit(self) -> None:
         """Raises the 503 that sends the router to another pod, unless this worker takes requests."""
@@ -67,6 +86,8 @@ class Worker:
         state = self.engine.state
         if state.phase == "failed":
             raise unavailable(f"the engine has ended: {state.reason}")
+        if self.warming:
+            raise unavailable("this worker is being warmed and takes no requests yet")
         if not self.serving:
             raise unavailable(f"the model is not loaded yet: {state.step}, {state.percent} %")
 

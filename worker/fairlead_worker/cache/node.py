@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 class Node:
     """A page of tokens under its parent: on the device, in the host tier, or both. The root of a tree is nowhere and has no `parent`."""
 
-    __slots__ = ("chain", "children", "depth", "here", "key", "page", "parent", "queued", "slot", "used", "users", "watchers")
+    __slots__ = ("chain", "children", "depth", "here", "hits", "key", "page", "parent", "queued", "slot", "used", "users", "watchers")
 
     def __init__(self, parent: "Node | None", key: bytes, page: int, chain: int) -> None:
         self.parent = parent
@@ -31,6 +31,8 @@ class Node:
         """Leases that hold exactly this place, plus children with users. 0: nobody runs on this page."""
         self.used = 0
         """When the last user left, in the cache's own count."""
+        self.hits = 0
+        """Leases that attached here or below."""
         self.queued = False
         self.watchers: dict[bytes, dict[Watch, None]] | None = None
         """Waiting requests whose match ends here, by the page that they want next."""

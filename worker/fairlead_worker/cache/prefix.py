@@ -111,6 +111,7 @@ class PrefixCache:
         step: Node = node
         while step.parent is not None:
             pages[step.depth - 1] = step.page
+            step.hits += 1
             step = step.parent
         return KvLease(self.pool, self, node, pages, loaded)
 
@@ -175,6 +176,10 @@ class PrefixCache:
     def announced(self) -> "array[int]":
         """Hashes of all blocks held, parents first: the snapshot for an index that must start afresh."""
         return array("Q", (node.chain for node in self.nodes() if self._ends_block(node)))
+
+    def roots(self) -> Iterator[Node]:
+        """The tree of each root number; their `chain` is that number."""
+        return iter(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
         """Every cached page, parents before children."""

@@ -3,6 +3,7 @@
 import logging
 from typing import Protocol
 
+from fairlead_worker.cache.hot import hottest
 from fairlead_worker.engine.intake import refusal
 from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
@@ -10,8 +11,10 @@ from fairlead_worker.engine.watch import StepWatch
 from fairlead_worker.messages import (
     Abort,
     AdapterChanged,
+    AskHot,
     Failed,
     FromEngine,
+    Hot,
     LoadAdapter,
     Output,
     Stop,
@@ -68,6 +71,9 @@ def run_plain(
                 return 0
             if isinstance(message, LoadAdapter | UnloadAdapter):
                 outbox.send(_change(adapters, message))
+                continue
+            if isinstance(message, AskHot):
+                outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
                 continue
             watch.received(message)
             answer = receive(scheduler, message, adapters)

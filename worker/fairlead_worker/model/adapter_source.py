@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import AdapterError, ModelLoadError
-from fairlead_worker.model.uri import Progress, no_progress, resolve
+from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.model.uri import resolve
 
 
-def adapter_folder(name: str, uri: str, progress: Progress = no_progress) -> Path:
+def adapter_folder(name: str, uri: str, progress: Progress = no_progress, cache: ModelCache | None = None) -> Path:
     """The folder with adapter_config.json, downloaded first where it is not on this machine. Raises AdapterError."""
     try:
-        return resolve(uri, progress, holds="adapter_config.json")
+        return resolve(uri, progress, cache, holds="adapter_config.json")
     except ModelLoadError as error:
         raise AdapterError(name, uri, error.cause) from error

@@ -1,5 +1,6 @@
 """A name for a model's files: equal on every pod with the same files, cheap for hundreds of gigabytes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
@@ -17,8 +18,22 @@ def model_digest(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            for sample in range(SAMPLES):
-                file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
-                digest.update(file.read(SAMPLE_BYTES))
+        for sample in _samples(path, size):
+            digest.update(sample)
     return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Hex digest of one file's size and samples."""
+    size = path.stat().st_size
+    digest = xxhash.xxh3_128(str(size).encode())
+    for sample in _samples(path, size):
+        digest.update(sample)
+    return digest.hexdigest()
+
+
+def _samples(path: Path, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for sample in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)

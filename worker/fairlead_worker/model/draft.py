@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 
+from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.model.uri import Progress, no_progress
+from fairlead_worker.model.progress import Progress, no_progress
 
 
-def load_draft(uri: str, target: LoadedModel, *, dtype: str = "auto", progress: Progress = no_progress) -> LoadedModel:
+def load_draft(
+    uri: str, target: LoadedModel, *, dtype: str = "auto", progress: Progress = no_progress, cache: ModelCache | None = None
+) -> LoadedModel:
     """The model at `uri`, ready to guess for `target`. Raises ModelLoadError: as any model, or where the two do not fit together."""
-    draft = load_model(uri, dtype=dtype, device=target.device, progress=progress)
+    draft = load_model(uri, dtype=dtype, device=target.device, progress=progress, cache=cache)
     if draft.max_model_len < target.max_model_len:
         raise ModelLoadError(
             uri,

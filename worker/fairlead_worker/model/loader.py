@@ -15,13 +15,15 @@ from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.model.attention import UnsupportedAttention
+from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.digest import model_digest
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.probe import probe_layers
-from fairlead_worker.model.uri import Progress, no_progress, resolve
+from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.model.uri import resolve
 from fairlead_worker.native.library import native
 
 
@@ -52,14 +54,15 @@ def load_model(
     max_model_len: int = 0,
     quantization: str = "none",
     progress: Progress = no_progress,
+    cache: ModelCache | None = None,
 ) -> LoadedModel:
-    """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`) onto `device`.
+    """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`, `s3://bucket/folder`) onto `device`.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
     quantization: none, or int8: weights of linear layers, on a CPU with the native library. Raises ModelLoadError.
     """
     progress("config", 0)
-    folder = resolve(uri, progress)
+    folder = resolve(uri, progress, cache)
     config = _read_config(uri, folder)
     limit = _max_model_len(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
@@ -155,9 +158,10 @@ def _check_weights(uri: str, folder: Path) -> None:
 def _read_weights(
     uri: str, folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, progress: Progress
 ) -> PreTrainedModel:
-    progress("weights", 0)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    progress("weights", 0, 0, size)
     try:
-        with _weight_progress(progress):
+        with _weight_progress(progress, size):
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -172,7 +176,7 @@ def _read_weights(
     if missing := sorted(info["missing_keys"]):
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = model.to(device).eval().requires_grad_(False)
-    progress("weights", 100)
+    progress("weights", 100, size, size)
     return model
 
 
@@ -188,12 +192,12 @@ def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
 
 
 @contextmanager
-def _weight_progress(progress: Progress) -> Iterator[None]:
+def _weight_progress(progress: Progress, size: int) -> Iterator[None]:
     """Report transformers' own progress bar over the weights; its hook is set for the time of the load only."""
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("desc") == "Loading weights" and args and hasattr(args[0], "__len__"):
-            return _counted(args[0], len(args[0]), progress)
+            return _counted(args[0], len(args[0]), progress, size)
         return factory(*args, **{**kwargs, "disable": True})
 
     previous = transformers_logging.set_tqdm_hook(hook)
@@ -203,10 +207,10 @@ def _weight_progress(progress: Progress) -> Iterator[None]:
         transformers_logging.set_tqdm_hook(previous)
 
 
-def _counted(items: Iterable[Any], total: int, progress: Progress) -> Iterator[Any]:
+def _counted(items: Iterable[Any], total: int, progress: Progress, size: int) -> Iterator[Any]:
     shown = 0
     for done, item in enumerate(items):
         if (percent := 100 * done // total) > shown:
             shown = percent
-            progress("weights", percent)
+            progress("weights", percent, size * done // total, size)
         yield item

@@ -1,0 +1,45 @@
+"""Workers of a service that run and are not ready are asked how far they are: a few, every five seconds, and none once all are."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+
+from fairlead_operator.loading_status import LoadingSeen
+from fairlead_operator.reconcile.prober import Prober
+
+PERIOD = 5.0  # seconds
+
+
+class LoadingWatch:
+    """`seen` are the last answers, by pod; `changed()` is called when one is another (their figures are coarse: that is not often)."""
+
+    def __init__(self, prober: Prober, changed: Callable[[], None]) -> None:
+        self._prober, self._changed = prober, changed
+        self.seen: dict[str, LoadingSeen] = {}
+        self._addresses: Mapping[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self, addresses: Mapping[str, str]) -> None:
+        """Ask these pods (name → host:port) from now on; none: stop."""
+        if not addresses:
+            self.stop()
+        elif self._task is None:
+            self._task = asyncio.create_task(self._run(), name="loading")
+        self._addresses = addresses
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task, self.seen = None, {}
+
+    async def _run(self) -> None:
+        while True:
+            asked = dict(self._addresses)
+            answers = await asyncio.gather(*(self._prober.loading(address) for address in asked.values()))
+            # A pod that does not answer, as while it imports, is where it was.
+            seen = {pod: answer or self.seen.get(pod) for pod, answer in zip(asked, answers, strict=True)}
+            known = {pod: load for pod, load in seen.items() if load is not None}
+            if known != self.seen:
+                self.seen = known
+                self._changed()
+            await asyncio.sleep(PERIOD * random.uniform(0.8, 1.2))

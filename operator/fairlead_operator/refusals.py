@@ -1,0 +1,20 @@
+"""What the API server refused, as a cause that names the field to change. Pure."""
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.causes import Cause, creation
+from fairlead_operator.causes.cause import told
+
+
+def cause(service: InferenceService, child: str, words: str) -> Cause:
+    """`child`: as in `Deployment/qwen-worker`; `words`: the API server's."""
+    workers = child == f"Deployment/{names.deployment(service, names.WORKER)}"
+    # Without the feature the server drops the volume's source, and then misses one; older servers know no such field.
+    if workers and service.spec.model.uri.startswith("oci://") and "volumes" in words:
+        return told(
+            "PodTemplateInvalid",
+            f"spec.model.uri is oci://, an image volume, and this cluster has none ({child}: {words})",
+            "It takes Kubernetes 1.31 or newer with the feature gate ImageVolume (on by default from 1.35 on); or use hf://, s3:// or pvc://.",
+            template=True,
+        )
+    return creation.of_refusal(child, words, template=workers and service.spec.pod_template is not None)

@@ -1,0 +1,143 @@
+"""`status.loading`: of the pod furthest behind, coarse, asked for only while somebody loads; and a cause that does not flap."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+
+from fairlead_operator import causes
+from fairlead_operator.children import worker
+from fairlead_operator.conditions import find
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.loading_status import LoadingSeen, pods_to_ask, size
+from fairlead_operator.observed import Observed
+from fairlead_operator.reconcile.loading_watch import LoadingWatch
+from fairlead_operator.reconcile.prober import Prober
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+GIB = 2**30
+
+
+def loading_pod(name: str, address: str = "10.0.0.1", *, ready: bool = False) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": str(ready), "lastTransitionTime": "2026-01-01T11:00:00Z"}]
+    state = container({"running": {"startedAt": "2026-01-01T11:00:00Z"}}, started=True, ready=ready)
+    return pod(name, podIP=address, conditions=conditions, containerStatuses=[state], phase="Running")
+
+
+def look(pods: list[dict[str, Any]], seen: dict[str, LoadingSeen], before: Desired | None = None) -> Desired:
+    status = before.status.model_dump(by_alias=True, mode="json") if before else None
+    observed = Observed({"worker": deployment("worker", 2, ready=0), "router": deployment("router", 2)}, tuple(pods), loading=seen)
+    return desired(service(replicas=2, status=status), observed, SETTINGS, NOW)
+
+
+def message(plan: Desired) -> tuple[str, str]:
+    ready = find(plan.status.conditions, "Ready")
+    assert ready is not None
+    return ready.reason, ready.message
+
+
+def test_the_pod_furthest_behind_is_said_with_its_share() -> None:
+    pods = [loading_pod("a"), loading_pod("b", "10.0.0.2")]
+    seen = {"a": LoadingSeen("Loading", 40, round(12.1 * GIB)), "b": LoadingSeen("Preparing", 0)}
+    plan = look(pods, seen)
+    assert message(plan) == ("Loading", "Loading 40 % of 12.1 GiB (pod a)")
+    assert plan.status.loading is not None and plan.status.loading.total_bytes == round(12.1 * GIB)
+    downloading = look(pods, seen | {"b": LoadingSeen("Downloading", 95, 3 * GIB)})
+    assert message(downloading) == ("Loading", "Downloading 95 % of 3.0 GiB (pod b)")
+
+
+def test_a_restarted_operator_keeps_what_was_said_and_nothing_is_said_when_nothing_loads() -> None:
+    pods = [loading_pod("a")]
+    plan = look(pods, {"a": LoadingSeen("Loading", 40, GIB)})
+    assert look(pods, {}, plan).status == plan.status
+    assert look([loading_pod("a", ready=True)], {}, plan).status.loading is None
+    assert look([loading_pod("c")], {}, plan).status.loading is None, "of a pod that is gone"
+
+
+def test_who_is_asked() -> None:
+    ending = loading_pod("d") | {"metadata": loading_pod("d")["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    router = pod("r", "router", podIP="10.0.0.9", containerStatuses=[container({"running": {}})])
+    waiting = pod("w", podIP="10.0.0.8", containerStatuses=[container({"waiting": {"reason": "ContainerCreating"}})])
+    pods = [loading_pod("a", "fd00::7"), loading_pod("b", ready=True), ending, router, waiting]
+    assert pods_to_ask(pods) == {"a": "[fd00::7]:8000"}
+    assert len(pods_to_ask([loading_pod(f"p{number:03}") for number in range(100)])) == 8
+
+
+def test_figures_are_coarse_and_an_older_worker_says_none() -> None:
+    assert LoadingSeen.of({"stage": "Downloading", "percent": 44, "total_bytes": GIB}) == LoadingSeen("Downloading", 40, GIB)
+    assert LoadingSeen.of({"ready": False, "phase": "draining", "percent": 100}) is None
+    assert LoadingSeen.of({"ready": False, "phase": "loading", "percent": 3, "reason": "weights"}) is None
+    assert (size(700), size(5 << 20), size(13 << 30)) == ("1 KiB", "5.0 MiB", "13.0 GiB")
+
+
+def test_passing_the_startup_probe_is_not_having_served() -> None:
+    """It passes as soon as the process answers: a pod that crashes while it loads must not look well in between."""
+    failed = {"exitCode": 1, "reason": "Error", "message": "no such model\n"}
+    loading = loading_pod("a")["status"]
+    again = container({"running": {"startedAt": "2026-01-01T11:05:00Z"}}, {"terminated": failed}, restartCount=2, started=True)
+    cause = causes.of_pod(pod(**(loading | {"containerStatuses": [again]})))
+    assert cause is not None and cause.reason == "CrashLoopBackOff" and "no such model" in cause.message
+    first = causes.of_pod(loading_pod("a"))
+    assert first is not None and first.reason == "Loading"
+    drains = [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T11:30:00Z"}]
+    lost = causes.of_pod(pod(**(loading | {"conditions": drains})))
+    assert lost is not None and lost.reason == "NotReady"
+
+
+def test_the_startup_probe_bounds_no_load() -> None:
+    (deployed,) = [each for each in worker.objects(service(), SETTINGS) if each["kind"] == "Deployment"]
+    (made,) = deployed["spec"]["template"]["spec"]["containers"]
+    assert made["startupProbe"]["httpGet"]["path"] == made["livenessProbe"]["httpGet"]["path"] == "/health"
+    assert made["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+@contextmanager
+def worker_answering(page: dict[str, Any], asked: list[str]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            text = json.dumps(page).encode()
+            self.send_response(503)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+async def test_pods_are_asked_while_they_load_and_nobody_is_once_all_are_ready(monkeypatch: Any) -> None:
+    monkeypatch.setattr("fairlead_operator.reconcile.loading_watch.PERIOD", 0.01)
+    page: dict[str, Any] = {"ready": False, "stage": "Downloading", "percent": 12, "total_bytes": GIB}
+    prober, told, asked = Prober("cluster.local"), asyncio.Event(), list[str]()
+    with worker_answering(page, asked) as address:
+        watch = LoadingWatch(prober, told.set)
+        watch.follow({"a": address, "silent": "127.0.0.1:9"})
+        await asyncio.wait_for(told.wait(), 10)
+        assert watch.seen == {"a": LoadingSeen("Downloading", 10, GIB)}
+        told.clear()
+        page["percent"] = 13
+        before = len(asked)
+        while len(asked) < before + 3:  # noqa: ASYNC110  # another thread counts
+            await asyncio.sleep(0.01)
+        assert not told.is_set(), "the same figure in steps of five: nothing to write"
+        page["percent"] = 15
+        await asyncio.wait_for(told.wait(), 10)
+        watch.follow({})
+        await asyncio.sleep(0)
+        silent = len(asked)
+        await asyncio.sleep(0.1)
+        assert len(asked) <= silent + 1 and watch.seen == {}
+    await prober.close()

@@ -1,0 +1,80 @@
+"""A real S3 server on the loopback: moto's, in an environment of its own in the user's cache (`make s3-server`).
+
+Of its own, since moto brings boto3, which pins libraries that the operator wants newer. A machine without a package index skips the tests.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+import obstore
+from obstore.store import S3Store
+
+PINS = Path(__file__).parent / "s3_pins.txt"
+SERVE = """
+import sys, logging
+logging.disable(logging.INFO)
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print("port", server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+def environment() -> Path:
+    """Its folder, whether or not it is there; another one for other pins."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / "s3-server"
+    return root / hashlib.sha256(PINS.read_bytes()).hexdigest()[:10]
+
+
+def install() -> str:
+    """Empty when it is there now, otherwise why it is not."""
+    folder = environment()
+    if (folder / "made").exists():
+        return ""
+    uv = Path(sys.executable).with_name("uv")
+    try:
+        for command in (
+            ["venv", "--quiet", "--clear", folder],
+            ["pip", "install", "--quiet", "--python", folder / "bin/python", "-r", PINS],
+        ):
+            subprocess.run([uv, *command], check=True, timeout=120, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        return error.stderr.strip()[-300:]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    (folder / "made").touch()
+    return ""
+
+
+class S3Server:
+    """Serves any key; a bucket is made first."""
+
+    def __enter__(self) -> "S3Server":
+        command = [environment() / "bin/python", "-c", SERVE]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self._process.stdout is not None
+        port = next(line for line in self._process.stdout if line.startswith("port ")).split()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.communicate(timeout=20)
+
+    def make(self, bucket: str) -> None:
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/{bucket}", method="PUT"), timeout=20).close()
+
+    def put(self, bucket: str, path: str, data: bytes) -> None:
+        options = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1", "endpoint": self.url}
+        obstore.put(S3Store(bucket, client_options={"allow_http": True}, **options), path, data)
+
+
+if __name__ == "__main__":
+    problem = install()
+    print(f"the S3 server could not be installed, tests skip it: {problem}" if problem else f"S3 server: {environment()}", file=sys.stderr)

@@ -1,0 +1,50 @@
+"""A second worker of a service starts with what the clients of the first one share, and nothing about that can hold it up."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from tests.redis_server import RedisServer
+from tests.worker.api.process import WorkerProcess
+
+from fairlead_index.writer import IndexWriter, WorkerCard
+
+SYSTEM = "You are a careful assistant of a shipping company. Answer in one sentence and name the ship. " * 6
+SALTED = "The contract of a tenant who shares nothing with the others, read again and again by its own clients. " * 5
+
+
+def cached(worker: WorkerProcess, prompt: str, **more: object) -> int:
+    usage = worker.complete(prompt=prompt, max_tokens=1, **more)["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
+    flags = ("--redis-url", redis.url, "--index-namespace", "test/warm", "--warm-tokens", "4096", "--warm-seconds", "60")
+    first = start(*flags, "--pod-name", "first").wait_ready()
+    for question in ("Where is it?", "When does it come?", "Who loads it?"):
+        first.complete(prompt=SYSTEM + question, max_tokens=1)
+        first.complete(prompt=SALTED + question, max_tokens=1, cache_salt="tenant a")
+    first.complete(prompt="Asked once. " * 40, max_tokens=1)
+    second = start(*flags, "--pod-name", "second").wait_ready()
+    shared = len(second.post("/tokenize", prompt=SYSTEM).json()["tokens"])
+    assert cached(second, SYSTEM + "How heavy is it?") >= shared - 32
+    assert cached(second, SALTED + "May they?", cache_salt="tenant a") > 100
+    assert cached(second, SALTED + "May they?", cache_salt="tenant b") == 0, "a salt still parts the caches"
+    assert cached(second, SALTED + "May they?") == 0
+    assert cached(second, "Asked once. " * 40) == 0, "nobody came back to it"
+    log = second.log.read_text()
+    assert "warmed in" in log and f"tokens from 127.0.0.1:{first.port}" in log
+    assert "careful" not in log and "contract" not in log
+
+
+async def test_a_peer_that_does_not_answer_holds_nobody_up(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        card = WorkerCard("silent", f"127.0.0.1:{silent.getsockname()[1]}", 64)
+        writer = IndexWriter(redis.url, "test/silent", card)
+        writer.start()
+        try:
+            flags = ("--redis-url", redis.url, "--index-namespace", "test/silent", "--warm-tokens", "4096", "--warm-seconds", "0.5")
+            worker = await asyncio.to_thread(lambda: start(*flags).wait_ready())  # the writer's lease is renewed meanwhile
+            assert "warming has ended after 0.5 s" in worker.log.read_text()
+        finally:
+            await writer.leave()

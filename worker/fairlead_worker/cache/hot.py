@@ -1,0 +1,42 @@
+"""Which cached prefixes are worth most to a worker that has none: those that most requests attached to."""
+
+from heapq import heapify, heappop, heappush
+
+from fairlead_worker.cache.node import Node
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.messages import HotPrefix
+
+LEAST_HITS = 1
+"""A page that nobody came back to is nobody's hot prefix."""
+
+
+def hottest(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
+    """Prefixes of at most `tokens` tokens together (shared ones counted once), the hottest pages of all roots, hottest prefix first.
+
+    A page's hits count every lease at or below it, so none has more than its parent: taking the page with the most hits again and again
+    gives the best set, and one that holds each page's parents. Time grows with the pages taken and their children, not with the cache.
+    """
+    heap: list[tuple[int, int, Node]] = []
+    for root in cache.roots():
+        heap += ((-child.hits, id(child), child) for child in root.children.values() if child.hits >= LEAST_HITS)
+    heapify(heap)
+    left = tokens // cache.page_size
+    taken: dict[Node, None] = {}
+    while heap and left:
+        _, _, node = heappop(heap)
+        taken[node] = None
+        left -= 1
+        for child in node.children.values():
+            if child.hits >= LEAST_HITS:
+                heappush(heap, (-child.hits, id(child), child))
+    ends = [node for node in taken if not any(child in taken for child in node.children.values())]
+    return tuple(_prefix(node) for node in sorted(ends, key=lambda node: -node.hits))
+
+
+def _prefix(node: Node) -> HotPrefix:
+    keys = []
+    step = node
+    while step.parent is not None:
+        keys.append(step.key)
+        step = step.parent
+    return HotPrefix(step.chain, b"".join(reversed(keys)))

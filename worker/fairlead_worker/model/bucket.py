@@ -1,0 +1,204 @@
+"""`s3://bucket/folder`: objects of an S3-compatible store, in parallel ranges, resumed where an earlier download ended.
+
+Credentials, region and endpoint are the AWS_* variables that every AWS client reads, or the pod's own role. obstore (the Rust crate
+object_store) signs and retries; which ranges are there already is kept beside each file that is not whole yet.
+"""
+
+import fnmatch
+import os
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Lock
+
+import obstore
+import xxhash
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import S3Store
+
+from fairlead_worker.model.cache import ModelCache
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.progress import Progress
+
+RANGE_BYTES = 16 << 20
+RANGES_AT_ONCE = 8
+"""One connection of S3 gives about 100 MB/s; AWS advises 8 to 16 MiB a range, and as many at once as the network carries."""
+RETRY_SECONDS = 60
+UNREACHABLE = "the bucket cannot be reached: see spec.model.endpoint, or the network policies of the namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketModel:
+    """`s3://bucket[/folder]`."""
+
+    bucket: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    name: str
+    size: int
+    tag: str
+    """The server's ETag: another content has another one."""
+
+
+def fetch(uri: str, source: BucketModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
+    """The folder with the model's files, which lie directly in the bucket's folder. Raises ModelLoadError."""
+    store = _store(source)
+    with cache.turn(uri, progress) as report:
+        folder = cache.folder(uri)
+        try:
+            wanted = _listed(uri, store, patterns)
+        except (BaseError, OSError) as error:
+            if isinstance(error, OSError | PermissionDeniedError | UnauthenticatedError) or not cache.complete(uri, folder):
+                raise _refused(uri, error) from error
+            report("download", 100, note=f"the bucket cannot be reached, and {folder} is complete")
+            return folder
+        damaged = cache.damaged(uri, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = [one for one in wanted if damaged or not _is_there(folder, one)]
+        parts = [_Part(folder, one) for one in missing]
+        cache.room(uri, sum(part.missing_bytes for part in parts))
+        try:
+            _Download(store, parts, sum(one.size for one in wanted), report).run()
+        except (BaseError, FileNotFoundError) as error:  # the latter is an object that went away
+            raise _refused(uri, error) from error
+        for stray in {path.name for path in folder.iterdir()} - {one.name for one in wanted} - {_tag_file(one.name) for one in wanted}:
+            (folder / stray).unlink(missing_ok=True)
+        if missing or not cache.complete(uri, folder):
+            cache.completed(uri, folder)
+        return folder
+
+
+def _store(source: BucketModel) -> S3Store:
+    retries = {"max_retries": 6, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options = {"allow_http": plain, "timeout": timedelta(seconds=RETRY_SECONDS), "connect_timeout": timedelta(seconds=10)}
+    return S3Store(source.bucket, prefix=source.folder or None, retry_config=retries, client_options=options)  # type: ignore[arg-type]
+
+
+def _listed(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
+    listed = obstore.list_with_delimiter(store)["objects"]
+    names = [(one["path"].rpartition("/")[2], one) for one in listed]
+    found = [_Object(name, one["size"], one["e_tag"] or "") for name, one in names if any(fnmatch.fnmatch(name, each) for each in patterns)]
+    if not found:
+        raise ModelLoadError(uri, "there is no model file in that folder of the bucket: see spec.model.uri (s3://BUCKET/FOLDER)")
+    return found
+
+
+def _refused(uri: str, error: Exception) -> ModelLoadError:
+    said = " ".join(str(error).split("Debug source")[0].split())
+    if isinstance(error, PermissionDeniedError) or "403 Forbidden" in said:
+        return ModelLoadError(uri, "the store refuses access (403): the key of spec.model.secretRef, or the pod's role, may not read it")
+    if isinstance(error, UnauthenticatedError) or "401 Unauthorized" in said:
+        return ModelLoadError(uri, "the store asks for credentials (401): give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID")
+    if "NoSuchBucket" in said:
+        return ModelLoadError(uri, "there is no such bucket (404): see spec.model.uri and spec.model.endpoint")
+    if isinstance(error, FileNotFoundError):
+        return ModelLoadError(uri, "an object went away while it was downloaded (404): start again when nobody writes there")
+    if "credential" in said.lower() or "/latest/" in said:  # of the node's metadata service, the last place to look for any
+        return ModelLoadError(
+            uri, "there are no credentials: give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID, or the pod a role"
+        )
+    if "error sending request" in said or "HTTP error" in said:
+        return ModelLoadError(uri, f"{UNREACHABLE} ({said[:300]})")
+    return ModelLoadError(uri, f"the store answered: {said[:500]}")
+
+
+class _Part:
+    """A file on its way: the bytes in `NAME.ETAG.part`, and one byte for each range that is there in `….ranges`."""
+
+    def __init__(self, folder: Path, wanted: _Object) -> None:
+        self.wanted = wanted
+        self._path = folder / wanted.name
+        stem = f".{wanted.name}.{xxhash.xxh3_64_hexdigest(f'{wanted.tag} {wanted.size} {RANGE_BYTES}'.encode())}"
+        self._bytes, self._marks = folder / f"{stem}.part", folder / f"{stem}.ranges"
+        count = -(-wanted.size // RANGE_BYTES)
+        marks = self._marks.read_bytes() if self._marks.exists() and self._bytes.exists() else b""
+        self._done = bytearray(marks[:count].ljust(count, b"\0"))
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """(number, bytes) of the ranges that are missing."""
+        for number, done in enumerate(self._done):
+            if not done:
+                yield number, min(RANGE_BYTES, self.wanted.size - number * RANGE_BYTES)
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(size for _, size in self.ranges())
+
+    def begin(self) -> None:
+        for path in (self._bytes, self._marks):
+            with path.open("ab"):
+                pass
+        with self._bytes.open("r+b") as file:
+            file.truncate(self.wanted.size)
+        self._marks.write_bytes(self._done)
+
+    def take(self, number: int, data: memoryview) -> None:
+        """One range, safe on the volume before it counts: a node that loses its power must not leave holes that look whole."""
+        with self._bytes.open("r+b", buffering=0) as file:
+            written, start = 0, number * RANGE_BYTES
+            while written < len(data):
+                written += os.pwrite(file.fileno(), data[written:], start + written)
+            os.fdatasync(file.fileno())
+        self._done[number] = 1
+        with self._marks.open("r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), b"\1", number)
+
+    def end(self) -> None:
+        self._bytes.replace(self._path)
+        self._marks.unlink()
+        _tag_path(self._path.parent, self.wanted.name).write_text(self.wanted.tag)
+
+
+class _Download:
+    """All missing ranges of all files, several at a time."""
+
+    def __init__(self, store: S3Store, parts: list[_Part], total: int, report: Progress) -> None:
+        self._store, self._parts, self._total, self._report = store, parts, total, report
+        self._done = total - sum(part.missing_bytes for part in parts)
+        self._counting = Lock()
+        self._stopped = Event()
+
+    def run(self) -> None:
+        """Raises what the first failing range raised; what is there by then stays."""
+        with ThreadPoolExecutor(RANGES_AT_ONCE, thread_name_prefix="download") as threads:
+            for part in self._parts:
+                part.begin()
+                waiting = [threads.submit(self._fetch, part, number, size) for number, size in part.ranges()]
+                try:
+                    for finished in wait(waiting, return_when=FIRST_EXCEPTION).done:
+                        finished.result()
+                except BaseException:
+                    self._stopped.set()
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    raise
+                part.end()
+
+    def _fetch(self, part: _Part, number: int, size: int) -> None:
+        if self._stopped.is_set():
+            return
+        start = number * RANGE_BYTES
+        data = memoryview(obstore.get_range(self._store, part.wanted.name, start=start, length=size))
+        part.take(number, data)
+        with self._counting:
+            self._done += size
+            done = self._done
+        self._report("download", 100 * done // self._total, done, self._total)
+
+
+def _is_there(folder: Path, wanted: _Object) -> bool:
+    path, tag = folder / wanted.name, _tag_path(folder, wanted.name)
+    return path.is_file() and path.stat().st_size == wanted.size and tag.is_file() and tag.read_text() == wanted.tag
+
+
+def _tag_file(name: str) -> str:
+    return f".{name}.etag"
+
+
+def _tag_path(folder: Path, name: str) -> Path:
+    return folder / _tag_file(name)

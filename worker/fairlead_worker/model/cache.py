@@ -1,0 +1,179 @@
+"""The folder that downloads are kept in, shared by all workers of a node or a volume: one downloads a model, the others wait and say so.
+
+The turn is `flock` on a file for each model: the kernel gives it back when its holder ends, however it ends, so that no lock is ever stale.
+On NFS (v3 and v4) Linux turns it into a lock of the server's, which a lost node's lease frees after its grace (90 s by default). Where a
+file system has no locks (some FUSE ones), everybody downloads: whole files are renamed into place, so that costs traffic only.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from fairlead_worker.model.digest import file_digest
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks at a lock that another worker holds, and between two notes of how far its holder is."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class ModelCache:
+    """Downloads below `root`. `who` is what others read of the worker that downloads."""
+
+    def __init__(self, root: Path, who: str = "") -> None:
+        self.root = root
+        self._own = root / "fairlead"
+        self._who = who or os.uname().nodename
+
+    def folder(self, uri: str) -> Path:
+        """Where the files of a model are that no other client keeps in its own way."""
+        return self._own / "models" / _key(uri)
+
+    @contextmanager
+    def turn(self, uri: str, progress: Progress) -> Iterator[Progress]:
+        """The only download of `uri` in this cache; waits for another one. Yields the Progress to report by: those who wait read it too.
+
+        Raises ModelLoadError, also in place of what an unwritable or full volume raises inside.
+        """
+        try:
+            path = self._own / "locks" / f"{_key(uri)}.lock"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+b") as lock:
+                _wait(lock.fileno(), path, progress)
+                yield _Notes(path, self._who, progress)
+        except OSError as error:
+            raise self.trouble(uri, error) from error
+
+    def complete(self, uri: str, folder: Path) -> bool:
+        """Whether all of `uri` lies in `folder`, as it was when its download ended (names, sizes, samples of the contents)."""
+        known = self._manifest(uri)
+        return bool(known) and all(_holds(folder / name, digest) for name, digest in known.items())
+
+    def damaged(self, uri: str, folder: Path) -> bool:
+        """A download that had ended is not what it was: a volume that lost writes, or somebody's hand. False for one that never ended."""
+        known = self._manifest(uri)
+        return bool(known) and not all(_holds(folder / name, digest) for name, digest in known.items())
+
+    def completed(self, uri: str, folder: Path) -> None:
+        """Remember that the download has ended, and what came of it."""
+        path = self._own / "complete" / f"{_key(uri)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file() and not file.name.startswith(".")}
+        _replace(path, {"uri": uri, "files": files})
+
+    def trouble(self, uri: str, error: OSError) -> ModelLoadError:
+        """What a person can do about a volume that does not take the download."""
+        if error.errno in FULL:
+            free = shutil.disk_usage(self.root).free / 2**30
+            return ModelLoadError(uri, f"{self.root} is full ({free:.1f} GiB free): enlarge the volume of spec.model.cache, or clear it")
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            who = f"user {os.getuid()}, group {os.getgid()}"
+            return ModelLoadError(
+                uri, f"{error.filename or self.root} may not be written by {who}: let spec.model.cache be writable for it"
+            )
+        return ModelLoadError(uri, f"the cache {self.root} failed: {error}")
+
+    def room(self, uri: str, needed: int) -> None:
+        """Raises ModelLoadError where `needed` bytes more do not fit: better said before an hour's download than after it."""
+        free = shutil.disk_usage(self._own).free
+        if needed > free:
+            raise ModelLoadError(
+                uri,
+                f"{needed / 2**30:.1f} GiB are still to be downloaded, and {self.root} has {free / 2**30:.1f} GiB free: "
+                "enlarge the volume of spec.model.cache, or clear it",
+            )
+
+    def _manifest(self, uri: str) -> dict[str, str]:
+        """File name → digest; empty where no download of `uri` has ended."""
+        try:
+            read = json.loads((self._own / "complete" / f"{_key(uri)}.json").read_bytes())
+            return dict(read["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+
+class _Notes:
+    """Passes progress on, and writes it into the lock file now and then, for those who wait."""
+
+    def __init__(self, path: Path, who: str, progress: Progress) -> None:
+        self._path, self._who, self._progress = path, who, progress
+        self._noted = 0.0
+        self._writing = threading.Lock()
+        self("download", 0)
+
+    def __call__(self, phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
+        self._progress(phase, percent, done, total, note)
+        now = time.monotonic()
+        if now - self._noted < LOOK_SECONDS or not self._writing.acquire(blocking=False):
+            return
+        try:
+            self._noted = now
+            # In place: the lock is on this file, and another file under its name would be another lock.
+            text = json.dumps({"pod": self._who, "percent": percent, "done": done, "total": total})
+            with self._path.open("r+") as file:
+                file.write(text)
+                file.truncate()
+        finally:
+            self._writing.release()
+
+
+def _wait(lock: int, path: Path, progress: Progress) -> None:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            seen = _note(path)
+            who = seen.get("pod") or "another worker"
+            progress(
+                "wait", int(seen.get("percent", 0)), int(seen.get("done", 0)), int(seen.get("total", 0)), f"for {who}, which downloads it"
+            )
+            time.sleep(LOOK_SECONDS)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            logger.warning(
+                "%s: the volume has no file locks (%s): workers that start together each download the model", path, error.strerror
+            )
+            return
+
+
+def _note(path: Path) -> Mapping[str, Any]:
+    try:
+        read = json.loads(path.read_bytes())
+        return read if isinstance(read, dict) else {}
+    except (OSError, ValueError):
+        return {}  # it is being written
+
+
+def _holds(path: Path, digest: str) -> bool:
+    try:
+        return file_digest(path) == digest
+    except OSError:
+        return False
+
+
+def _replace(path: Path, value: object) -> None:
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    fresh.write_text(json.dumps(value))
+    fresh.replace(path)
+
+
+def _key(uri: str) -> str:
+    """A file name for a URI: its last part, for people, and a digest."""
+    return f"{uri.rstrip('/').rpartition('/')[2].replace('@', '-')}-{xxhash.xxh3_64_hexdigest(uri.encode())}"

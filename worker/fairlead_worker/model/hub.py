@@ -1,0 +1,117 @@
+"""`hf://org/name[@revision]` through the Hugging Face hub's own client, which resumes what an earlier download has left."""
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from tqdm import tqdm
+
+from fairlead_worker.model.cache import ModelCache
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """`hf://org/name[@revision]`."""
+
+    repository: str
+    revision: str | None
+
+
+def fetch(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
+    """The folder with the model's files. Raises ModelLoadError."""
+    with cache.turn(uri, progress) as report:
+        folder = _download(uri, source, patterns, cache, report)
+        if cache.damaged(uri, folder):  # the client goes by names alone
+            folder = _download(uri, source, patterns, cache, report, anew=True)
+        if not cache.complete(uri, folder):
+            cache.completed(uri, folder)
+        return folder
+
+
+def _download(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress, anew: bool = False) -> Path:
+    revision = f" at {source.revision}" if source.revision else ""
+    try:
+        return Path(
+            snapshot_download(
+                source.repository,
+                revision=source.revision,
+                allow_patterns=patterns,
+                tqdm_class=_reporting_bar(progress),
+                cache_dir=cache.root / "hub",
+                force_download=anew,
+            )
+        )
+    except HFValidationError as error:
+        raise ModelLoadError(uri, str(error)) from error
+    except GatedRepoError as error:
+        raise ModelLoadError(
+            uri,
+            "the repository is gated (403): accept its terms on the hub, and give a token of that account: spec.model.secretRef (HF_TOKEN)",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelLoadError(uri, f"the repository has no revision {source.revision!r} (404)") from error
+    except RepositoryNotFoundError as error:
+        status = error.response.status_code
+        raise ModelLoadError(
+            uri, f"no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it ({status})"
+        ) from error
+    except HfHubHTTPError as error:
+        raise ModelLoadError(uri, f"the hub answered {error.response.status_code}{revision}: {_hint(error)}") from error
+    except LocalEntryNotFoundError as error:
+        cause = error.__cause__
+        if isinstance(cause, HfHubHTTPError):
+            raise ModelLoadError(uri, f"the hub answered {cause.response.status_code}{revision}: {_hint(cause)}") from error
+        raise ModelLoadError(uri, f"the hub cannot be reached and the files are not cached here ({cause or error})") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise cache.trouble(uri, error) from error
+        raise ModelLoadError(uri, f"download failed: {error}") from error
+    except RuntimeError as error:  # of the hub's native transfer
+        if "No space left" in str(error):
+            raise cache.trouble(uri, OSError(errno.ENOSPC, str(error))) from error
+        raise ModelLoadError(uri, f"download failed: {error}") from error
+
+
+def _hint(error: HfHubHTTPError) -> str:
+    if error.response.status_code in (401, 403):
+        return "spec.model.secretRef (HF_TOKEN) is missing or does not allow it"
+    return error.server_message or "try again later, or mirror the model and use file:///"
+
+
+def _reporting_bar(progress: Progress) -> type[tqdm]:
+    """A silent progress bar class for the hub client that reports the bytes received."""
+
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **{**kwargs, "disable": False, "file": _Nowhere()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            if self.unit == "B" and self.total:
+                progress("download", min(100, int(100 * self.n / self.total)), int(self.n), int(self.total))
+            return shown
+
+    return Bar
+
+
+class _Nowhere:
+    """A stream that swallows the bar."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
