@@ -6,10 +6,9 @@ Routers serve without it, so it never takes Ready away; away for long it is a fa
 from collections.abc import Iterable
 from datetime import datetime
 
-from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, IndexSeen, component_of
+from fairlead_operator.observed import Body, IndexSeen, router_addresses
 
 LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
 STEP = 10  # percent
@@ -52,13 +51,4 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
 
 def router_to_ask(pods: Iterable[Body]) -> str:
     """The address of one ready router, always the same one: two that differ a little would be written in turn. Empty: there is none."""
-    found = []
-    for pod in pods:
-        metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
-        if ready and component_of(pod) == names.ROUTER and status.get("podIP") and not metadata.get("deletionTimestamp"):
-            found.append((metadata.get("name", ""), status["podIP"]))
-    if not found:
-        return ""
-    address = min(found)[1]
-    return f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}"
+    return next(iter(router_addresses(pods)), "")

@@ -35,6 +35,13 @@ class IndexStatus(Part):
     )
 
 
+class ScalingStatus(Part):
+    """What the operator's own autoscaler has decided."""
+
+    wanted: int = Field(ge=0, description="Workers.")
+    reason: str = Field("", max_length=256, description="Why so many: the last change, and what it was for.")
+
+
 class ServiceStatus(Part):
     """What the operator saw last."""
 
@@ -48,6 +55,7 @@ class ServiceStatus(Part):
     selector: str = Field("", max_length=1024, description="Label selector of the workers, for autoscalers.")
     revision: str = Field("", max_length=128, description="The wanted revision: a digest of what the spec says about worker pods.")
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it; absent while no router is ready.")
+    scaling: ScalingStatus | None = Field(None, description="With spec.scaling.target: how many workers the operator wants, and why.")
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,

@@ -20,7 +20,14 @@ def revision(service: InferenceService) -> str:
     parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
     if service.spec.access is not None:
         parts.append(said(service.spec.access))
+    if _to_zero(service):
+        parts.append("ready without workers")
     return names.digest(parts)
+
+
+def _to_zero(service: InferenceService) -> bool:
+    """Whether routers must be there for requests while no worker is, or nobody would learn of them."""
+    return service.spec.scaling is not None and service.spec.scaling.idle_seconds is not None
 
 
 def objects(service: InferenceService, settings: Settings, revisions: Iterable[Mapping[str, Any]] = ()) -> list[Object]:
@@ -113,4 +120,5 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         flags["api-keys-file"] = KEY_FILE
         if not settings.redis_url:
             flags["router-replicas"] = routing.replicas
-    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(routing.args)
+    alone = ["--ready-without-workers"] if _to_zero(service) else []
+    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + alone + list(routing.args)

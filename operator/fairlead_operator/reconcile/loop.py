@@ -14,13 +14,17 @@ from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStat
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import router_to_ask
-from fairlead_operator.observed import Observed, ProbeResult, component_of
+from fairlead_operator.observed import Observed, ProbeResult, component_of, router_addresses
+from fairlead_operator.reconcile import deletion_costs
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.demand_watch import DemandWatch
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import REVISIONS, SERVICES
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
+from fairlead_operator.scaling.decision import Decision
+from fairlead_operator.scaling.standing import standing
 from fairlead_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,6 +58,8 @@ class Loop:
         self._probe: ProbeResult | None = None
         self._probing: asyncio.Task[None] | None = None
         self._index = IndexWatch(tools.prober, self.wake)
+        self._demand = DemandWatch(tools.prober, self.wake)
+        self._decision: Decision | None = None
 
     def wake(self) -> None:
         self._woken.set()
@@ -81,6 +87,7 @@ class Loop:
         finally:
             self._stop_probing()
             self._index.stop()
+            self._demand.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -103,6 +110,10 @@ class Loop:
             await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
             return None
         plan = desired(service, self._observed(), self._tools.settings, datetime.now(UTC))
+        self._decision = plan.decision or self._decision
+        if deletion_costs.fewer(plan.objects, self._observed()):
+            for pod in await deletion_costs.weigh(self._tools.cluster, self._tools.prober.demand, self._observed()):
+                self._tools.store.put(pod)
         refusals = await applier.converge(plan.objects)
         plan = desired(service, self._observed(refusals), self._tools.settings, datetime.now(UTC))
         if not plan.servable:
@@ -111,6 +122,8 @@ class Loop:
         elif plan.probe_due:
             self._start_probing(service)
         self._index.follow(router_to_ask(self._observed().pods), known=plan.status.index is not None)
+        observed = self._observed()
+        self._demand.follow(router_addresses(observed.pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
 
@@ -124,9 +137,10 @@ class Loop:
         """A service deleted and made again under its name is another service."""
         if self._applier is None or self._applier.uid != uid:
             self._applier = Applier(self._tools.cluster, self._tools.store, *self._owner, uid)
-            self._probe = None
+            self._probe = self._decision = None
             self._stop_probing()
             self._index.stop()
+            self._demand.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -138,6 +152,8 @@ class Loop:
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,
+            needs=self._demand.needs,
+            decision=self._decision,
         )
 
     def _start_probing(self, service: InferenceService) -> None:
@@ -179,6 +195,9 @@ class Loop:
 
     def _announce_transition(self, body: Mapping[str, Any], before: ServiceStatus, after: ServiceStatus) -> None:
         """An Event when Ready has changed its truth or its reason, or the index is lost: never the same words twice in a row."""
+        size = after.scaling
+        if size is not None and size.reason and before.scaling is not None and before.scaling.wanted != size.wanted:
+            self._tools.announce(body, "Normal", "Scaled", size.reason)
         known, fault = find(before.conditions, "Degraded"), find(after.conditions, "Degraded")
         if fault is not None and fault.reason == "IndexUnavailable" and (known is None or known.reason != fault.reason):
             self._tools.announce(body, "Warning", fault.reason, fault.message)
