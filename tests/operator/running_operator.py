@@ -22,6 +22,8 @@ class Router:
         self.asked: list[dict[str, object]] = []
         self.page: dict[str, object] = {"index": "ok", "index_reason": "", "index_read": "mirror", "workers": []}
         self.looks = 0
+        self.demand: dict[str, object] | None = None
+        self.demands = 0
         router = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,6 +33,10 @@ class Router:
                 self._answer(503 if router.failing else 200, answer)
 
             def do_GET(self) -> None:
+                if self.path.startswith("/fairlead/demand"):
+                    router.demands += 1
+                    self._answer(404 if router.demand is None else 200, router.demand)
+                    return
                 router.looks += 1
                 self._answer(200 if self.path == "/fairlead/workers" else 404, router.page)
 

@@ -45,7 +45,9 @@ def need(demand: Demand, fleet: Fleet, target: float, at: float) -> Need:
     asked = demand.active > 0 or demand.queued > 0 or demand.requests_per_second > 0
     if fleet.wanted == 0:
         waking = max(1, math.ceil(_steady(demand, target))) if asked else 0
-        return Need(at, waking, waking, 0.0 if asked else demand.idle_seconds, asked, f"{max(1, demand.active)} requests wait for a worker")
+        waiting = max(1, demand.active)
+        why = f"{waiting} requests wait for a worker" if waiting > 1 else "a request waits for a worker"
+        return Need(at, waking, waking, 0.0 if asked else demand.idle_seconds, asked, why)
     more, why = _more(demand, fleet, target)
     fewest = max(1, math.ceil(_steady(demand, target) / SPARE), math.ceil(_seats(demand) / SPARE))
     if not demand.complete:
