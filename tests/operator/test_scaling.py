@@ -17,7 +17,7 @@ from fairlead_operator.scaling.demand import Demand, Report
 from fairlead_operator.scaling.needs import WINDOW, Fleet, Need, need
 
 LOOK = 5
-UNSHRUNK = settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # an hour's model each
+UNSHRUNK = settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # an hour's model each
 
 
 def scaling(**fields: Any) -> Scaling:
@@ -115,12 +115,12 @@ starts = st.integers(5, 400)
 def test_a_steady_load_has_a_steady_size(rate: float, load: float, start: int, seed: int) -> None:
     chance = random.Random(seed)
     model = Model(scaling(), rate, start)
-    for second in range(3600):
+    for second in range(2400):
         noise = chance.gauss(1.0, 0.3)  # of a second's arrivals
         model.second(max(0.0, load * rate * noise))
-        if second == 2400:
+        if second == 1600:
             settled = model.wanted
-    assert [size for at, size in model.sizes if at > 2400] == [], f"{model.sizes} {settled}"
+    assert [size for at, size in model.sizes if at > 1600] == [], f"{model.sizes} {settled}"
     assert model.backlog < 4 * rate * model.wanted, "what comes is computed"
     assert math.ceil(load * 0.95) <= model.wanted <= math.ceil(load / 0.3 / 0.8) + 2
 
@@ -239,6 +239,30 @@ def test_a_restarted_operator_holds_the_size_until_it_has_seen_enough() -> None:
     later = [*quiet, *(replace(quiet[-1], at=float(at)) for at in range(290, 305, 5))]
     assert decided(scaling(), 6, later).wanted == 1
     assert decided(scaling(), None, ()).wanted == 1 and decided(scaling(min=3), None, ()).wanted == 3
+
+
+needs_of = st.builds(
+    lambda more, fewest, idle, asked, lately: Need(0.0, more, max(more, fewest), 0.0 if asked else idle, asked, lately),
+    st.integers(0, 9),
+    st.integers(1, 9),
+    st.floats(0, 100),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(st.lists(needs_of, max_size=12), st.integers(0, 12), st.integers(0, 4), st.integers(1, 9), st.sampled_from(["1s", "30s"]))
+@settings(deadline=None)
+def test_a_decision_is_within_bounds_and_the_same_needs_do_not_change_it_again(
+    seen: list[Need], current: int, least: int, more: int, stable: str
+) -> None:
+    fields: dict[str, Any] = {"min": least, "max": least + more, "scaleDownStabilization": stable}
+    bounds = scaling(**fields, **({} if least else {"idleAfter": "20s"}))
+    needs = [replace(one, at=5.0 * number) for number, one in enumerate(seen)]
+    first = decided(bounds, current, needs)
+    assert bounds.min <= first.wanted <= bounds.max and bool(first.reason) == (first.wanted != current)
+    again = decided(bounds, first.wanted, needs)
+    assert again == type(again)(first.wanted), f"{current} -> {first} -> {again}"
 
 
 def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> None:

@@ -23,7 +23,7 @@ def decided(scaling: Scaling, current: int | None, needs: Sequence[Need]) -> Dec
     """
     if current is None:
         return Decision(max(1, scaling.min), "first worker")  # a service proves that it serves before it may go to zero
-    wanted, why = _unbounded(scaling, current, needs)
+    wanted, why = _unbounded(scaling, scaling.within(current), needs)
     bounded = scaling.within(wanted)
     if bounded == current:
         return Decision(current)
@@ -35,9 +35,11 @@ def _unbounded(scaling: Scaling, current: int, needs: Sequence[Need]) -> tuple[i
     if not needs:
         return current, ""
     last = needs[-1]
+    idle = scaling.idle_seconds is not None and last.idle_seconds >= scaling.idle_seconds and not last.asked
     if current == 0:
-        return (last.more, last.why) if last.asked else (0, "")
-    if scaling.idle_seconds is not None and last.idle_seconds >= scaling.idle_seconds:
+        woken = last.asked or (last.lately and not idle)
+        return (max(1, last.more), last.why or "requests came") if woken else (0, "")
+    if idle:
         return 0, f"no request for {last.idle_seconds:.0f}s"
     since = last.at
     for one in reversed(needs):

@@ -27,7 +27,8 @@ class Need:
     more: int
     fewest: int
     idle_seconds: float  # since anybody asked anything, 0 while that is not known
-    asked: bool
+    asked: bool  # requests are there now
+    lately: bool = False  # or came in the last window, by ways that a router sees only for a moment
     why: str = ""  # of `more`
 
 
@@ -42,17 +43,17 @@ class Fleet:
 
 def need(demand: Demand, fleet: Fleet, target: float, at: float) -> Need:
     """`target`: seconds to the first token. A silent router's part is missing in `demand`: what is needed is then at least this much."""
-    asked = demand.active > 0 or demand.queued > 0 or demand.requests_per_second > 0
+    asked, lately = demand.active > 0 or demand.queued > 0, demand.requests_per_second > 0
     if fleet.wanted == 0:
-        waking = max(1, math.ceil(_steady(demand, target))) if asked else 0
+        waking = max(1, math.ceil(_steady(demand, target))) if asked or lately else 0
         waiting = max(1, demand.active)
         why = f"{waiting} requests wait for a worker" if waiting > 1 else "a request waits for a worker"
-        return Need(at, waking, waking, 0.0 if asked else demand.idle_seconds, asked, why)
+        return Need(at, waking, waking, 0.0 if asked else demand.idle_seconds, asked, lately, why)
     more, why = _more(demand, fleet, target)
     fewest = max(1, math.ceil(_steady(demand, target) / SPARE), math.ceil(_seats(demand) / SPARE))
     if not demand.complete:
         fewest = max(fewest, fleet.wanted)
-    return Need(at, more, max(fewest, more), demand.idle_seconds if demand.complete else 0.0, asked, why)
+    return Need(at, more, max(fewest, more), demand.idle_seconds if demand.complete else 0.0, asked, lately, why)
 
 
 def _more(demand: Demand, fleet: Fleet, target: float) -> tuple[int, str]:
