@@ -7,7 +7,7 @@ from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import Object, router, worker
 from fairlead_operator.observed import Observed
 from fairlead_operator.scaling.decision import Decision
-from fairlead_operator.scaling.sizing import said, sized
+from fairlead_operator.scaling.sizing import sized, with_size
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import verdict
 
@@ -25,12 +25,12 @@ class Desired:
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
     service, decision = sized(service, observed)
-    seen = verdict(service, observed, now)
+    said = verdict(service, observed, now)
     return Desired(
         objects=[*worker.objects(service, settings, observed.revisions), *router.objects(service, settings, observed.revisions)],
-        status=said(seen.status, service, observed, decision),
-        servable=seen.servable,
-        probe_due=seen.probe_due,
+        status=with_size(said.status, service, observed, decision),
+        servable=said.servable,
+        probe_due=said.probe_due,
         decision=decision if decision is not None and decision.reason else None,
-        wake_at=seen.wake_at,
+        wake_at=said.wake_at,
     )

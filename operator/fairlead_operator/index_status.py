@@ -6,9 +6,10 @@ Routers serve without it, so it never takes Ready away; away for long it is a fa
 from collections.abc import Iterable
 from datetime import datetime
 
+from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, IndexSeen, router_addresses
+from fairlead_operator.observed import Body, IndexSeen, component_of
 
 LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
 STEP = 10  # percent
@@ -51,4 +52,15 @@ def fault(index: IndexStatus | None, now: datetime) -> tuple[Cause | None, float
 
 def router_to_ask(pods: Iterable[Body]) -> str:
     """The address of one ready router, always the same one: two that differ a little would be written in turn. Empty: there is none."""
-    return next(iter(router_addresses(pods)), "")
+    return next(iter(ready_routers(pods)), "")
+
+
+def ready_routers(pods: Iterable[Body]) -> tuple[str, ...]:
+    """The addresses of the ready routers, by their pods' names."""
+    found = []
+    for pod in pods:
+        metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
+        if ready and component_of(pod) == names.ROUTER and status.get("podIP") and not metadata.get("deletionTimestamp"):
+            found.append((metadata.get("name", ""), status["podIP"]))
+    return tuple(f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}" for _, address in sorted(found))

@@ -1,6 +1,6 @@
 """What the cluster shows of one service: Deployments, pods, what the API server refused, and the last request through the router."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,14 +93,3 @@ class Replicas:
 
 def component_of(body: Body) -> str:
     return str(((body.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, ""))
-
-
-def router_addresses(pods: Iterable[Body]) -> list[str]:
-    """host:port of every ready router, always in the same order."""
-    found = []
-    for pod in pods:
-        metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
-        if ready and component_of(pod) == names.ROUTER and status.get("podIP") and not metadata.get("deletionTimestamp"):
-            found.append((metadata.get("name", ""), status["podIP"]))
-    return [f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}" for _, address in sorted(found)]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.observed import Body, Observed, component_of, router_addresses
+from fairlead_operator.index_status import ready_routers
+from fairlead_operator.observed import Body, Observed, component_of
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.demand_client import DemandClient, RouterDeaf
 from fairlead_operator.scaling.costs import ANNOTATION, changed, deletion_costs
@@ -31,7 +32,7 @@ async def weigh(cluster: Cluster, client: DemandClient, observed: Observed) -> l
     gone, or for a router that does not answer.
     """
     pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER]
-    reports = await asyncio.gather(*(_ask(client, address) for address in router_addresses(observed.pods)))
+    reports = await asyncio.gather(*(_ask(client, address) for address in ready_routers(observed.pods)))
     costs = deletion_costs(pods, reports)
     written: list[Body] = []
     for pod in changed(pods, costs):

@@ -13,8 +13,8 @@ from typing import Any
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.index_status import router_to_ask
-from fairlead_operator.observed import Observed, ProbeResult, component_of, router_addresses
+from fairlead_operator.index_status import ready_routers, router_to_ask
+from fairlead_operator.observed import Observed, ProbeResult, component_of
 from fairlead_operator.reconcile import deletion_costs
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
@@ -123,7 +123,7 @@ class Loop:
             self._start_probing(service)
         self._index.follow(router_to_ask(self._observed().pods), known=plan.status.index is not None)
         observed = self._observed()
-        self._demand.follow(router_addresses(observed.pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
+        self._demand.follow(ready_routers(observed.pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
 

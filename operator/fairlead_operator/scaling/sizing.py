@@ -17,7 +17,7 @@ def sized(service: InferenceService, observed: Observed) -> tuple[InferenceServi
     return replace(service, spec=service.spec.model_copy(update={"replicas": decision.wanted})), decision
 
 
-def said(status: ServiceStatus, service: InferenceService, observed: Observed, decision: Decision | None) -> ServiceStatus:
+def with_size(status: ServiceStatus, service: InferenceService, observed: Observed, decision: Decision | None) -> ServiceStatus:
     """With `status.scaling`: the reason of the last change stays until the next one."""
     if decision is None:
         return status
