@@ -4,19 +4,28 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.operator.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator.api.scaling import Scaling
+from fairlead_operator.children import router
+from fairlead_operator.children import worker as worker_pods
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import Observed
 from fairlead_operator.scaling.costs import deletion_costs
 from fairlead_operator.scaling.decision import decided, recent
 from fairlead_operator.scaling.demand import Demand, Report
 from fairlead_operator.scaling.needs import WINDOW, Fleet, Need, need
+from fairlead_operator.scaling.standing import standing
+from fairlead_router.config import read_config
 
 LOOK = 5
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 UNSHRUNK = settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # an hour's model each
 
 
@@ -266,7 +275,7 @@ def test_a_decision_is_within_bounds_and_the_same_needs_do_not_change_it_again(
 
 
 def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> None:
-    def pod(name: str, **metadata: Any) -> dict[str, Any]:
+    def alive(name: str, **metadata: Any) -> dict[str, Any]:
         return {"metadata": {"name": name, "labels": {"app.kubernetes.io/component": "worker"}, **metadata}}
 
     hot, shared, busy = (
@@ -276,7 +285,52 @@ def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> No
     )
     busy = worker("busy", hit_tokens=100, running=40)
     going = worker("going", usable=False)
-    pods = [pod("hot"), pod("shared"), pod("busy"), pod("new"), pod("going", deletionTimestamp="2026-01-01T00:00:00Z")]
+    pods = [alive("hot"), alive("shared"), alive("busy"), alive("new"), alive("going", deletionTimestamp="2026-01-01T00:00:00Z")]
     costs = deletion_costs(pods, reports(page([hot, shared, busy, going]), None))
     assert sorted(costs, key=costs.__getitem__) == ["new", "shared", "busy", "hot"] and costs["new"] == 0
     assert deletion_costs(pods, [None]) == {}
+
+
+def test_only_routers_of_services_that_go_to_zero_are_told_so() -> None:
+    target = {"max": 3, "target": {"ttft": "2s"}}
+    plain, sized, zero = service(), service(scaling=target), service(scaling={**target, "min": 0})
+    assert router.revision(plain) == router.revision(sized) == router.revision(service(scaling={"min": 0, "max": 3}))
+    assert router.revision(zero) != router.revision(plain) and worker_pods.revision(zero) == worker_pods.revision(plain)
+    assert read_config(router.arguments(zero, SETTINGS)).ready_without_workers
+    assert not read_config(router.arguments(sized, SETTINGS)).ready_without_workers
+
+
+def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
+    one = service(scaling={"min": 0, "max": 5, "target": {"ttft": "2s"}})
+    seen = Observed({"worker": deployment("worker", 4), "router": deployment("router", 2)})
+
+    def size(plan: Desired) -> tuple[int, str]:
+        (made,) = [body for body in plan.objects if body["kind"] == "Deployment" and body["metadata"]["name"] == "qwen-worker"]
+        assert plan.status.scaling is not None and plan.status.scaling.wanted == made["spec"]["replicas"]
+        return made["spec"]["replicas"], plan.status.scaling.reason
+
+    assert size(desired(one, Observed(), SETTINGS, NOW)) == (1, "first worker")
+    assert size(desired(one, seen, SETTINGS, NOW)) == (4, "")
+    idle = replace(seen, needs=(Need(1.0, 0, 1, 601.0, False),))
+    plan = desired(one, idle, SETTINGS, NOW)
+    assert size(plan) == (0, "no request for 601s: 4 -> 0") and plan.decision is not None
+    applied = replace(idle, deployments={"worker": deployment("worker", 0), "router": deployment("router", 2)}, decision=plan.decision)
+    after = desired(one, applied, SETTINGS, NOW)
+    assert size(after) == (0, "no request for 601s: 4 -> 0") and after.decision is None
+    said = {one.type: (one.status, one.reason) for one in after.status.conditions}
+    assert said["Ready"] == said["Available"] == ("False", "ScaledToZero") and said["Routable"][0] == "True"
+    status = after.status.model_dump(mode="json", by_alias=True)
+    restarted = service(scaling={"min": 0, "max": 5, "target": {"ttft": "2s"}}, status=status)
+    assert size(desired(restarted, replace(applied, needs=(), decision=None), SETTINGS, NOW)) == (0, "no request for 601s: 4 -> 0")
+
+
+def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
+    one = service(scaling={"max": 5, "target": {"ttft": "2s"}})
+    loading = pod("qwen-worker-1", containerStatuses=[container({"running": {}}, started=False)])
+    loading["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    ready = pod("qwen-worker-2", conditions=[{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:30Z"}])
+    ready["metadata"]["creationTimestamp"] = "2026-01-01T00:00:10Z"
+    seen = standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready)))
+    assert seen is not None and seen.fleet == Fleet(2, 1, 80.0)
+    assert seen.hint(NOW.timestamp() + 41) == {"wanted": 2, "starting": 1, "seconds": 41, "reason": "Loading"}
+    assert standing(service(), Observed({"worker": deployment("worker", 2)})) is None
