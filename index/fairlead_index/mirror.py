@@ -96,6 +96,10 @@ class MirrorReader:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
         return self._picture.table.match(hashes)
 
+    def held_alone(self) -> dict[str, float]:
+        """Of the blocks of each living worker, by address, the share that no other living one holds; empty before the first picture."""
+        return self._picture.table.held_alone() if self._picture is not None else {}
+
     @property
     def stats(self) -> MirrorStats:
         self._stats.following = self._following

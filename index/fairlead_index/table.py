@@ -15,6 +15,7 @@ from fairlead_index.hashing import hashes_from_bytes
 __all__ = ["PrefixTable"]
 
 SWEEP_BLOCKS: Final = 2000
+SAMPLE_BLOCKS: Final = 10_000  # a few milliseconds
 SHARED_MASKS: Final = 65536
 SHARDS: Final = 256  # by the lowest byte of the hash
 LAST_SHARD: Final = SHARDS - 1
@@ -125,6 +126,26 @@ class PrefixTable:
                 wide.append(hashes[at])
             self.put(hashes[at], [slots[n : n + 2] for n in range(0, len(slots) - 1, 2)])
         return wide
+
+    def held_alone(self) -> dict[str, float]:
+        """Of the blocks of each living life, by address, the share that no other living one holds: from whole shards, which hashes fill
+        evenly, until SAMPLE_BLOCKS were seen."""
+        alive, seen = self._alive, 0
+        held = {bit: 0 for bit in self._bit.values() if bit & alive}
+        alone = dict(held)
+        for shard in self._shards:
+            for mask in shard.values():
+                living = left = mask & alive
+                while left:
+                    bit = left & -left
+                    held[bit] += 1
+                    left ^= bit
+                if living and not living & (living - 1):
+                    alone[living] += 1
+            seen += len(shard)
+            if seen >= SAMPLE_BLOCKS:
+                break
+        return {self._card[bit][0]: alone[bit] / count for bit, count in held.items() if count}
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of the prompt that each living worker holds, exactly. The holders of block n are among those of block n - 1."""

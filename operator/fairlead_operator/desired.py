@@ -9,6 +9,8 @@ from fairlead_operator.children import Object, gateway, network_policy, router, 
 from fairlead_operator.observed import Observed, is_canary
 from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
+from fairlead_operator.scaling.decision import Decision
+from fairlead_operator.scaling.sizing import sized, with_size
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import verdict
 
@@ -20,11 +22,13 @@ class Desired:
     servable: bool  # every pod is as wanted
     probe_due: bool  # ask for a completion through the router, and come back with the result
     split: Split  # what the routers are told of a canary
+    decision: Decision | None  # of our own autoscaler, where it changes the size
     wake_at: float | None  # seconds since the epoch at which to look again, even if nothing has changed
 
 
 def desired(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Desired:
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
+    service, decision = sized(service, observed)
     trial = canary.plan(service, observed, now)
     stable = replace(observed, pods=tuple(pod for pod in observed.pods if not is_canary(pod)))
     step = next_step(service, stable, trial.sides.stable or worker.revision(service), now)
@@ -36,9 +40,10 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),
         ],
-        status=said.status,
+        status=with_size(said.status, service, observed, decision),
         servable=said.servable,
         probe_due=said.probe_due,
         split=trial.sides.split,
+        decision=decision if decision is not None and decision.reason else None,
         wake_at=min((at for at in (said.wake_at, step.wake_at, trial.wake_at) if at is not None), default=None),
     )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from fairlead_index.split import SplitReport
 from fairlead_operator import names
 from fairlead_operator.causes.happened import Happened
+from fairlead_operator.scaling.decision import Decision
+from fairlead_operator.scaling.needs import Need
 
 if TYPE_CHECKING:
     from fairlead_operator.loading_status import LoadingSeen
@@ -69,6 +71,8 @@ class Observed:
     canary: CanarySeen | None = None  # None: nobody was asked yet
     quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
     loading: Mapping[str, "LoadingSeen"] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
+    needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
+    decision: Decision | None = None  # the last change of the size that this process has decided
 
 
 @dataclass(frozen=True)

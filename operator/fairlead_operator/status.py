@@ -51,7 +51,7 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
     say.say(
         "Available",
         serving,
-        "Serving" if serving else "NoWorker" if workers.ready == 0 else "NoRouter",
+        "Serving" if serving else "ScaledToZero" if workers.wanted == 0 else "NoWorker" if workers.ready == 0 else "NoRouter",
         f"{workers.ready} workers, {routers.ready} routers ready",
     )
     _progressing(say, service, workers, routers, step, trial)
@@ -141,7 +141,9 @@ def _obstacle(
             return Cause(held, f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False)
         return cause or Cause("Starting", f"{workers.ready} of {workers.wanted} workers are ready", fault=False)
     if workers.wanted == 0:
-        return Cause("ScaledToZero", "spec.replicas is 0: nothing serves", fault=False)
+        asleep = service.spec.scaling is not None and service.spec.scaling.target is not None
+        words = "No worker runs; the next request is held until one does" if asleep else "spec.replicas is 0: nothing serves"
+        return Cause("ScaledToZero", words, fault=False)
     if routers.ready == 0 or not routers.rolled_out:
         cause = causes.of_pods(observed.pods, names.ROUTER, router.revision(service), observed.pod_events)
         if cause is not None and cause.fault:

@@ -9,8 +9,11 @@ Said = tuple[str, str, str]  # type (Normal or Warning), reason, message
 
 def said(before: ServiceStatus, after: ServiceStatus) -> list[Said]:
     """What Ready says when its truth or reason has changed, of a fault also when only its words have; then faults that Ready does not tell:
-    an index that is lost, a pod that does not end, a rollout that does not go on."""
+    an index that is lost, a pod that does not end, a rollout that does not go on. Each decision of the autoscaler is told too."""
     made: list[Said] = []
+    size = after.scaling
+    if size is not None and size.reason and before.scaling is not None and before.scaling.wanted != size.wanted:
+        made.append(("Normal", "Scaled", size.reason))
     ready, fault = find(after.conditions, "Ready"), find(after.conditions, "Degraded")
     failing = fault is not None and fault.status == "True"
     if ready is not None:

@@ -16,6 +16,7 @@ from fairlead_router.interop.redirect import opted_out
 from fairlead_router.request.call import Call, linger
 from fairlead_router.request.prompts import PROMPTED, Prompt
 from fairlead_router.router import Router
+from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
 from fairlead_router.wire.client import Request
 from fairlead_router.wire.reply import Reply
@@ -54,7 +55,10 @@ class App:
                 status, body = await self._router.probe.ask()
                 reply.whole(status, body)
                 return
-        call = Call.of(request)
+            if path == DEMAND:
+                await self._demand(request, reply)
+                return
+        call, counted = Call.of(request), False
         try:
             if path.startswith("/v1/") or path in PASSED or path in queries.PATHS:
                 front.identify(call)
@@ -72,12 +76,16 @@ class App:
             await call.read_body(request, self._router.config.max_body_bytes)
             if path in PROMPTED:
                 prompt = await self._prompt(call)
+                self._router.demand.began(prompt.length)
+                counted = True
                 if self._router.redirector.on and not opted_out(request.headers):
                     raise await self._router.redirector.redirect(call, prompt)
                 await front.forward(call, prompt, reply)
             elif path in queries.PATHS:
                 await self._query(call, reply)
             else:
+                self._router.demand.began()
+                counted = True
                 await front.pass_on(call, reply)
         except ApiError as error:
             await self._refuse(call, error, request, reply)
@@ -94,12 +102,20 @@ class App:
             if not reply.started or call.waits:  # else the connection is closed, as a sign that the answer is not whole
                 await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), request, reply)
         finally:
+            if counted:
+                self._router.demand.ended(call)
             call.let_go()
             self._log(call)
 
     def close(self) -> None:
         """What is left of the access log is written."""
         self._access.flush()
+
+    async def _demand(self, request: Request, reply: Reply) -> None:
+        try:
+            reply.whole(200, await self._router.demand.answer(request.query))
+        except ApiError as error:
+            reply.whole(error.status, error.body, error.headers)
 
     async def _query(self, call: Call, reply: Reply) -> None:
         body = msgspec.json.encode(await self._router.queries.answer(call.path, call.body, call.caller.salt))

@@ -13,6 +13,7 @@ import msgspec
 from fairlead_index.connection import Scripts
 from fairlead_index.token_cache import TokenCache
 from fairlead_router.config import RouterConfig
+from fairlead_router.fleet.coming import Coming
 from fairlead_router.fleet.discovery import follow, source_of
 from fairlead_router.fleet.formats import PromptFormats
 from fairlead_router.fleet.poller import Poller
@@ -23,6 +24,7 @@ from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.serving.admission import Admission
+from fairlead_router.serving.demand import Demand
 from fairlead_router.serving.front import Front
 from fairlead_router.serving.probe import Probe
 from fairlead_router.serving.proxy import Proxy
@@ -68,12 +70,15 @@ class Router:
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
         self._steering: Policy = self.split or self.policy
-        self.admission = Admission(config, self.table, self.metrics)
+        coming = Coming()
+        self.admission = Admission(config, self.table, self.metrics, coming)
+        alone = self.policy.held_alone if isinstance(self.policy, PrefixAware) else dict
+        self.demand = Demand(self.table, coming, self.admission.queued, alone)
         self.proxy = Proxy(config, self.table, self._steering, self.metrics, self.admission)
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
         self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
-        self.probe = Probe(self.front, self.prompts)
+        self.probe = Probe(self.front, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
         self.queries = Queries(self.formats, self.table, match, self._threads)
@@ -102,6 +107,7 @@ class Router:
     def drain(self) -> None:
         """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
         self.proxy.draining = True
+        self.demand.drain()
         self.admission.drain(max(0.0, self.config.drain_grace + self.config.drain_timeout - 1))
 
     def leave(self) -> None:
@@ -115,7 +121,9 @@ class Router:
         from fairlead_router.interop.picker.picker import Picker
         from fairlead_router.interop.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
 
-        picker = Picker(self.config, self.table, self._steering, self.front, self.prompts, self.metrics, self.not_ready_reason)
+        picker = Picker(
+            self.config, self.table, self._steering, self.front, self.prompts, self.metrics, self.not_ready_reason, self.demand.came
+        )
         return PickerServer(picker, self.config)
 
     def _make_policy(self) -> Policy:
@@ -143,7 +151,7 @@ class Router:
             return "draining"
         if not self.front.keys.usable:
             return f"the key file cannot be used: {self.front.keys.problem}"
-        if self.formats.current:
+        if self.formats.current or self.config.ready_without_workers:
             return ""
         return "no prompt format yet" if self.table.usable() else "no worker is ready"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import struct
 import time
 from collections.abc import AsyncIterator
 
@@ -255,3 +256,18 @@ def test_the_table_against_plain_sets(seed: int) -> None:
     while table.sweep(50):
         pass
     assert len(table) == 0 and table.lives == 0
+
+
+def test_the_share_that_only_one_worker_holds() -> None:
+    table = PrefixTable()
+    for number, address in enumerate(("a:1", "b:1", "dead:1")):
+        table.join(number.to_bytes(2, "big"), address, 16)
+    leases = struct.pack("<3d", 5000.0, 5000.0, 0.0)
+    table.renew(leases, 1000.0, 10_000.0)
+    shared, mine = range(1000, 1100), range(2000, 2300)
+    table.stored(b"\0\0", [*shared, *mine])
+    table.stored(b"\0\1", shared)
+    table.stored(b"\0\2", [*shared, *mine])
+    assert table.held_alone() == {"a:1": 0.75, "b:1": 0.0}, "what the dead hold counts for nobody"
+    table.stored(b"\0\1", range(10_000, 60_000))
+    assert 0.98 < table.held_alone()["b:1"] < 1.0, "of a large table, some shards"

@@ -26,6 +26,8 @@ class Router:
         self.loading: dict[str, object] = {}
         """What a worker answers on /ready: the same address stands for all pods."""
         self.asked_loading = 0
+        self.demand: dict[str, object] | None = None
+        self.demands = 0
         router = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,6 +40,10 @@ class Router:
                 if self.path == "/ready":
                     router.asked_loading += 1
                     self._answer(503, router.loading)
+                    return
+                if self.path.startswith("/fairlead/demand"):
+                    router.demands += 1
+                    self._answer(404 if router.demand is None else 200, router.demand)
                     return
                 router.looks += 1
                 known = {"/fairlead/workers": router.page, "/fairlead/split": router.split}

@@ -52,6 +52,13 @@ REFUSED = [
     ({"model": {"cache": {}}}, "exactly one of claim, hostPath and size"),
     ({"model": {"region": "eu-1"}}, "spec.model.endpoint and region are for s3://"),
     ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
+    ({"scaling": {"max": 2, "target": {"ttft": "2s"}}, "replicas": 2}, "spec.replicas and spec.scaling.target decide the same"),
+    ({"scaling": {"max": 2, "target": {"ttft": "0s"}}}, "spec.scaling.target.ttft must be above 0s"),
+    ({"scaling": {"max": 2, "target": {"ttft": "2s"}, "idleAfter": "1m"}}, "spec.scaling.idleAfter takes the last worker away"),
+    ({"scaling": {"min": 0, "max": 2, "idleAfter": "1m"}}, "spec.scaling.idleAfter takes the last worker away"),
+    ({"scaling": {"min": 0, "max": 2, "target": {"ttft": "2s"}, "idleAfter": "25h"}}, "spec.scaling.idleAfter must lie between"),
+    ({"scaling": {"max": 2, "scaleDownStabilization": "1m"}}, "spec.scaling.scaleDownStabilization is for the operator's own autoscaler"),
+    ({"scaling": {"max": 2, "target": {"ttft": "1s"}, "scaleDownStabilization": "2h"}}, "scaleDownStabilization must be at most 1h"),
     (
         {"engine": {"tensorParallel": 2}, "resources": {"gpus": 4}},
         "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all",
@@ -110,6 +117,7 @@ ACCEPTED = [
     {"engine": {"speculative": {"method": "ngram", "numTokens": 3}}},
     {"engine": {"speculative": {"method": "draft", "numTokens": 5, "model": "pvc://models/draft"}}},
     {"scaling": {"max": 4}, "replicas": 9},
+    {"scaling": {"min": 0, "max": 4, "target": {"ttft": "1500ms"}, "idleAfter": "10m", "scaleDownStabilization": "0s"}},
     {
         "routing": {"indexMode": "Mirror", "holdTimeout": "0s", "maxExpectedTtft": "1s"},
         "access": {"keysSecretRef": {"name": "k", "key": "x"}},

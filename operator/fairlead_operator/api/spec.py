@@ -10,13 +10,13 @@ from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.exposure import Exposure
 from fairlead_operator.api.fields import Argument, Duration, ObjectName, Part, Quantity, known_uri, refuse, rule, rules, seconds, uri_schema
 from fairlead_operator.api.rollout import Rollout
+from fairlead_operator.api.scaling import EXCLUSIVE, Scaling
 
 # What the rules say, in the CRD and here.
 _REVISION = "spec.model.revision is for hf:// models, and not together with @REVISION in spec.model.uri: keep one of the two"
 _SECRET = "spec.model.secretRef is for hf:// models (the hub's token) and s3:// models (a key): remove it"
 _CACHE = "spec.model.cache keeps downloads and is for hf:// and s3:// models: remove it (others are read in place)"
 _BUCKET = "spec.model.endpoint and region are for s3:// models: remove them"
-_BOUNDS = "spec.scaling.min must be at most spec.scaling.max"
 _PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica"
 _INT8 = "spec.engine.quantization int8 is for workers on CPUs: set spec.resources.gpus to 0, or remove one of the two"
 _MIRROR = "spec.routing.indexMode Mirror follows one group of the index: set spec.routing.indexGroups to 1, or indexMode to Auto or Remote"
@@ -115,28 +115,6 @@ class Resources(Part):
     gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")] | None = Field(
         None, description="The nodes' label nvidia.com/gpu.product, such as NVIDIA-H100-80GB-HBM3. Absent: any."
     )
-
-
-class Scaling(Part):
-    """Bounds that `kubectl scale` and autoscalers cannot leave."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.min <= self.max",
-                _BOUNDS,
-                path=".min",
-            )
-        )
-    )
-
-    min: int = Field(1, ge=0, le=1000, description="Never fewer workers than this.")
-    max: int = Field(ge=1, le=1000, description="Never more workers than this.")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        refuse(self.min > self.max, f"{_BOUNDS}: {self.min} > {self.max}")
-        return self
 
 
 class Routing(Part):
@@ -250,12 +228,13 @@ class ServiceSpec(Part):
             ),
             rule("!has(self.access) || self.routing.steering == 'Proxy'", _PAST_KEYS, path=".routing.steering"),
             rule("!has(self.rollout.canary) || self.routing.steering == 'Proxy'", _UNSEEN, path=".routing.steering"),
+            rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
         )
     )
 
     model: Model = Field(description="The model to serve; model.uri alone is a complete manifest.")
     replicas: int = Field(1, ge=0, le=1000, description="Workers. This is the field that kubectl scale and autoscalers write.")
-    scaling: Scaling | None = Field(None, description="Bounds for replicas, whoever sets them.")
+    scaling: Scaling | None = Field(None, description="Bounds for replicas, whoever sets them; with target the operator does.")
     engine: Engine = Field(default_factory=Engine, description="How a worker computes.")
     resources: Resources = Field(default_factory=Resources, description="What each worker asks of its node.")
     routing: Routing = Field(default_factory=Routing, description="How the router chooses a worker.")
@@ -275,11 +254,10 @@ class ServiceSpec(Part):
         refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
         refuse(self.access is not None and self.routing.steering == "Redirect", _PAST_KEYS)
         refuse(self.rollout.canary is not None and self.routing.steering == "Redirect", _UNSEEN)
+        refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
         return self
 
     @property
     def wanted_replicas(self) -> int:
         """`replicas` within the bounds of `scaling`."""
-        if self.scaling is None:
-            return self.replicas
-        return max(self.scaling.min, min(self.scaling.max, self.replicas))
+        return self.replicas if self.scaling is None else self.scaling.within(self.replicas)

@@ -50,6 +50,13 @@ class CanaryStatus(Part):
     weight: int = Field(0, ge=0, le=100, description="Percent of the requests that are for it.")
 
 
+class ScalingStatus(Part):
+    """What the operator's own autoscaler has decided."""
+
+    wanted: int = Field(ge=0, description="Workers.")
+    reason: str = Field("", max_length=256, description="Why so many: the last change, and what it was for.")
+
+
 class ServiceStatus(Part):
     """What the operator saw last."""
 
@@ -66,6 +73,7 @@ class ServiceStatus(Part):
     index: IndexStatus | None = Field(None, description="The prefix index as one router sees it; absent while no router is ready.")
     traffic: TrafficStatus | None = Field(None, description="What went through lately; absent until a router was asked twice.")
     canary: CanaryStatus | None = Field(None, description="A new revision that is tried; absent while none is.")
+    scaling: ScalingStatus | None = Field(None, description="With spec.scaling.target: how many workers the operator wants, and why.")
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,

@@ -28,7 +28,14 @@ def revision(service: InferenceService) -> str:
         parts.append("split")  # that there may be canaries; their weight is no part of a router
     if service.spec.image_pull_secrets:
         parts.append(said(service.spec, "image_pull_secrets"))
+    if _to_zero(service):
+        parts.append("ready without workers")
     return names.digest(parts)
+
+
+def _to_zero(service: InferenceService) -> bool:
+    """Whether routers must be there for requests while no worker is, or nobody would learn of them."""
+    return service.spec.scaling is not None and service.spec.scaling.idle_seconds is not None
 
 
 def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
@@ -140,4 +147,5 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         flags["api-keys-file"] = KEY_FILE
         if not settings.redis_url:
             flags["router-replicas"] = routing.replicas
-    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + list(routing.args)
+    alone = ["--ready-without-workers"] if _to_zero(service) else []
+    return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + alone + list(routing.args)

@@ -108,6 +108,13 @@ class Cluster:
         path = kind_of(body).path(metadata["namespace"], metadata["name"], "status")
         return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
 
+    async def annotate(self, body: Mapping[str, Any], annotations: Mapping[str, str]) -> Body:
+        """Set these annotations on this very object (its uid); 404 or 409 when it is gone."""
+        metadata = body["metadata"]
+        patch = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
+        path = kind_of(body).path(metadata["namespace"], metadata["name"])
+        return await self._request("PATCH", path, [("fieldManager", FIELD_MANAGER)], patch, "application/merge-patch+json")
+
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """409 when it exists."""
         return await self._request("POST", kind.path(body["metadata"]["namespace"]), [("fieldManager", FIELD_MANAGER)], body)

@@ -18,9 +18,11 @@ from fairlead_operator.index_status import ready_routers, router_to_ask
 from fairlead_operator.loading_status import pods_to_ask
 from fairlead_operator.metrics import Metrics
 from fairlead_operator.observed import Observed, ProbeResult, component_of
+from fairlead_operator.reconcile import deletion_costs
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.canary_watch import CanaryWatch
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.demand_watch import DemandWatch
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.reconcile.loading_watch import LoadingWatch
@@ -28,6 +30,8 @@ from fairlead_operator.reconcile.pod_events import PodEvents
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.rollout.room import Departures
+from fairlead_operator.scaling.decision import Decision
+from fairlead_operator.scaling.standing import standing
 from fairlead_operator.settings import Settings
 from fairlead_operator.unsupported import REASON as TENSOR_PARALLEL
 from fairlead_operator.unsupported import unsupported
@@ -70,6 +74,8 @@ class Loop:
         self._canary = CanaryWatch(tools.prober, self.wake)
         self._departures = Departures(time.time())
         self._loading = LoadingWatch(tools.prober, self.wake)
+        self._demand = DemandWatch(tools.prober, self.wake)
+        self._decision: Decision | None = None
 
     def wake(self) -> None:
         self._woken.set()
@@ -101,6 +107,7 @@ class Loop:
             self._pod_events.stop()
             self._canary.stop()
             self._loading.stop()
+            self._demand.stop()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -126,6 +133,10 @@ class Loop:
             await self._write_status(body, service.status, _refused(body, problem, TENSOR_PARALLEL))
             return None
         plan = desired(service, self._observed(), self._tools.settings, datetime.now(UTC))
+        self._decision = plan.decision or self._decision
+        if deletion_costs.fewer(plan.objects, self._observed()):
+            for pod in await deletion_costs.weigh(self._tools.cluster, self._tools.prober.demand, self._observed()):
+                self._tools.store.put(pod)
         refusals = await applier.converge(plan.objects)
         plan = desired(service, self._observed(refusals), self._tools.settings, datetime.now(UTC))
         if not plan.servable:
@@ -133,13 +144,15 @@ class Loop:
             self._stop_probing()
         elif plan.probe_due:
             self._start_probing(service)
-        pods = self._observed().pods
+        observed = self._observed()
+        pods = observed.pods
         trial = plan.status.canary
         judged = trial is not None and trial.phase in ("Judging", "Paused")
         self._canary.follow(ready_routers(pods) if judged else (), plan.split)
         self._index.follow(router_to_ask(pods), known=plan.status.index is not None)
         self._loading.follow(pods_to_ask(pods))
         self._pod_events.follow(pods)
+        self._demand.follow(ready_routers(pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
 
@@ -153,12 +166,13 @@ class Loop:
         """A service deleted and made again under its name is another service."""
         if self._applier is None or self._applier.uid != uid:
             self._applier = Applier(self._tools.cluster, self._tools.store, *self._owner, uid)
-            self._probe = None
+            self._probe = self._decision = None
             self._stop_probing()
             self._index.stop()
             self._pod_events.stop()
             self._canary.stop()
             self._loading.stop()
+            self._demand.stop()
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
@@ -178,6 +192,8 @@ class Loop:
             canary=self._canary.seen,
             quiet_since=self._departures.since(pods, time.time()),
             loading=self._loading.seen,
+            needs=self._demand.needs,
+            decision=self._decision,
         )
 
     def _start_probing(self, service: InferenceService) -> None:

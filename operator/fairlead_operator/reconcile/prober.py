@@ -11,6 +11,7 @@ import msgspec
 from fairlead_index.split import SplitReport
 from fairlead_operator.api import InferenceService
 from fairlead_operator.loading_status import LoadingSeen
+from fairlead_operator.reconcile.demand_client import DemandClient
 
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
 PROMPT = "Ready?"
@@ -27,10 +28,12 @@ class Prober:
     def __init__(self, cluster_domain: str, base_url: str = "") -> None:
         self._domain = cluster_domain
         self._base_url = base_url
+        self.demand = DemandClient(base_url)
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(TIMEOUT, connect=5.0), trust_env=False)
 
     async def close(self) -> None:
         await self._http.aclose()
+        await self.demand.close()
 
     async def complete(self, service: InferenceService) -> str:
         """Empty when a completion came back, otherwise what went wrong."""

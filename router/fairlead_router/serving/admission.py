@@ -14,6 +14,7 @@ from time import monotonic
 
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, overloaded, unavailable
+from fairlead_router.fleet.coming import Coming
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.serving.fair_queue import FairQueue
@@ -69,8 +70,8 @@ def room_of(worker: Worker) -> float:
 class Admission:
     """`enter`, then `sent` at each attempt, `begun` with the first byte, and `leave` in the end, whatever happened."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics) -> None:
-        self._config, self._table, self._metrics = config, table, metrics
+    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, coming: Coming) -> None:
+        self._config, self._table, self._metrics, self._coming = config, table, metrics, coming
         self._queue: FairQueue[Ticket] = FairQueue()
         self._numbers = itertools.count()
         self._granted = 0
@@ -119,6 +120,10 @@ class Admission:
         """Seconds to its first token."""
         ahead = self._queue.ahead(ticket) / sum(worker.rate for worker in workers)
         return ahead + min(worker.expected_wait() + ticket.tokens / worker.rate for worker in workers)
+
+    def queued(self) -> tuple[int, int]:
+        """Requests that wait here, and their prompt tokens."""
+        return self._queue.total.count, self._queue.total.tokens
 
     # Inside
 
@@ -216,12 +221,16 @@ class Admission:
         if workers:
             return self._refuse("queue", "The service is overloaded: too many requests wait.", self.expected(ticket, workers))
         self._metrics.refused.labels("hold").inc()
-        return unavailable("No worker is ready, and too many requests wait for one.", retry_after=5)
+        return unavailable(
+            f"No worker is ready, and too many requests wait for one{self._coming.words}.", retry_after=self._coming.retry_after
+        )
 
     def _too_long(self, ticket: Ticket, workers: Sequence[Worker]) -> ApiError:
         if workers and not ticket.held:
             return self._refuse("queue_timeout", "The service is overloaded: the request waited too long.", self.expected(ticket, workers))
-        return unavailable(f"No worker became ready within {self._config.hold_timeout:g} s. Try again later.", retry_after=5)
+        said, again = self._coming.words, self._coming.retry_after
+        when = f"in {again} s" if said else "later"
+        return unavailable(f"No worker became ready within {self._config.hold_timeout:g} s{said}. Try again {when}.", retry_after=again)
 
     def _refuse(self, reason: str, message: str, seconds: float) -> ApiError:
         self._metrics.refused.labels(reason).inc()

@@ -7,7 +7,8 @@ a second.
 import asyncio
 from time import monotonic
 
-from fairlead_router.errors import ApiError, Headers
+from fairlead_router.errors import ApiError, Headers, unavailable
+from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.call import Call
 from fairlead_router.request.prompts import Prompts
 from fairlead_router.serving.front import Front
@@ -43,13 +44,16 @@ class _Kept(Reply):
 class Probe:
     """The latest completion, made anew when somebody asks for it and it is old."""
 
-    def __init__(self, front: Front, prompts: Prompts) -> None:
-        self._front, self._prompts = front, prompts
+    def __init__(self, front: Front, prompts: Prompts, table: WorkerTable) -> None:
+        self._front, self._prompts, self._table = front, prompts, table
         self._task: asyncio.Task[tuple[int, bytes]] | None = None
         self._since = 0.0
 
     async def ask(self) -> tuple[int, bytes]:
-        """Status and body of the completion's answer."""
+        """Status and body of the completion's answer. It never waits for a worker: or anybody could bring a service back from zero."""
+        if not self._table.usable():
+            refusal = unavailable("No worker is ready.", retry_after=5)
+            return refusal.status, refusal.body
         old = self._task is None or (self._task.done() and monotonic() - self._since > FRESH_SECONDS)
         if self._task is None or old:
             self._task = asyncio.create_task(self._complete(), name="probe")

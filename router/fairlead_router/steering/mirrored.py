@@ -72,6 +72,10 @@ class Mirrored:
         assert worker is not None  # nothing was awaited since it was listed
         return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
 
+    def held_alone(self) -> dict[str, float]:
+        """Of what each worker (by address) holds, the share that no other does; empty before there is a picture."""
+        return self._mirror.held_alone() if self._mirror is not None else {}
+
     def held(self, wanted: Wanted, address: str) -> int | None:
         """Tokens of the prompt that the index sees there now; None where no picture is kept."""
         held = self._match(wanted)

@@ -112,6 +112,10 @@ class PrefixAware:
             raise IndexUnavailable("this router was given no index (--redis-url)")
         return await self._reader.match(hashes)
 
+    def held_alone(self) -> dict[str, float]:
+        """Of what each worker (by address) holds, the share that no other does; empty where no copy of the index is kept."""
+        return self._mirrored.held_alone() if self._mirrored is not None else {}
+
     def release(self, choice: Choice) -> None:
         if not choice.reservation or self._reader is None:
             return

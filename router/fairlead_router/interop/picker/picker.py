@@ -62,10 +62,11 @@ class Picker:
         prompts: Prompts,
         metrics: Metrics,
         not_ready_reason: Callable[[], str],
+        came: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks."""
+        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `came` is told of each prompt's tokens."""
         self._config, self._table, self._policy, self._front, self._prompts = config, table, policy, front, prompts
-        self._metrics, self.not_ready_reason = metrics, not_ready_reason
+        self._metrics, self.not_ready_reason, self._came = metrics, not_ready_reason, came
 
     @property
     def max_body_bytes(self) -> int:
@@ -112,6 +113,7 @@ class Picker:
         began = monotonic()
         prompt = await self._prompts.read(asked.path, asked.body, asked.visitor.caller.salt, asked.session)
         self._metrics.overhead.observe(monotonic() - began)
+        self._came(prompt.length)
         return prompt
 
     async def _choose(self, wanted: Wanted, subset: list[str] | None) -> Choice:

@@ -1,0 +1,53 @@
+"""Before there are fewer workers, each pod is told what it is worth: the ReplicaSet controller takes the one that is worth least."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fairlead_operator import names
+from fairlead_operator.index_status import ready_routers
+from fairlead_operator.observed import Body, Observed, component_of
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.demand_client import DemandClient, RouterDeaf
+from fairlead_operator.scaling.costs import ANNOTATION, changed, deletion_costs
+from fairlead_operator.scaling.demand import Report
+
+log = logging.getLogger(__name__)
+TIMEOUT = 2.0  # seconds for the routers to answer: the fleet gets smaller all the same
+
+
+def fewer(objects: Iterable[Mapping[str, Any]], observed: Observed) -> bool:
+    """Whether some workers would go, and some stay."""
+    for wanted in objects:
+        live = observed.deployments.get(names.WORKER)
+        if wanted["kind"] != "Deployment" or live is None or wanted["metadata"]["name"] != live["metadata"]["name"]:
+            continue
+        return bool(0 < wanted["spec"]["replicas"] < live["spec"].get("replicas", 1))
+    return False
+
+
+async def weigh(cluster: Cluster, client: DemandClient, observed: Observed) -> list[Body]:
+    """Write each worker pod's deletion cost where it is another than before. Returns the pods as written; never fails for a pod that has
+    gone, or for a router that does not answer.
+    """
+    pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER]
+    reports = await asyncio.gather(*(_ask(client, address) for address in ready_routers(observed.pods)))
+    costs = deletion_costs(pods, reports)
+    written: list[Body] = []
+    for pod in changed(pods, costs):
+        name = pod["metadata"]["name"]
+        try:
+            written.append(await cluster.annotate({**pod, "apiVersion": "v1", "kind": "Pod"}, {ANNOTATION: str(costs[name])}))
+            log.info("pod %s/%s: deletion cost %d", pod["metadata"]["namespace"], name, costs[name])
+        except ApiRefused as refusal:
+            log.warning("pod %s/%s: its deletion cost could not be written: %s", pod["metadata"]["namespace"], name, refusal)
+    return written
+
+
+async def _ask(client: DemandClient, address: str) -> Report | None:
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            return await client.ask(address, 0.0, {}, worth=True)
+    except (RouterDeaf, TimeoutError):
+        return None

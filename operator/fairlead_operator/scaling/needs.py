@@ -1,0 +1,113 @@
+"""How many workers the present demand needs: from tokens that come and wait, and from what a worker was measured to do. Pure.
+
+More are needed when the expected wait for a worker's start on a prompt leaves less of the target than the prompt's own computation takes:
+then as many as can compute what comes, at a load at which a queue stays as short as the target asks (the mean wait of an M/D/1 queue,
+Pollaczek and Khinchine), and work off what has piled up. Below the target nothing is ever added, however busy the workers are.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+from fairlead_operator.scaling.demand import Demand
+
+WINDOW = 15.0  # seconds: routers average what comes over as many, so a step of load is whole after that time
+BUSIEST, LAZIEST = 0.8, 0.3  # of a worker's measured rate: noise is never given less room, and no target asks for more
+FULL = 0.9  # of the requests that a worker can run
+SPARE = 0.8  # a smaller fleet must do with this part of what it could: between the two sizes nothing is changed
+OWN_SHARE = 0.25  # of the target is left for waiting, where the prompts alone take longer than it
+CATCH_UP = 5.0  # times the seconds until more workers serve: what has piled up by then is gone, and causes no second raise
+
+
+@dataclass(frozen=True)
+class Need:
+    """At one moment. `more`: workers that should be there, 0 while those that are there do; `fewest`: with so few it would still hold."""
+
+    at: float  # seconds since the epoch
+    more: int
+    fewest: int
+    idle_seconds: float  # since anybody asked anything, 0 while that is not known
+    asked: bool  # requests are there now
+    lately: bool = False  # or came in the last window, by ways that a router sees only for a moment
+    why: str = ""  # of `more`
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The workers. `start_seconds`: from a pod's creation to its readiness, as pods have shown it."""
+
+    wanted: int
+    ready: int
+    start_seconds: float
+
+
+def need(demand: Demand, fleet: Fleet, target: float, at: float) -> Need:
+    """`target`: seconds to the first token. A silent router's part is missing in `demand`: what is needed is then at least this much."""
+    asked, lately = demand.active > 0 or demand.queued > 0, demand.requests_per_second > 0
+    if fleet.wanted == 0:
+        waking = max(1, math.ceil(_steady(demand, target))) if asked or lately else 0
+        waiting = max(1, demand.active)
+        why = f"{waiting} requests wait for a worker" if waiting > 1 else "a request waits for a worker"
+        return Need(at, waking, waking, 0.0 if asked else demand.idle_seconds, asked, lately, why)
+    more, why = _more(demand, fleet, target)
+    fewest = max(1, math.ceil(_steady(demand, target) / SPARE), math.ceil(_seats(demand) / SPARE))
+    if not demand.complete:
+        fewest = max(fewest, fleet.wanted)
+    return Need(at, more, max(fewest, more), demand.idle_seconds if demand.complete else 0.0, asked, lately, why)
+
+
+def _more(demand: Demand, fleet: Fleet, target: float) -> tuple[int, str]:
+    """0 where nothing more is needed, and why otherwise."""
+    starting = fleet.ready < fleet.wanted  # what piles up meanwhile is for those that come: counted again it would call for ever more
+    workers, rate = len(demand.workers), demand.prefill_rate
+    if workers and rate:
+        own = _own(demand) + fmean(one.step_seconds for one in demand.workers)
+        wait = demand.backlog_tokens / (workers * rate)
+        if wait > max(target - own, OWN_SHARE * target):
+            catch_up = CATCH_UP * (WINDOW + fleet.start_seconds)
+            piled = 0.0 if starting else (demand.tokens_per_second + demand.backlog_tokens / catch_up) / rate
+            sized = math.ceil(max(_steady(demand, target), piled))
+            if sized > fleet.wanted:
+                return sized, f"expected TTFT {wait + own:.1f}s over target {target:g}s"
+    waiting = demand.queued + sum(one.waiting for one in demand.workers)
+    room = _room(demand)
+    if waiting and room and not starting and sum(one.running for one in demand.workers) >= FULL * room * workers:
+        sized = math.ceil(_seats(demand))
+        if sized > fleet.wanted:
+            return sized, f"{waiting} requests wait, and all workers run as many as they can"
+    return 0, ""
+
+
+def _own(demand: Demand) -> float:
+    """Seconds in which a worker computes a prompt of mean length."""
+    if not demand.requests_per_second or not demand.prefill_rate:
+        return 0.0
+    return demand.tokens_per_second / demand.requests_per_second / demand.prefill_rate
+
+
+def _steady(demand: Demand, target: float) -> float:
+    """Workers for the prompts that come."""
+    if not demand.prefill_rate:
+        return 0.0
+    own = _own(demand)
+    wait = max(target - own, OWN_SHARE * target) / 2  # the mean: some wait longer
+    load = max(LAZIEST, min(BUSIEST, 2 * wait / (2 * wait + own)))
+    return demand.tokens_per_second / (demand.prefill_rate * load)
+
+
+def _seats(demand: Demand) -> float:
+    """Workers for the answers that run at once: those that do, or that will (Little's law)."""
+    room = _room(demand)
+    if not room:
+        return 0.0
+    running = sum(one.running for one in demand.workers)
+    return max(running, demand.requests_per_second * demand.answer_seconds) / (FULL * room)
+
+
+def _room(demand: Demand) -> float:
+    """Answers that one worker can run at once: by its own limit, and by the pages that answers take; 0: unknown."""
+    limits = [float(one.max_running) for one in demand.workers if one.max_running]
+    running, used = sum(one.running for one in demand.workers), sum(one.pages_used for one in demand.workers)
+    if running and used:
+        limits.append(fmean(one.pages_total for one in demand.workers) * running / used)
+    return min(limits, default=0.0)

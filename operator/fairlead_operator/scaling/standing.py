@@ -1,0 +1,69 @@
+"""How the service's workers stand, as the cluster shows it: what needs are reckoned against, and what routers tell those that wait."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fairlead_operator import causes, names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.api.scaling import Scaling
+from fairlead_operator.observed import Body, Observed, component_of
+from fairlead_operator.scaling.needs import Fleet
+
+START_SECONDS, SHORTEST, LONGEST = 60.0, 5.0, 900.0
+"""Of a worker, where none has shown it yet; and what is believed of what they show."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Of a service with `spec.scaling.target`."""
+
+    scaling: Scaling
+    fleet: Fleet
+    began: float  # seconds since the epoch: when the oldest worker that is not ready was made; 0: there is none
+    reason: str  # why it is not ready, in one word
+
+    def hint(self, now: float) -> dict[str, Any]:
+        """For a router's query: how far the workers are that are being started."""
+        starting = max(0, self.fleet.wanted - self.fleet.ready)
+        seconds = round(now - self.began) if self.began and starting else 0
+        return {"wanted": self.fleet.wanted, "starting": starting, "seconds": max(0, seconds), "reason": self.reason if starting else ""}
+
+
+def current_size(observed: Observed) -> int | None:
+    """The state of the autoscaler: what the workers' Deployment says; None before there is one."""
+    deployment = observed.deployments.get(names.WORKER)
+    if deployment is None:
+        return None
+    return int(deployment["spec"].get("replicas", 1))
+
+
+def standing(service: InferenceService, observed: Observed, revision: str = "") -> Standing | None:
+    """None for a service whose size others decide, or that has no Deployment yet."""
+    size = current_size(observed)
+    if service.spec.scaling is None or service.spec.scaling.target is None or size is None:
+        return None
+    deployment = observed.deployments[names.WORKER]
+    ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)
+    pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not pod["metadata"].get("deletionTimestamp")]
+    started = [taken for pod in pods if (taken := _start_seconds(pod)) is not None]
+    took = max(SHORTEST, min(LONGEST, min(started))) if started else START_SECONDS
+    began = min((_time(pod["metadata"].get("creationTimestamp")) for pod in pods if _ready_at(pod) is None), default=0.0)
+    cause = causes.of_pods(observed.pods, names.WORKER, revision)
+    return Standing(service.spec.scaling, Fleet(size, ready, took), began, cause.reason if cause is not None else "")
+
+
+def _start_seconds(pod: Body) -> float | None:
+    ready, made = _ready_at(pod), _time(pod["metadata"].get("creationTimestamp"))
+    return ready - made if ready and made else None
+
+
+def _ready_at(pod: Body) -> float | None:
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition["type"] == "Ready" and condition["status"] == "True":
+            return _time(condition.get("lastTransitionTime"))
+    return None
+
+
+def _time(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

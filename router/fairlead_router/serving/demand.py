@@ -1,0 +1,208 @@
+"""`GET /fairlead/demand`: how much is asked of the service, for an autoscaler. With `wait=SECONDS` the answer comes when something is
+asked, or after that time: so who brings a service back from zero learns of its first request at once, and an idle one costs a request a
+minute.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from fairlead_router.errors import ApiError
+from fairlead_router.fleet.coming import Coming
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.request.call import Call
+
+PATH = "/fairlead/demand"
+WINDOW_SECONDS = 15
+"""Over which what comes is averaged."""
+LONGEST_WAIT = 300.0
+BURST_SECONDS = 0.2
+"""From the first request after a rest to the answer: a burst is seen whole, and the service gets its size at once."""
+HALF_LIFE = 600.0
+"""Seconds in which what a worker's cache has saved counts half."""
+
+HeldAlone = Callable[[], Mapping[str, float]]
+"""Of what each worker (by address) holds, the share that no other holds; empty where there is no copy of the index."""
+
+
+class Arrivals:
+    """Requests and their prompt tokens of the last WINDOW_SECONDS, in buckets of a second."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._began = clock, clock()
+        self._buckets: deque[tuple[int, int, int]] = deque()
+
+    def add(self, tokens: int) -> None:
+        second = int(self._clock())
+        if self._buckets and self._buckets[-1][0] == second:
+            _, requests, before = self._buckets.pop()
+            self._buckets.append((second, requests + 1, before + tokens))
+        else:
+            self._trim()
+            self._buckets.append((second, 1, tokens))
+
+    def rates(self) -> tuple[float, float]:
+        """Requests and prompt tokens a second."""
+        self._trim()
+        seconds = max(1.0, min(WINDOW_SECONDS, self._clock() - self._began))
+        return sum(one[1] for one in self._buckets) / seconds, sum(one[2] for one in self._buckets) / seconds
+
+    def _trim(self) -> None:
+        oldest = self._clock() - WINDOW_SECONDS
+        while self._buckets and self._buckets[0][0] < oldest:
+            self._buckets.popleft()
+
+
+class Hits:
+    """Prompt tokens that each worker found in its cache, older ones for less."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._of: dict[str, tuple[float, float]] = {}
+        self.share = 0.0
+        """Of the prompts' tokens, moving average over about 32 answers."""
+
+    def add(self, worker: str, cached: int, prompt: int) -> None:
+        self._of[worker] = (self.of(worker) + cached, self._clock())
+        self.share += (min(1.0, cached / prompt) - self.share) / 32
+
+    def of(self, worker: str) -> float:
+        tokens, at = self._of.get(worker, (0.0, 0.0))
+        return tokens * math.exp2((at - self._clock()) / HALF_LIFE)
+
+    def keep(self, workers: set[str]) -> None:
+        self._of = {address: known for address, known in self._of.items() if address in workers}
+
+
+class Demand:
+    """`began` and `ended` around each request. `queued`: requests and prompt tokens that wait here."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        coming: Coming,
+        queued: Callable[[], tuple[int, int]],
+        alone: HeldAlone,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._table, self._coming, self._queued, self._alone, self._clock = table, coming, queued, alone, clock
+        self._arrivals, self._hits = Arrivals(clock), Hits(clock)
+        self._active = 0
+        self._last = clock()
+        self._rate = self._answer_seconds = 0.0
+        self._some = asyncio.Event()
+        self._draining = False
+
+    def began(self, tokens: int = 0) -> None:
+        """A request has come, with a prompt of so many tokens."""
+        self._active += 1
+        if tokens:
+            self._arrivals.add(tokens)
+        self._some.set()
+
+    def ended(self, call: Call | None = None) -> None:
+        """It is over, whatever became of it."""
+        self._active -= 1
+        self._last = self._clock()
+        if call is not None and call.first_byte is not None:
+            self._answer_seconds += (monotonic() - call.first_byte - self._answer_seconds) / (16 if self._answer_seconds else 1)
+        if call is not None and call.cached is not None and call.prompt_tokens:
+            self._hits.add(call.worker, call.cached, call.prompt_tokens)
+        if not self._active:
+            self._some.clear()
+
+    def came(self, tokens: int) -> None:
+        """A request that goes its way past us."""
+        self.began(tokens)
+        self.ended()
+
+    def drain(self) -> None:
+        """Nobody is kept waiting for an answer from now on."""
+        self._draining = True
+        self._some.set()
+
+    async def answer(self, query: bytes) -> bytes:
+        """The page. `wait`: seconds; `wanted`, `starting`, `seconds`, `reason`: as `Coming.told`; `worth=1`: with what caches are worth.
+
+        Raises ApiError 400.
+        """
+        asked = _numbers(query)
+        if "wanted" in asked:
+            self._coming.told(int(asked["wanted"]), int(asked.get("starting", 0)), asked.get("seconds", 0.0), _text(query, "reason"))
+        if (wait := min(LONGEST_WAIT, asked.get("wait", 0.0))) > 0 and not self._busy:
+            try:
+                await asyncio.wait_for(self._some.wait(), wait)
+                if not self._draining:
+                    await asyncio.sleep(BURST_SECONDS)
+            except TimeoutError:
+                pass
+        return msgspec.json.encode(self._page(worth=asked.get("worth", 0.0) > 0))
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._active or self._draining or self._queued()[0])
+
+    def _page(self, worth: bool) -> dict[str, Any]:
+        workers = list(self._table)
+        measured = [worker.load.prefill_rate for worker in workers if worker.usable and worker.load.prefill_rate > 0]
+        self._rate = sum(measured) / len(measured) if measured else self._rate
+        self._hits.keep({worker.address for worker in workers})
+        requests, tokens = self._arrivals.rates()
+        waiting, waiting_tokens = self._queued()
+        alone = self._alone() if worth else {}
+        return {
+            "idle_seconds": 0.0 if self._busy else round(self._clock() - self._last, 1),
+            "active": self._active,
+            "queued": waiting,
+            "queued_tokens": waiting_tokens,
+            "requests_per_second": round(requests, 3),
+            "prompt_tokens_per_second": round(tokens, 1),
+            "cached_share": round(self._hits.share, 4),
+            "answer_seconds": round(self._answer_seconds, 3),
+            "prefill_rate": round(self._rate, 1),  # also when no worker is left: the next ones will be like the last
+            "draining": self._draining,
+            "workers": [self._worker(worker, alone) for worker in sorted(workers, key=lambda one: one.address)],
+        }
+
+    def _worker(self, worker: Worker, alone: Mapping[str, float]) -> dict[str, Any]:
+        load = worker.load
+        return {
+            "pod": worker.pod,
+            "address": worker.address,
+            "usable": worker.usable,
+            "running": load.running,
+            "waiting": load.waiting,
+            "backlog_tokens": load.backlog_tokens,
+            "pending_tokens": worker.pending_tokens,
+            "prefill_rate": round(load.prefill_rate, 1),
+            "step_seconds": round(load.step_seconds, 5),
+            "max_running": worker.max_running,
+            "pages_free": load.pages_free,
+            "pages_total": load.pages_total,
+            "hit_tokens": round(self._hits.of(worker.address)),
+            "held_alone_share": alone.get(worker.address),
+        }
+
+
+def _text(query: bytes, name: str) -> str:
+    return parse_qs(query.decode("latin-1")).get(name, [""])[-1]
+
+
+def _numbers(query: bytes) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, values in parse_qs(query.decode("latin-1")).items():
+        if name == "reason":
+            continue
+        try:
+            found[name] = float(values[-1])
+        except ValueError:
+            raise ApiError(400, f"{name[:50]} must be a number (got {values[-1][:50]!r}).", param=name[:50]) from None
+        if not 0 <= found[name] < 1e9:
+            raise ApiError(400, f"{name[:50]} must be between 0 and a billion (got {values[-1][:50]!r}).", param=name[:50])
+    return found

@@ -1,0 +1,25 @@
+"""`spec.scaling` in local mode: nobody decides here, so what the autoscaler would begin with runs."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.operator.manifests import service
+
+from fairlead.local.manifest import objects_of
+
+
+@pytest.mark.parametrize(
+    ("scaling", "replicas", "runs"),
+    [
+        ({"min": 0, "max": 4, "target": {"ttft": "2s"}, "idleAfter": "5m"}, 1, 1),
+        ({"min": 3, "max": 4, "target": {"ttft": "2s"}}, 1, 3),
+        ({"min": 0, "max": 4}, 0, 0),
+        ({"min": 1, "max": 2}, 7, 2),
+    ],
+    ids=json.dumps,
+)
+def test_workers_of_a_service_with_scaling(scaling: dict[str, Any], replicas: int, runs: int) -> None:
+    made = objects_of(service(scaling=scaling, replicas=replicas), redis_url="redis://x")
+    counts = {one["metadata"]["name"]: one["spec"]["replicas"] for one in made if one["kind"] == "Deployment"}
+    assert counts["qwen-worker"] == runs

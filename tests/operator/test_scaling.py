@@ -1,0 +1,336 @@
+"""The autoscaler's pure core on a modelled fleet: steady load, steady size; a step of load, one decision; silence never scales down."""
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.operator.manifests import SETTINGS, container, deployment, pod, service
+
+from fairlead_operator.api.scaling import Scaling
+from fairlead_operator.children import router
+from fairlead_operator.children import worker as worker_pods
+from fairlead_operator.desired import Desired, desired
+from fairlead_operator.observed import Observed
+from fairlead_operator.scaling.costs import deletion_costs
+from fairlead_operator.scaling.decision import decided, recent
+from fairlead_operator.scaling.demand import Demand, Report
+from fairlead_operator.scaling.needs import WINDOW, Fleet, Need, need
+from fairlead_operator.scaling.standing import standing
+from fairlead_router.config import read_config
+
+LOOK = 5
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+UNSHRUNK = settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # an hour's model each
+
+
+def scaling(**fields: Any) -> Scaling:
+    return Scaling.model_validate({"min": 1, "max": 64, "target": {"ttft": "2s"}, **fields})
+
+
+def worker(name: str = "w0", **fields: Any) -> dict[str, Any]:
+    idle = {"running": 0, "waiting": 0, "backlog_tokens": 0, "pending_tokens": 0, "step_seconds": 0.02, "max_running": 256}
+    cache = {"pages_free": 1000, "pages_total": 1000, "hit_tokens": 0, "held_alone_share": None}
+    return {"pod": name, "address": f"{name}:8000", "usable": True, **idle, **cache, **fields}
+
+
+def page(workers: list[dict[str, Any]] | None = None, **fields: Any) -> dict[str, Any]:
+    asked = {"idle_seconds": 0.0, "active": 0, "queued": 0, "queued_tokens": 0, "requests_per_second": 0.0, "prompt_tokens_per_second": 0.0}
+    return {**asked, "cached_share": 0.0, "answer_seconds": 0.0, "prefill_rate": 0.0, "workers": workers or [], **fields}
+
+
+def reports(*pages: dict[str, Any] | None) -> list[Report | None]:
+    return [None if one is None else Report.of(one) for one in pages]
+
+
+@dataclass
+class Model:
+    """Workers that compute `rate` prompt tokens a second, a queue before them, and starts that take `start` seconds. Steps of a second.
+
+    Pages are what routers would say, with the routers' own window; `seen` decides which of two routers answers.
+    """
+
+    scaling: Scaling
+    rate: float
+    start: int
+    prompt: int = 500
+    wanted: int = 1
+    now: int = 0
+    backlog: float = 0.0
+    ready_at: list[int] = field(default_factory=lambda: [0])
+    came: deque[float] = field(default_factory=lambda: deque(maxlen=int(WINDOW)))
+    needs: list[Need] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    quiet: int = 0
+
+    @property
+    def ready(self) -> int:
+        return sum(at <= self.now for at in self.ready_at)
+
+    def second(self, tokens: float) -> None:
+        self.now += 1
+        self.came.append(tokens)
+        self.quiet = 0 if tokens or self.backlog else self.quiet + 1
+        self.backlog = max(0.0, self.backlog + tokens - self.ready * self.rate)
+        if self.now % LOOK == 0 or (self.wanted == 0 and tokens):
+            self.look()
+
+    def look(self, answering: tuple[bool, bool] = (True, True)) -> None:
+        demand = Demand.of(reports(*(self._page(number) if heard else None for number, heard in enumerate(answering))))
+        target = self.scaling.target
+        assert target is not None
+        if any(answering):
+            self.needs.append(need(demand, Fleet(self.wanted, self.ready, self.start), target.seconds, float(self.now)))
+            self.needs[:] = recent(self.needs, self.scaling.stable_seconds)
+        decision = decided(self.scaling, self.wanted, self.needs)
+        if decision.wanted != self.wanted:
+            self.sizes.append((self.now, decision.wanted))
+            self.reasons.append(decision.reason)
+            added = decision.wanted - len(self.ready_at)
+            self.ready_at = (self.ready_at + [self.now + self.start] * max(0, added))[: decision.wanted]
+            self.wanted = decision.wanted
+
+    def _page(self, number: int) -> dict[str, Any]:
+        """Half of the requests come by each router; the first sees all of the queue."""
+        rate = sum(self.came) / WINDOW / 2
+        busy = int(bool(self.backlog or (self.came and self.came[-1])))
+        each = self.backlog / max(1, self.ready)
+        workers = [worker(f"w{one}", backlog_tokens=round(min(each, 2 * self.rate)), running=busy) for one in range(self.ready)]
+        queued = self.backlog - sum(one["backlog_tokens"] for one in workers)
+        return page(
+            workers,
+            active=busy,
+            idle_seconds=float(self.quiet),
+            requests_per_second=rate / self.prompt,
+            prompt_tokens_per_second=rate,
+            queued_tokens=max(0, round(queued)) if number == 0 else 0,
+            prefill_rate=self.rate,
+        )
+
+
+rates = st.floats(1000, 50_000)
+loads = st.floats(0.05, 20.0)  # of one worker's rate
+starts = st.integers(5, 400)
+
+
+@given(rates, loads, starts, st.integers(0, 2**32))
+@UNSHRUNK
+def test_a_steady_load_has_a_steady_size(rate: float, load: float, start: int, seed: int) -> None:
+    chance = random.Random(seed)
+    model = Model(scaling(), rate, start)
+    for second in range(2400):
+        noise = chance.gauss(1.0, 0.3)  # of a second's arrivals
+        model.second(max(0.0, load * rate * noise))
+        if second == 1600:
+            settled = model.wanted
+    assert [size for at, size in model.sizes if at > 1600] == [], f"{model.sizes} {settled}"
+    assert model.backlog < 4 * rate * model.wanted, "what comes is computed"
+    assert math.ceil(load * 0.95) <= model.wanted <= math.ceil(load / 0.3 / 0.8) + 2
+
+
+@given(rates, st.floats(0.1, 1.5), st.floats(2.0, 8.0), starts)
+@UNSHRUNK
+def test_a_step_of_load_is_reached_in_one_decision_and_never_undone(rate: float, before: float, factor: float, start: int) -> None:
+    model = Model(scaling(), rate, start, wanted=2, ready_at=[0, 0])
+    for _ in range(600):
+        model.second(before * rate)
+    model.sizes.clear()
+    model.reasons.clear()
+    low = model.wanted
+    for _ in range(2400):
+        model.second(before * factor * rate)
+    raised = [size for _, size in model.sizes]
+    assert len(raised) <= 1, f"{low} -> {model.sizes} {model.reasons}"
+    assert model.wanted >= before * factor and model.wanted <= math.ceil(before * factor / 0.3) + 1
+    if raised:
+        assert model.sizes[0][1] > low and "expected TTFT" in model.reasons[0] and "over target 2s" in model.reasons[0]
+    for _ in range(1800):
+        model.second(before * rate)
+    assert model.backlog == 0
+    lowered = [size for _, size in model.sizes[len(raised) :]]
+    assert lowered == sorted(lowered, reverse=True), "down only, after the load has gone down"
+
+
+def test_the_reason_says_what_was_seen_and_what_is_done() -> None:
+    slow = [worker("a", backlog_tokens=16_000), worker("b", backlog_tokens=16_000)]
+    seen = page(slow, active=40, requests_per_second=40.0, prompt_tokens_per_second=20_000.0, prefill_rate=6000.0)
+    needs = [need(Demand.of(reports(seen)), Fleet(2, 2, 30.0), 2.0, at) for at in (0.0, 5.0, 10.0, 15.0)]
+    assert decided(scaling(), 2, needs[:3]).wanted == 2, "not before a whole window has shown it"
+    decision = decided(scaling(), 2, needs)
+    assert decision.wanted == 5 and decision.reason == "expected TTFT 2.8s over target 2s: 2 -> 5"
+    bounded = decided(scaling(max=3), 2, needs)
+    assert bounded.wanted == 3 and "(spec.scaling allows 1 to 3): 2 -> 3" in bounded.reason
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=200, max_size=200), st.integers(2, 9))
+@UNSHRUNK
+def test_a_router_that_does_not_answer_never_scales_down(heard: list[tuple[bool, bool]], size: int) -> None:
+    model = Model(scaling(min=0, idleAfter="60s"), 1000.0, 10, wanted=size, ready_at=[0] * size)
+    complete_since = 0
+    for answers in heard:
+        model.now += LOOK
+        model.quiet += LOOK
+        before = model.wanted
+        model.look(answers)
+        complete_since = model.now if not all(answers) else complete_since
+        if model.wanted < before:
+            idle = model.wanted == 0 and all(answers)
+            assert idle or model.now - complete_since >= 300 - LOOK, "one silent router in the time of stabilization holds the size"
+            break
+
+
+def test_to_zero_after_idle_and_back_with_the_first_request() -> None:
+    model = Model(scaling(min=0, idleAfter="2m"), 1000.0, 30)
+    for _ in range(100):
+        model.second(300.0)
+    for _ in range(130):
+        model.second(0.0)
+    assert model.sizes == [(225, 0)] or model.wanted == 0, model.sizes
+    assert model.reasons[-1].startswith("no request for 12") and model.reasons[-1].endswith("s: 1 -> 0")
+    model.second(500.0)
+    assert model.wanted == 1 and model.reasons[-1].endswith("wait for a worker: 0 -> 1")
+    for _ in range(600):
+        model.second(300.0)
+    assert model.wanted == 1, model.sizes
+
+
+def test_a_burst_at_zero_brings_all_that_it_needs_at_once() -> None:
+    model = Model(scaling(min=0), 1000.0, 60, wanted=0, ready_at=[])
+    model.second(60_000.0)  # the work of four workers for the routers' window: at the load that 2 s allow, of six
+    assert model.wanted == 6, model.reasons
+    for _ in range(900):
+        model.second(0.0)
+    assert max(size for _, size in model.sizes) == 6, f"what waits while they start does not call for more: {model.sizes}"
+
+
+def test_prompts_that_alone_take_longer_than_the_target_do_not_call_for_workers_without_end() -> None:
+    model = Model(scaling(), 1000.0, 30, prompt=8000)
+    for second in range(3000):
+        model.second(8000.0 if second % 20 == 0 else 0.0)
+    assert model.wanted <= 4, model.sizes
+
+
+def test_answers_that_fill_every_seat_call_for_workers_though_no_prompt_token_waits() -> None:
+    full = [worker(name, running=16, waiting=8, max_running=16) for name in ("a", "b")]
+    seen = page(full, active=48, requests_per_second=4.0, prompt_tokens_per_second=400.0, answer_seconds=15.0, prefill_rate=1e5)
+    demand = Demand.of(reports(seen))
+    assert need(demand, Fleet(2, 2, 30.0), 2.0, 0.0).more == 5, "60 answers at once, 16 a worker, nine tenths of them"
+    assert need(demand, Fleet(6, 2, 30.0), 2.0, 0.0).more == 0, "they are on their way"
+    few_pages = [worker(name, running=8, waiting=3, pages_free=0) for name in ("a", "b")]
+    seen = page(few_pages, active=22, requests_per_second=2.0, prompt_tokens_per_second=200.0, answer_seconds=20.0, prefill_rate=1e5)
+    assert need(Demand.of(reports(seen)), Fleet(2, 2, 30.0), 2.0, 0.0).more == 6
+
+
+def test_caches_count_as_work_that_need_not_be_done() -> None:
+    asked = {"active": 9, "requests_per_second": 10.0, "prompt_tokens_per_second": 10_000.0, "prefill_rate": 1000.0}
+    cold = Demand.of(reports(page([worker()], **asked)))
+    warm = Demand.of(reports(page([worker()], cached_share=0.9, **asked)))
+    assert cold.tokens_per_second == 10_000 and warm.tokens_per_second == pytest.approx(1000)
+
+
+def test_what_two_routers_say_of_one_worker_is_not_counted_twice_and_a_draining_one_not_at_all() -> None:
+    mine = page([worker("a", running=4, backlog_tokens=900, pending_tokens=100), worker("b", usable=False, running=9)], queued_tokens=50)
+    other = page([worker("a", running=5, backlog_tokens=800, pending_tokens=950), worker("b", usable=False, running=9)])
+    demand = Demand.of(reports(mine, other))
+    assert [one.running for one in demand.workers] == [5] and demand.backlog_tokens == 50 + 1050 and demand.complete
+    assert not Demand.of(reports(mine, None)).complete and not Demand.of([]).complete
+
+
+def test_a_restarted_operator_holds_the_size_until_it_has_seen_enough() -> None:
+    quiet = [Need(float(at), 0, 1, 0.0, True) for at in range(0, 290, 5)]
+    assert decided(scaling(), 6, ()).wanted == 6 and decided(scaling(), 6, quiet).wanted == 6
+    later = [*quiet, *(replace(quiet[-1], at=float(at)) for at in range(290, 305, 5))]
+    assert decided(scaling(), 6, later).wanted == 1
+    assert decided(scaling(), None, ()).wanted == 1 and decided(scaling(min=3), None, ()).wanted == 3
+
+
+needs_of = st.builds(
+    lambda more, fewest, idle, asked, lately: Need(0.0, more, max(more, fewest), 0.0 if asked else idle, asked, lately),
+    st.integers(0, 9),
+    st.integers(1, 9),
+    st.floats(0, 100),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(st.lists(needs_of, max_size=12), st.integers(0, 12), st.integers(0, 4), st.integers(1, 9), st.sampled_from(["1s", "30s"]))
+@settings(deadline=None)
+def test_a_decision_is_within_bounds_and_the_same_needs_do_not_change_it_again(
+    seen: list[Need], current: int, least: int, more: int, stable: str
+) -> None:
+    fields: dict[str, Any] = {"min": least, "max": least + more, "scaleDownStabilization": stable}
+    bounds = scaling(**fields, **({} if least else {"idleAfter": "20s"}))
+    needs = [replace(one, at=5.0 * number) for number, one in enumerate(seen)]
+    first = decided(bounds, current, needs)
+    assert bounds.min <= first.wanted <= bounds.max and bool(first.reason) == (first.wanted != current)
+    again = decided(bounds, first.wanted, needs)
+    assert again == type(again)(first.wanted), f"{current} -> {first} -> {again}"
+
+
+def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> None:
+    def alive(name: str, **metadata: Any) -> dict[str, Any]:
+        return {"metadata": {"name": name, "labels": {"app.kubernetes.io/component": "worker"}, **metadata}}
+
+    hot, shared, busy = (
+        worker("hot", hit_tokens=90_000, held_alone_share=0.8),
+        worker("shared", hit_tokens=90_000, held_alone_share=0.01),
+        None,
+    )
+    busy = worker("busy", hit_tokens=100, running=40)
+    going = worker("going", usable=False)
+    pods = [alive("hot"), alive("shared"), alive("busy"), alive("new"), alive("going", deletionTimestamp="2026-01-01T00:00:00Z")]
+    costs = deletion_costs(pods, reports(page([hot, shared, busy, going]), None))
+    assert sorted(costs, key=costs.__getitem__) == ["new", "shared", "busy", "hot"] and costs["new"] == 0
+    assert deletion_costs(pods, [None]) == {}
+
+
+def test_only_routers_of_services_that_go_to_zero_are_told_so() -> None:
+    target = {"max": 3, "target": {"ttft": "2s"}}
+    plain, sized, zero = service(), service(scaling=target), service(scaling={**target, "min": 0})
+    assert router.revision(plain) == router.revision(sized) == router.revision(service(scaling={"min": 0, "max": 3}))
+    assert router.revision(zero) != router.revision(plain) and worker_pods.revision(zero) == worker_pods.revision(plain)
+    assert read_config(router.arguments(zero, SETTINGS)).ready_without_workers
+    assert not read_config(router.arguments(sized, SETTINGS)).ready_without_workers
+
+
+def test_the_deployment_is_the_state_and_the_status_keeps_the_reason() -> None:
+    one = service(scaling={"min": 0, "max": 5, "target": {"ttft": "2s"}})
+    seen = Observed({"worker": deployment("worker", 4), "router": deployment("router", 2)})
+
+    def size(plan: Desired) -> tuple[int, str]:
+        (made,) = [body for body in plan.objects if body["kind"] == "Deployment" and body["metadata"]["name"] == "qwen-worker"]
+        assert plan.status.scaling is not None and plan.status.scaling.wanted == made["spec"]["replicas"]
+        return made["spec"]["replicas"], plan.status.scaling.reason
+
+    assert size(desired(one, Observed(), SETTINGS, NOW)) == (1, "first worker")
+    assert size(desired(one, seen, SETTINGS, NOW)) == (4, "")
+    idle = replace(seen, needs=(Need(1.0, 0, 1, 601.0, False),))
+    plan = desired(one, idle, SETTINGS, NOW)
+    assert size(plan) == (0, "no request for 601s: 4 -> 0") and plan.decision is not None
+    applied = replace(idle, deployments={"worker": deployment("worker", 0), "router": deployment("router", 2)}, decision=plan.decision)
+    after = desired(one, applied, SETTINGS, NOW)
+    assert size(after) == (0, "no request for 601s: 4 -> 0") and after.decision is None
+    said = {one.type: (one.status, one.reason) for one in after.status.conditions}
+    assert said["Ready"] == said["Available"] == ("False", "ScaledToZero") and said["Routable"][0] == "True"
+    status = after.status.model_dump(mode="json", by_alias=True)
+    restarted = service(scaling={"min": 0, "max": 5, "target": {"ttft": "2s"}}, status=status)
+    assert size(desired(restarted, replace(applied, needs=(), decision=None), SETTINGS, NOW)) == (0, "no request for 601s: 4 -> 0")
+
+
+def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
+    one = service(scaling={"max": 5, "target": {"ttft": "2s"}})
+    loading = pod("qwen-worker-1", containerStatuses=[container({"running": {}}, started=False)])
+    loading["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    ready = pod("qwen-worker-2", conditions=[{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:30Z"}])
+    ready["metadata"]["creationTimestamp"] = "2026-01-01T00:00:10Z"
+    seen = standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready)))
+    assert seen is not None and seen.fleet == Fleet(2, 1, 80.0)
+    assert seen.hint(NOW.timestamp() + 41) == {"wanted": 2, "starting": 1, "seconds": 41, "reason": "Loading"}
+    assert standing(service(), Observed({"worker": deployment("worker", 2)})) is None

@@ -1,0 +1,134 @@
+"""What a router says of its demand, when it says it, and what it tells those that wait while workers are being started."""
+
+import asyncio
+from typing import Any
+
+import httpx
+from tests.router.harness import Fleet, RunningRouter, eventually
+
+from fairlead_router.fleet.coming import Coming
+from fairlead_router.serving.demand import WINDOW_SECONDS, Arrivals
+
+
+async def demand(router: RunningRouter, query: str = "") -> dict[str, Any]:
+    answer = await router.client.get(f"/fairlead/demand{query}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def empty(fleet: Fleet, **settings: Any) -> RunningRouter:
+    return await fleet.router(ready=0, workers=fleet.list_in_file(), **settings)
+
+
+async def test_it_counts_what_comes_waits_and_was_cached(fleet: Fleet) -> None:
+    worker = await fleet.worker(load={"prefill_rate": 1234.0, "running": 3, "waiting": 2, "pages_total": 10, "pages_free": 4})
+    router = await fleet.router(worker)
+    assert (await demand(router))["idle_seconds"] < 30
+    for _ in range(4):
+        assert (await router.complete("one two three four five six seven eight")).status_code == 200
+    said = await demand(router)
+    assert said["prompt_tokens_per_second"] > 0 and said["requests_per_second"] > 0 and said["active"] == said["queued"] == 0
+    assert said["prefill_rate"] == 1234.0 and said["idle_seconds"] < 5
+    (one,) = said["workers"]
+    assert (one["pod"], one["usable"], one["running"], one["waiting"]) == ("pod-0", True, 3, 2)
+    assert (one["pages_total"], one["pages_free"], one["held_alone_share"]) == (10, 4, None)
+    await worker.kill()
+    await router.usable(0)
+    assert (await demand(router))["prefill_rate"] == 1234.0, "what is known of workers outlives them"
+
+
+async def test_a_long_poll_is_answered_by_the_first_request_and_otherwise_by_time(fleet: Fleet) -> None:
+    router = await empty(fleet, hold_timeout=5)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert (await demand(router, "?wait=0.3"))["active"] == 0 and loop.time() - began >= 0.3
+    asking = asyncio.create_task(demand(router, "?wait=60"))
+    await asyncio.sleep(0)
+    burst = [asyncio.create_task(router.complete("hello")) for _ in range(20)]
+    said = await asyncio.wait_for(asking, 5)
+    assert said["active"] == 20 and said["queued"] >= 19 and said["idle_seconds"] == 0 and said["prompt_tokens_per_second"] > 0
+    assert (await demand(router, "?wait=60"))["active"] == 20, "at once, while somebody waits"
+    worker = await fleet.worker()
+    fleet.list_in_file(worker)
+    assert {answer.status_code for answer in await asyncio.gather(*burst)} == {200}
+    await eventually(lambda: router.server.router.demand._active == 0, "the burst is over")
+
+
+async def test_a_router_that_drains_keeps_nobody_waiting(fleet: Fleet) -> None:
+    router = await empty(fleet)
+    asking = asyncio.create_task(demand(router, "?wait=60"))
+    await eventually(lambda: bool(router.server.router.demand._some._waiters), "it waits")
+    router.server.router.drain()
+    assert (await asyncio.wait_for(asking, 5))["draining"] is True
+
+
+async def test_what_is_no_number_is_refused_by_name(fleet: Fleet) -> None:
+    router = await empty(fleet)
+    for query, name in (("wait=soon", "wait"), ("wanted=-1", "wanted"), ("wait=nan", "wait")):
+        answer = await router.client.get(f"/fairlead/demand?{query}")
+        assert answer.status_code == 400 and name in answer.json()["error"]["message"]
+
+
+async def test_who_waited_in_vain_is_told_how_far_the_workers_are(fleet: Fleet) -> None:
+    router = await empty(fleet, hold_timeout=0.2)
+    plain = await router.complete("hello")
+    assert plain.status_code == 503 and plain.headers["retry-after"] == "5" and "Try again later" in plain.text
+    await demand(router, "?wanted=2&starting=1&seconds=41&reason=Loading")
+    told = await router.complete("hello")
+    assert told.status_code == 503 and told.headers["retry-after"] == "41"
+    message = told.json()["error"]["message"]
+    assert message == "No worker became ready within 0.2 s: 1 of 2 workers being started, for 41 s now, Loading. Try again in 41 s."
+    await demand(router, "?wanted=2&starting=1&seconds=41&reason=%3Cscript%3E")
+    assert "script" not in (await router.complete("hello")).text, "anybody may say it: one word, and no markup"
+    await demand(router, "?wanted=0&starting=0")
+    assert "the service is scaled to zero" in (await router.complete("hello")).text
+
+
+async def test_ready_without_workers_only_where_the_flag_says_so(fleet: Fleet) -> None:
+    plain, zero = await empty(fleet), await empty(fleet, ready_without_workers=True)
+    assert (await plain.client.get("/ready")).status_code == 503
+    assert (await zero.client.get("/ready")).status_code == 200
+
+
+async def test_a_probe_brings_nothing_back_from_zero(fleet: Fleet) -> None:
+    router = await empty(fleet, hold_timeout=30)
+    answer = await router.client.get("/fairlead/probe")
+    assert answer.status_code == 503 and "No worker is ready" in answer.text
+    said = await demand(router)
+    assert said["active"] == said["queued"] == 0
+
+
+async def test_a_burst_beyond_the_queue_is_held_or_told_when_to_come_back(fleet: Fleet) -> None:
+    router = await empty(fleet, max_queue_requests=120)
+    await demand(router, "?wanted=1&starting=1&seconds=12&reason=Loading")
+    burst = [asyncio.create_task(router.complete("hello", stream=number % 2 == 0)) for number in range(200)]
+    await eventually(lambda: sum(task.done() for task in burst) >= 79, "what has no room is told so at once")
+    worker = await fleet.worker()
+    fleet.list_in_file(worker)
+    answers: list[httpx.Response] = await asyncio.gather(*burst)
+    held = [answer for answer in answers if answer.status_code == 200]
+    told = [answer for answer in answers if answer.status_code == 503]
+    assert len(held) + len(told) == 200 and len(held) >= 120
+    assert all(answer.headers["retry-after"].isdigit() and "being started" in answer.text for answer in told)
+
+
+def test_what_is_said_of_starting_workers_grows_old() -> None:
+    now = [1000.0]
+    coming = Coming(lambda: now[0])
+    assert coming.words == "" and coming.retry_after == 5
+    coming.told(4, 2, 30.0, "FailedScheduling")
+    now[0] += 10
+    assert coming.words == ": 2 of 4 workers being started, for 40 s now, FailedScheduling" and coming.retry_after == 40
+    now[0] += 200
+    assert coming.words == "" and coming.retry_after == 5
+
+
+def test_a_rate_is_that_of_the_window() -> None:
+    now = [0.0]
+    arrivals = Arrivals(lambda: now[0])
+    for _ in range(100):
+        arrivals.add(50)
+        now[0] += 0.5
+    assert arrivals.rates() == (2.0, 100.0) or abs(arrivals.rates()[1] - 100) < 8
+    now[0] += WINDOW_SECONDS + 1
+    assert arrivals.rates() == (0.0, 0.0)
