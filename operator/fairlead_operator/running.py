@@ -21,6 +21,7 @@ from fairlead_operator.reconcile.loop import Tools
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.resync import STALE, Resync
 from fairlead_operator.reconcile.store import Store
+from fairlead_operator.reconcile.watches import Watches
 
 log = logging.getLogger(__name__)
 LANES = 16  # services that are written at the same time: the API server's own fairness does the rest
@@ -69,12 +70,14 @@ class _Acting:
         self._prober = prober
         self._fleet = Fleet()
         self._store = Store(self._fleet.wake)
+        self._watches = Watches(cluster, self._store, config.namespace)
         self._resync = Resync(cluster, self._store, config.namespace)
         self._watching = asyncio.Event()
         self._fleet.open(Tools(cluster, self._store, prober, config.settings, self._announce, asyncio.Semaphore(LANES)))
 
     def problem(self) -> str:
-        unheard = self._resync.stale if self._elector.leading else self._elector.silent_for > STALE
+        silent = self._watches.silent_for > STALE
+        unheard = (silent or self._resync.stale) if self._elector.leading else self._elector.silent_for > STALE
         return "no answer for too long: the API server cannot be reached" if unheard else ""
 
     def readiness(self) -> health.Readiness:
@@ -87,11 +90,12 @@ class _Acting:
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
         self._resync.begin()
-        watching = asyncio.create_task(_watch(self._config, self._store, self._fleet, stop, self._watching, started), name="watches")
+        children = asyncio.create_task(self._watches.run(), name="watches of children")
+        watching = asyncio.create_task(self._watch_services(stop, started), name="watch of services")
         relisting = asyncio.create_task(self._resync.run(), name="resync")
         leading = asyncio.create_task(self._elector.keep(), name="lease")
         ending = asyncio.create_task(_end_loops(stop, self._fleet), name="end of loops")
-        done, pending = await asyncio.wait({watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
+        done, pending = await asyncio.wait({children, watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
         pending.add(ending)
         for task in pending:
             task.cancel()
@@ -101,6 +105,11 @@ class _Acting:
             task.result()
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
+
+    async def _watch_services(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
+        """A loop starts when its service is seen, so services are looked for last."""
+        if await _unless_stopped(self._watches.listed(), stop):
+            await _watch(self._config, self._store, self._fleet, stop, self._watching, started)
 
     def _announce(self, body: Any, type_: str, reason: str, message: str) -> None:
         self._elector.check()  # kopf posts Events by itself, not through our client

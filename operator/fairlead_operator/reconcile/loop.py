@@ -27,6 +27,13 @@ log = logging.getLogger(__name__)
 SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pass
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between passes that fail
 RETRY_REFUSED = 30.0  # seconds until something that the API server refused is tried again (a quota may have grown)
+OVERTAKEN = 0.5  # seconds
+_LOOKED_AT = {"Deployment", "Pod", REVISIONS.kind}
+
+
+class Overtaken(Exception):
+    """The service was written by somebody else since it was read: what was computed is of the past."""
+
 
 Announce = Callable[[Mapping[str, Any], str, str, str], None]  # service, type (Normal|Warning), reason, message
 
@@ -70,6 +77,8 @@ class Loop:
                     failures = 0
                 except ServiceGone:
                     return
+                except Overtaken:
+                    wait = OVERTAKEN  # the watch is about to show what the pass had not seen
                 except Exception as error:
                     failures += 1
                     wait = min(BACKOFF_FIRST * 2.0 ** min(failures, 10), BACKOFF_LONGEST) * random.uniform(0.8, 1.2)
@@ -130,7 +139,7 @@ class Loop:
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
-        children = self._tools.store.children(self._owner)
+        children = self._tools.store.children(self._owner, _LOOKED_AT)
         return Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
             pods=tuple(body for key, body in children.items() if key[0] == "Pod"),
@@ -173,6 +182,8 @@ class Loop:
                 if fresh is None:
                     self._tools.store.remove(body)
                     raise ServiceGone(str(refusal)) from None
+            if refusal.code == 409:
+                raise Overtaken(str(refusal)) from None
             raise
         self._tools.store.put(answer)
         self._announce_transition(body, before, after)
