@@ -61,7 +61,7 @@ class Operator:
 
     async def stands_by(self) -> None:
         """Returns when it answers that it is ready, leading or not."""
-        while not await asyncio.to_thread(self.ready):
+        while not await asyncio.to_thread(self.ready):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
     async def settled(self) -> float:
