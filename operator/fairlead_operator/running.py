@@ -14,6 +14,7 @@ import kopf
 from fairlead_operator import health
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
+from fairlead_operator.memory import give_back
 from fairlead_operator.reconcile import handlers
 from fairlead_operator.reconcile.client import Cluster, own_namespace
 from fairlead_operator.reconcile.fleet import Fleet
@@ -94,9 +95,10 @@ class _Acting:
         watching = asyncio.create_task(self._watch_services(stop, started), name="watch of services")
         relisting = asyncio.create_task(self._resync.run(), name="resync")
         leading = asyncio.create_task(self._elector.keep(), name="lease")
+        trimming = asyncio.create_task(give_back(), name="memory")
         ending = asyncio.create_task(_end_loops(stop, self._fleet), name="end of loops")
         done, pending = await asyncio.wait({children, watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
-        pending.add(ending)
+        pending |= {ending, trimming}
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

@@ -16,7 +16,7 @@ class Fleet:
     def __init__(self) -> None:
         self._loops: dict[Owner, tuple[Loop, asyncio.Task[None]]] = {}
         self._tools: Tools | None = None
-        self._context = contextvars.copy_context()
+        self._context: contextvars.Context | None = None
         self._closed = False
 
     def open(self, tools: Tools) -> None:
@@ -27,8 +27,10 @@ class Fleet:
         return len(self._loops)
 
     def inherit(self, context: contextvars.Context) -> None:
-        """Loops run in this context from now on: what posts Events is found through it."""
-        self._context = context
+        """Loops run in this context, the first that is given: what posts Events is found through it. One for all, since a context
+        keeps what its handler was called with, and a loop would keep a whole decoded service for as long as it lives."""
+        if self._context is None:
+            self._context = context
 
     def wake(self, owner: Owner) -> None:
         """Something of this service has changed, however that was learnt. A service without a loop gets one."""
@@ -42,7 +44,8 @@ class Fleet:
         if self._tools is None or self._closed or not self._tools.store.exists(owner):
             return
         loop = Loop(owner, self._tools)
-        task = asyncio.create_task(loop.run(), name=f"loop {owner[0]}/{owner[1]}", context=self._context.copy())
+        context = (self._context or contextvars.copy_context()).copy()
+        task = asyncio.create_task(loop.run(), name=f"loop {owner[0]}/{owner[1]}", context=context)
         self._loops[owner] = (loop, task)
         task.add_done_callback(lambda done: self._ended(owner, done))
 
