@@ -86,7 +86,7 @@ class Bench:
             router.answering = False
             await self._silence(api, operator, services)
             router.answering = True
-            await measures.all_ready(api, services, self.tell)
+            await measures.all_ready(api, services, lambda words: (operator.check(), self.tell(words)))
             standby = start("operator-a")
             await standby.stands_by()
             self.found(f"{services} services, failover", await measures.failover(api, self.server, operator, standby, services))

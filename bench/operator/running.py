@@ -48,9 +48,8 @@ class Operator:
 
     def ready(self) -> bool:
         """It leads, and all watches are up; or it stands by."""
+        self.check()
         found = re.search(r"health on port (\d+)", self._log.read_text())
-        if self.process.poll() is not None:
-            raise SystemExit(f"the operator has ended:\n{self._log.read_text()[-3000:]}")
         if found is None:
             return False
         try:
@@ -58,6 +57,11 @@ class Operator:
                 return bool(json.load(answer)["ready"])
         except urllib.error.HTTPError:
             return False
+
+    def check(self) -> None:
+        """Ends the bench if the operator has ended: a starved machine makes it lose its lease, and no kubelet starts it anew here."""
+        if self.process.poll() is not None:
+            raise SystemExit(f"the operator has ended:\n{self._log.read_text()[-3000:]}")
 
     async def stands_by(self) -> None:
         """Returns when it answers that it is ready, leading or not."""

@@ -18,7 +18,7 @@ Body = dict[str, Any]
 PAGE = 100  # objects of one list request: what a page takes while it is read is not given back to the system
 TIMEOUT = 30.0  # seconds for one request
 WATCH = 300  # seconds of one watch request
-SILENCE = 90.0  # seconds without a byte on a watch: it is dead
+SILENCE = 150.0  # seconds without a byte on a watch: it is dead
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
