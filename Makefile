@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -87,8 +87,11 @@ bench-router-engines: install ## steering with real engines, and faults at lengt
 	$(BIN)/python bench/router_engines.py $(BENCH) --json bench/results/router_engines.json
 	PYTHONPATH=. $(BIN)/python bench/router_faults.py $(BENCH) --json bench/results/router_faults.json
 
-bench-operator: install ## what a restart of the operator costs with 200 services; writes bench/results/operator_restart.json
-	PYTHONPATH=. $(BIN)/python bench/operator_restart.py --json bench/results/operator_restart.json
+bench-operator: install ## the operator with 1, 100 and 1,000 services of five pods beside its bars; a quarter of an hour (BENCH=--quick: does it run); writes bench/results/operator.json
+	PYTHONPATH=. $(BIN)/python -m bench.operator $(BENCH) --json bench/results/operator.json
+
+crash-matrix: install ## the operator killed with -9 at each of its writes, before and after the API server has it; ten minutes
+	FAIRLEAD_CRASHES=all $(BIN)/pytest -q tests/operator/test_crashes.py --timeout 1800
 
 crds: install ## write crds/ and the chart's copy from the operator's models
 	$(BIN)/python -m fairlead_operator.crd

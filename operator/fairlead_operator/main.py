@@ -34,7 +34,6 @@ def main() -> None:
         sys.exit(2)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(config.log_level)))
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     log.info("configuration: %s", config.model_dump_json(exclude={"redis_url"}))
     if config.kubeconfig:
         os.environ["KUBECONFIG"] = config.kubeconfig  # kopf's own client reads it from there

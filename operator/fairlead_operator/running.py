@@ -14,6 +14,7 @@ import kopf
 from fairlead_operator import health
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
+from fairlead_operator.memory import give_back
 from fairlead_operator.metrics import Metrics
 from fairlead_operator.reconcile import handlers
 from fairlead_operator.reconcile.announcer import Announcer
@@ -24,6 +25,7 @@ from fairlead_operator.reconcile.optional import OptionalKinds
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.resync import STALE, Resync
 from fairlead_operator.reconcile.store import Store
+from fairlead_operator.reconcile.watches import Watches
 
 log = logging.getLogger(__name__)
 LANES = 16  # services that are written at the same time: the API server's own fairness does the rest
@@ -73,6 +75,7 @@ class _Acting:
         self._prober = prober
         self._fleet = Fleet()
         self._store = Store(self._fleet.wake)
+        self._watches = Watches(cluster, self._store, config.namespace)
         self._resync = Resync(cluster, self._store, config.namespace)
         self._watching = asyncio.Event()
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
@@ -84,7 +87,8 @@ class _Acting:
         metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._store.services)
 
     def problem(self) -> str:
-        unheard = self._resync.stale if self._elector.leading else self._elector.silent_for > STALE
+        silent = self._watches.silent_for > STALE
+        unheard = (silent or self._resync.stale) if self._elector.leading else self._elector.silent_for > STALE
         return "no answer for too long: the API server cannot be reached" if unheard else ""
 
     def readiness(self) -> health.Readiness:
@@ -99,13 +103,15 @@ class _Acting:
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
         self._resync.begin()
         await self._optional.look()  # before the first loop looks: or it would take a gateway for missing
-        watching = asyncio.create_task(_watch(self._config, self._store, self._fleet, stop, self._watching, started), name="watches")
+        children = asyncio.create_task(self._watches.run(), name="watches of children")
+        watching = asyncio.create_task(self._watch_services(stop, started), name="watch of services")
         relisting = asyncio.create_task(self._resync.run(), name="resync")
         looking = asyncio.create_task(self._optional.run(), name="optional kinds")
         leading = asyncio.create_task(self._elector.keep(), name="lease")
+        trimming = asyncio.create_task(give_back(), name="memory")
         ending = asyncio.create_task(self._end_ours(stop), name="end of loops")
-        done, pending = await asyncio.wait({watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
-        pending |= {ending, looking}
+        done, pending = await asyncio.wait({children, watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
+        pending |= {ending, looking, trimming}
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
@@ -115,6 +121,11 @@ class _Acting:
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
 
+    async def _watch_services(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
+        """A loop starts when its service is seen, so services are looked for last."""
+        if await _unless_stopped(self._watches.listed(), stop):
+            await _watch(self._config, self._store, stop, self._watching, started)
+
     async def _end_ours(self, stop: asyncio.Event) -> None:
         """At once when a stop is asked for: kopf waits five seconds for tasks that it does not know."""
         await stop.wait()
@@ -122,13 +133,11 @@ class _Acting:
         await self._announcer.close()
 
 
-async def _watch(
-    config: OperatorConfig, store: Store, fleet: Fleet, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]
-) -> None:
+async def _watch(config: OperatorConfig, store: Store, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:
     """`kopf.operator`, in its two halves: between them kopf has taken the signals, and `started` may take them back."""
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
-        registry=handlers.registry(store, fleet),
+        registry=handlers.registry(store),
         settings=handlers.settings(),
         standalone=True,
         identity=cast(Any, socket.gethostname()),  # else kopf asks for the user's name, which a container's bare user id has not

@@ -44,7 +44,7 @@ async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_a
     body = manifest()
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
     store.put(body)
-    fleet.start(OWNER)
+    fleet.wake(OWNER)
     deadline = time.monotonic() + 10
     while len(fleet):
         assert time.monotonic() < deadline

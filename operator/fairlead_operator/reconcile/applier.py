@@ -4,8 +4,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairlead_operator.names import INSTANCE
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped
+from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped, written_by_us
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.reconcile.store import Key, Store
 
@@ -38,7 +39,7 @@ class Applier:
         for desired in objects:
             key = (desired["kind"], desired["metadata"]["name"])
             wanted.add(key)
-            live = self._store.children(self._owner).get(key)
+            live = self._store.child(self._owner, key)
             applied = self._applied.get(key)
             if live is not None and not needs_apply(desired, live, applied):
                 if applied is None or applied.uid != live["metadata"]["uid"]:
@@ -55,10 +56,10 @@ class Applier:
             live = await self._cluster.get(kind_of(desired), *_place(desired))
             if live is None:
                 await self._still_there()
-        if live is not None and not self._ours(live):
+        if live is not None and not self._ours(live) and not self._orphaned(live):
             if self._of_a_namesake(live):
                 return f"{key[0]} {key[1]} is left over from a deleted service of this name; the cluster's garbage collector removes it"
-            return f"{key[0]} {key[1]} exists and does not belong to this service: delete it, or give the service another name"
+            return f"{key[0]} {key[1]} exists and does not belong to this service{_how_to_have_it(live, key, self._owner[1])}"
         hidden = live is not None and key[0] == REVISIONS.kind and live["data"] != desired["data"]
         if live is not None and hidden:
             desired = {**desired, "data": live["data"]}  # what a revision once was, it stays
@@ -87,8 +88,11 @@ class Applier:
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]} is gone")
 
     async def _prune(self, wanted: set[Key]) -> None:
-        for key, live in list(self._store.children(self._owner).items()):
-            if key in wanted or key[0] not in _WRITTEN_KINDS or not self._ours(live) or live["metadata"].get("deletionTimestamp"):
+        for key in self._store.keys(self._owner):
+            if key in wanted or key[0] not in _WRITTEN_KINDS:
+                continue
+            live = self._store.child(self._owner, key)
+            if live is None or not self._ours(live) or live["metadata"].get("deletionTimestamp"):
                 continue
             log.info("deleting %s %s/%s, which is no longer wanted", key[0], self._owner[0], key[1])
             try:
@@ -101,11 +105,30 @@ class Applier:
         references = live["metadata"].get("ownerReferences") or []
         return any(reference.get("controller") and reference.get("uid") == self.uid for reference in references)
 
+    def _orphaned(self, live: Mapping[str, Any]) -> bool:
+        """Made for a service of this name by an operator, and without an owner: somebody has taken its owner reference away, or has deleted
+        the service with --cascade=orphan. As every controller of Kubernetes does with what its selector finds, it is taken (back)."""
+        metadata = live["metadata"]
+        owned = any(reference.get("controller") for reference in metadata.get("ownerReferences") or [])
+        return not owned and (metadata.get("labels") or {}).get(INSTANCE) == self._owner[1] and written_by_us(metadata)
+
     def _of_a_namesake(self, live: Mapping[str, Any]) -> bool:
         """Of an earlier service of this name; not of another service whose children's names are the same (`qwen` and `qwen-workers`)."""
         wanted = (SERVICES.kind, self._owner[1])
         references = live["metadata"].get("ownerReferences") or []
         return any(reference.get("controller") and (reference.get("kind"), reference.get("name")) == wanted for reference in references)
+
+
+def _how_to_have_it(live: Mapping[str, Any], key: Key, service: str) -> str:
+    """What a person can do about an object that is in the way."""
+    metadata = live["metadata"]
+    owners = [reference for reference in metadata.get("ownerReferences") or [] if reference.get("controller")]
+    if owners:
+        return f", but to {owners[0].get('kind')} {owners[0].get('name')}: give the service another name"
+    if written_by_us(metadata):
+        here = f"kubectl label -n {metadata['namespace']} {kind_of(live).plural} {key[1]} {INSTANCE}={service} --overwrite"
+        return f": delete it, or have it taken over: {here}"
+    return ": delete it, or give the service another name"
 
 
 def _place(body: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,11 +1,13 @@
 """The Kubernetes API with dicts in and dicts out, over one connection pool of `kubernetes.aio`."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from kubernetes.aio import client as aio
 from kubernetes.aio import config as aio_config
 
@@ -14,8 +16,10 @@ from fairlead_operator.reconcile.kinds import Kind, kind_of
 
 Body = dict[str, Any]
 Answered = Callable[[str, int], None]  # method, HTTP status
-PAGE = 500  # objects of one list request
+PAGE = 100  # objects of one list request: what a page takes while it is read is not given back to the system
 TIMEOUT = 30.0  # seconds for one request
+WATCH = 300  # seconds of one watch request
+SILENCE = 150.0  # seconds without a byte on a watch: it is dead
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -75,20 +79,38 @@ class Cluster:
                 return None
             raise
 
-    async def list_all(self, kind: Kind, namespace: str = "", *, labelled: bool = True) -> tuple[list[Body], int]:
-        """All objects of a kind (only those labelled as ours), and the resourceVersion that the list speaks of."""
-        query: list[tuple[str, str]] = [("limit", str(PAGE))]
-        if labelled:
-            query.append(("labelSelector", f"{MANAGED_BY}=fairlead"))
-        found: list[Body] = []
+    async def pages(self, kind: Kind, namespace: str = "", *, labelled: bool = True) -> AsyncGenerator[tuple[list[Body], int], None]:
+        """All objects of a kind (only those labelled as ours) page by page, and the resourceVersion that the list speaks of."""
         more = ""
         while True:
-            page = await self._request("GET", kind.path(namespace), [*query, *([("continue", more)] if more else [])])
-            for item in page["items"]:
-                found.append({"apiVersion": kind.api_version, "kind": kind.kind, **item})
+            query = [("limit", str(PAGE)), *_selector(labelled), *([("continue", more)] if more else [])]
+            page = await self._request("GET", kind.path(namespace), query)
+            yield [_whole(kind, item) for item in page["items"]], int(page["metadata"]["resourceVersion"])
             more = page["metadata"].get("continue") or ""
             if not more:
-                return found, int(page["metadata"]["resourceVersion"])
+                return
+
+    async def watch(self, kind: Kind, namespace: str, version: int) -> AsyncGenerator[tuple[str, Body], None]:
+        """What happens after `version` to the objects labelled as ours: (ADDED, MODIFIED, DELETED or BOOKMARK; object).
+
+        Ends when the API server ends it, after WATCH seconds. Raises ApiRefused(410) when `version` is too old, TimeoutError when not even
+        a bookmark (one a minute) has come for SILENCE seconds.
+        """
+        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("resourceVersion", str(version)), ("timeoutSeconds", str(WATCH))]
+        response = await self._send("GET", kind.path(namespace), [*query, *_selector(labelled=True)], timeout=WATCH + SILENCE)
+        try:
+            if response.status > 299:
+                raise ApiRefused(response.status, _message(await response.read()))
+            rest = b""
+            while chunk := await asyncio.wait_for(response.content.readany(), SILENCE):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = msgspec.json.decode(line)
+                    if event["type"] == "ERROR":
+                        raise ApiRefused(int(event["object"].get("code") or 500), str(event["object"].get("message")))
+                    yield event["type"], _whole(kind, event["object"])
+        finally:
+            response.close()
 
     async def resources(self, api_version: str) -> list[Body]:
         """What the API server serves of one group and version; 404 when it has none of it."""
@@ -150,18 +172,39 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Body:
+        timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._may_write())
+        response = await self._send(method, path, query, body, content_type, timeout)
+        text = await response.read()
+        self._answered(method, response.status)
+        if 200 <= response.status <= 299:
+            answer: Body = msgspec.json.decode(text)
+            return answer
+        raise ApiRefused(response.status, _message(text))
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        timeout: float = TIMEOUT,
+    ) -> Any:
+        """aiohttp's response, its body unread."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
         )
-        timeout = TIMEOUT if method == "GET" else min(TIMEOUT, self._may_write())
-        response = (await self._api.call_api(*request, _request_timeout=timeout)).response
-        text = await response.read()
-        self._answered(method, response.status)
-        if 200 <= response.status <= 299:
-            answer: Body = json.loads(text)
-            return answer
-        raise ApiRefused(response.status, _message(text))
+        return (await self._api.call_api(*request, _request_timeout=timeout)).response
+
+
+def _selector(labelled: bool) -> list[tuple[str, str]]:
+    return [("labelSelector", f"{MANAGED_BY}=fairlead")] if labelled else []
+
+
+def _whole(kind: Kind, item: Mapping[str, Any]) -> Body:
+    """Items of a list come without apiVersion and kind."""
+    return {**item, "apiVersion": kind.api_version, "kind": kind.kind}
 
 
 def _message(text: bytes) -> str:

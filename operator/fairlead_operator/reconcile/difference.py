@@ -22,7 +22,7 @@ _IDENTITY = {"apiVersion", "kind", "name", "namespace"}  # never in managedField
 _ABSENT = "<absent>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Applied:
     """What was sent last, and what the server made of it; both as digests."""
 
@@ -59,6 +59,11 @@ def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
     kept = [{**entry, "fieldsV1": _text(entry["fieldsV1"])} for entry in entries if _is_ours(entry)]
     others = [entry["time"] for entry in entries if not _is_ours(entry) and entry.get("time") and not entry.get("subresource")]
     return [*kept, {"time": max(others)}] if others else kept
+
+
+def written_by_us(metadata: Mapping[str, Any]) -> bool:
+    """An operator has applied this object, and has fields in it still."""
+    return any(_is_ours(entry) for entry in metadata.get("managedFields") or [])
 
 
 def _text(fields: Any) -> str:

@@ -1,6 +1,7 @@
-"""One loop for each service: started by the first event, ended when the service is gone. No finalizer: owner references do the removal."""
+"""One loop for each service, from when the store has it until it is gone. No finalizer: owner references do the removal."""
 
 import asyncio
+import contextvars
 import logging
 
 from fairlead_operator.reconcile.loop import Loop, Tools
@@ -25,27 +26,24 @@ class Fleet:
         return len(self._loops)
 
     def wake(self, owner: Owner) -> None:
-        """Something of this service has changed. Loops that exist are woken; a loop is only started by `start`."""
+        """Something of this service has changed, however that was learnt. A service without a loop gets one."""
         running = self._loops.get(owner)
         if running is not None:
             running[0].wake()
+        else:
+            self._start(owner)
 
     def wake_all(self) -> None:
         """Something that all services share has changed."""
         for loop, _ in self._loops.values():
             loop.wake()
 
-    def start(self, owner: Owner) -> None:
-        """A service exists: make sure that its loop runs."""
-        if self._tools is None:
-            raise RuntimeError("the fleet is not open yet")
-        if self._closed:
-            return
-        if owner in self._loops:
-            self._loops[owner][0].wake()
+    def _start(self, owner: Owner) -> None:
+        if self._tools is None or self._closed or not self._tools.store.exists(owner):
             return
         loop = Loop(owner, self._tools)
-        task = asyncio.create_task(loop.run(), name=f"loop {owner[0]}/{owner[1]}")
+        # A context of its own: a handler's would keep what it was called with, a whole decoded service, for as long as the loop lives.
+        task = asyncio.create_task(loop.run(), name=f"loop {owner[0]}/{owner[1]}", context=contextvars.Context())
         self._loops[owner] = (loop, task)
         task.add_done_callback(lambda done: self._ended(owner, done))
 
@@ -55,10 +53,7 @@ class Fleet:
             return
         if task.exception() is not None:
             log.error("%s/%s: the loop has ended with an error", *owner, exc_info=task.exception())
-        tools = self._tools
-        body = tools.store.service(owner) if tools is not None else None
-        if body is not None and not body["metadata"].get("deletionTimestamp"):
-            self.start(owner)  # made again under its name while the old one's loop was ending
+        self._start(owner)  # if it was made again under its name while the old one's loop was ending
 
     async def close(self) -> None:
         self._closed = True

@@ -1,8 +1,7 @@
-"""kopf: the watches. Handlers only put what they are given into the store and wake the service's loop.
+"""kopf: the watch of the services. Its handler only puts what it is given into the store, which wakes the service's loop.
 
-Only `on.event` and `index` handlers are used, so kopf writes nothing: no finalizer, no annotation, no status. The index functions hold
-nothing; they are there because kopf calls no other handler until every indexed kind has been listed once, and a loop that had not yet
-seen the pods of a running service would call it not ready.
+Only an `on.event` handler is used, so kopf writes nothing: no finalizer, no annotation, no status. Children have watches of our own
+(`watches`): kopf has a queue, a task and a record for each object, which for ten children and five pods a service is most of a start.
 """
 
 import logging
@@ -11,10 +10,11 @@ from typing import Any
 
 import kopf
 
-from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
-from fairlead_operator.reconcile.fleet import Fleet
-from fairlead_operator.reconcile.kinds import CHILDREN, SERVICES, Kind
+from fairlead_operator.names import FIELD_MANAGER
+from fairlead_operator.reconcile.kinds import SERVICES, Kind
 from fairlead_operator.reconcile.store import Store
+
+log = logging.getLogger(__name__)
 
 
 class CappedForever:
@@ -46,8 +46,6 @@ def settings() -> kopf.OperatorSettings:
     made.watching.connect_timeout = 10
     made.watching.reconnect_backoff = 1
     made.watching.chunk_size = 500
-    for kind in CHILDREN:
-        made.watching.label_selectors[(kind.group, kind.version, kind.plural)] = f"{MANAGED_BY}=fairlead"
     made.networking.request_timeout = 30
     made.networking.connect_timeout = 10
     made.networking.error_backoffs = CappedForever(1, 30)
@@ -58,13 +56,11 @@ def settings() -> kopf.OperatorSettings:
     return made
 
 
-def registry(store: Store, fleet: Fleet) -> kopf.OperatorRegistry:
+def registry(store: Store) -> kopf.OperatorRegistry:
     """All watches of the operator."""
     made = kopf.OperatorRegistry()
     kopf.on.login(registry=made)(_login)
-    for kind in CHILDREN:
-        _watch_children(made, kind, store)
-    _watch_services(made, store, fleet)
+    _watch_services(made, store)
     return made
 
 
@@ -73,29 +69,13 @@ def _login(**kwargs: Any) -> Any:
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
-def _watch_children(made: kopf.OperatorRegistry, kind: Kind, store: Store) -> None:
-    async def listed(body: kopf.Body, **_: Any) -> None:
-        store.put(_whole(kind, body))
-
-    async def changed(event: kopf.RawEvent, **_: Any) -> None:
-        body = _whole(kind, event["object"])
-        if event["type"] == "DELETED":
-            store.remove(body)
-        else:
-            store.put(body)
-
-    kopf.index(kind.group, kind.version, kind.plural, id=f"{kind.plural}-listed", registry=made)(listed)
-    kopf.on.event(kind.group, kind.version, kind.plural, id=f"{kind.plural}-changed", registry=made)(changed)
-
-
-def _watch_services(made: kopf.OperatorRegistry, store: Store, fleet: Fleet) -> None:
+def _watch_services(made: kopf.OperatorRegistry, store: Store) -> None:
     async def changed(event: kopf.RawEvent, **_: Any) -> None:
         body = _whole(SERVICES, event["object"])
         if event["type"] == "DELETED":
             store.remove(body)
-            return
-        store.put(body)
-        fleet.start((body["metadata"]["namespace"], body["metadata"]["name"]))
+        else:
+            store.put(body)
 
     kopf.on.event(SERVICES.group, SERVICES.version, SERVICES.plural, id="services-changed", registry=made)(changed)
 

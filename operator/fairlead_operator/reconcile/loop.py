@@ -41,6 +41,13 @@ SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pas
 _EXPOSED = {kind.kind for kind in OPTIONAL}
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 60.0  # seconds between passes that fail
 RETRY_REFUSED = 30.0  # seconds until something that the API server refused is tried again (a quota may have grown)
+OVERTAKEN = 0.5  # seconds
+_LOOKED_AT = {"Deployment", "Pod", REVISIONS.kind, *_EXPOSED}
+
+
+class Overtaken(Exception):
+    """The service was written by somebody else since it was read: what was computed is of the past."""
+
 
 Announce = Callable[[Mapping[str, Any], str, str, str], None]  # service, type (Normal|Warning), reason, message
 
@@ -92,6 +99,8 @@ class Loop:
                     failures = 0
                 except ServiceGone:
                     return
+                except Overtaken:
+                    wait = OVERTAKEN  # the watch is about to show what the pass had not seen
                 except Exception as error:
                     failures += 1
                     self._tools.metrics.failed(error)
@@ -176,7 +185,7 @@ class Loop:
         return self._applier
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
-        children = self._tools.store.children(self._owner)
+        children = self._tools.store.children(self._owner, _LOOKED_AT)
         pods = tuple(body for key, body in children.items() if key[0] == "Pod")
         return Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
@@ -230,6 +239,8 @@ class Loop:
                 if fresh is None:
                     self._tools.store.remove(body)
                     raise ServiceGone(str(refusal)) from None
+            if refusal.code == 409:
+                raise Overtaken(str(refusal)) from None
             raise
         self._tools.store.put(answer)
         for type_, reason, message in transitions.said(before, after):

@@ -1,7 +1,7 @@
 """Kinds that a cluster may lack: which of them it serves, and what of ours there is of them.
 
-kopf cannot watch a kind that is not there yet (with `scanning.disabled` it looks once, at the start), so these are asked for every half
-minute while a service wants one: one GET for each kind, and one list of our own objects.
+They come and go with other people's installs, so they are asked for every half minute while a service wants one: one GET for each kind,
+and one list of our own objects.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
 from fairlead_operator.reconcile.store import Store
+from fairlead_operator.reconcile.watches import relist
 
 log = logging.getLogger(__name__)
 PERIOD = 30.0  # seconds between two looks
@@ -46,8 +47,7 @@ class OptionalKinds:
         found = frozenset([kind.kind for kind in OPTIONAL if await self._is_served(kind)])
         for kind in OPTIONAL:
             if kind.kind in found:
-                listed, version = await self._cluster.list_all(kind, self._namespace)
-                self._store.replace(kind, listed, version)
+                await relist(self._cluster, self._store, kind, self._namespace)
             elif kind.kind in self.served:
                 self._store.forget(kind)
         if found != self.served:

@@ -1,11 +1,15 @@
 """What the operator asks of routers and workers: the proof that a service serves (one completion of one token, through the router's
 Service, as a client would ask for it), what one router sees, how a canary fares, and of workers that load how far they are.
+
+Routers that do not answer must cost nothing but a wait: only so many requests are open at a time, and the others stand in line.
 """
 
+import asyncio
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 import msgspec
 
 from fairlead_index.split import SplitReport
@@ -14,8 +18,12 @@ from fairlead_operator.loading_status import LoadingSeen
 from fairlead_operator.reconcile.demand_client import DemandClient
 
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
+CONNECT = 5.0  # seconds
 PROMPT = "Ready?"
 LOOK_TIMEOUT = 5.0  # seconds; nothing waits for it
+COMPLETIONS, LOOKS = 256, 32  # requests that are open at the same time
+Answer = TypeVar("Answer")
+_FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class RouterSilent(Exception):
@@ -29,10 +37,12 @@ class Prober:
         self._domain = cluster_domain
         self._base_url = base_url
         self.demand = DemandClient(base_url)
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(TIMEOUT, connect=5.0), trust_env=False)
+        self._session: aiohttp.ClientSession | None = None
+        self._completions, self._looks = asyncio.Semaphore(COMPLETIONS), asyncio.Semaphore(LOOKS)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        if self._session is not None:
+            await self._session.close()
         await self.demand.close()
 
     async def complete(self, service: InferenceService) -> str:
@@ -40,49 +50,56 @@ class Prober:
         base = self._base_url or f"http://{service.name}.{service.namespace}.svc.{self._domain}"
         keyed = service.spec.access is not None  # the operator has no key: the router makes the completion itself
         url = f"{base}/fairlead/probe" if keyed else f"{base}/v1/completions"
-        asked = {"model": service.served_model_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+        asked = None if keyed else {"model": service.served_model_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
         try:
-            # A new connection each time: kube-proxy chooses among the routers that exist now.
-            once = {"Connection": "close"}
-            answer = await (self._http.get(url, headers=once) if keyed else self._http.post(url, json=asked, headers=once))
-            if answer.status_code != 200:
-                return f"{url} answered {answer.status_code}: {answer.text[:300]}"
-            choices = answer.json()["choices"]
-        except httpx.HTTPError as error:
+            async with self._completions:
+                status, text = await self._ask("GET" if keyed else "POST", url, asked, TIMEOUT)
+        except _FAILURES as error:
             return f"{url}: {type(error).__name__}: {error}"
+        if status != 200:
+            return f"{url} answered {status}: {text[:300]}"
+        try:
+            choices = json.loads(text)["choices"]
         except (ValueError, KeyError, TypeError):
-            return f"{url} answered 200 without choices: {answer.text[:300]}"
+            return f"{url} answered 200 without choices: {text[:300]}"
         return "" if choices else f"{url} answered 200 with no choice"
 
     async def loading(self, address: str) -> LoadingSeen | None:
         """How far the worker at `address` (host:port) is; None when it does not say."""
         try:
-            answer = await self._http.get(
-                f"{self._base_url or f'http://{address}'}/ready", headers={"Connection": "close"}, timeout=LOOK_TIMEOUT
-            )
-            return LoadingSeen.of(answer.json())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, AttributeError):
+            _, text = await self._look(address, "/ready")
+            return LoadingSeen.of(json.loads(text))
+        except (*_FAILURES, ValueError, TypeError, AttributeError):
             return None
 
     async def page(self, address: str) -> Mapping[str, Any]:
         """What the router at `address` (host:port) says of itself and of all workers. Raises RouterSilent."""
-        url = f"{self._base_url or f'http://{address}'}/fairlead/workers"
-        try:
-            answer = await self._http.get(url, headers={"Connection": "close"}, timeout=LOOK_TIMEOUT)
-            answer.raise_for_status()
-            page = answer.json()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise RouterSilent(f"{url}: {type(error).__name__}: {error}") from None
-        if not isinstance(page, dict) or not isinstance(page.get("workers"), list):
-            raise RouterSilent(f"{url}: not a router's answer")
+        page = await self._said(address, "/fairlead/workers", dict[str, Any])
+        if not isinstance(page.get("workers"), list):
+            raise RouterSilent(f"{address}/fairlead/workers: not a router's answer")
         return page
 
     async def split(self, address: str) -> SplitReport:
         """How a canary and the others fare at the router at `address` (host:port). Raises RouterSilent."""
-        url = f"{self._base_url or f'http://{address}'}/fairlead/split"
+        return await self._said(address, "/fairlead/split", SplitReport)
+
+    async def _said(self, address: str, path: str, kind: type[Answer]) -> Answer:
         try:
-            answer = await self._http.get(url, headers={"Connection": "close"}, timeout=LOOK_TIMEOUT)
-            answer.raise_for_status()
-            return msgspec.json.decode(answer.content, type=SplitReport)
-        except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError) as error:
-            raise RouterSilent(f"{url}: {type(error).__name__}: {error}") from None
+            status, text = await self._look(address, path)
+            if status != 200:
+                raise ValueError(f"answered {status}: {text[:300]}")
+            return msgspec.json.decode(text, type=kind)
+        except (*_FAILURES, ValueError) as error:
+            raise RouterSilent(f"{address}{path}: {type(error).__name__}: {error}") from None
+
+    async def _look(self, address: str, path: str) -> tuple[int, str]:
+        async with self._looks:
+            return await self._ask("GET", f"{self._base_url or f'http://{address}'}{path}", None, LOOK_TIMEOUT)
+
+    async def _ask(self, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
+        """Status and text. A new connection each time: kube-proxy chooses among the routers that exist now."""
+        if self._session is None:  # made inside the event loop, as aiohttp wants it
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT)
+        async with self._session.request(method, url, json=body, timeout=timeout, allow_redirects=False) as answer:
+            return answer.status, await answer.text(errors="replace")

@@ -1,16 +1,18 @@
 """Now and then everything is listed anew: a removal that a watch has missed is found, and a dead watch does not go unnoticed.
 
-kopf relists after a gap, and then reports what exists, not what has gone; production-stack#1091 lost 22 hours to such a gap.
+Of services kopf relists after a gap, and then reports what exists, not what has gone; production-stack#1091 lost 22 hours to such a gap.
 """
 
 import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 
 from fairlead_operator.reconcile.client import Cluster
 from fairlead_operator.reconcile.kinds import CHILDREN, SERVICES
 from fairlead_operator.reconcile.store import Store
+from fairlead_operator.reconcile.watches import NotServed, relist
 
 log = logging.getLogger(__name__)
 PERIOD = 300.0  # seconds between two rounds
@@ -60,6 +62,6 @@ class Resync:
     async def once(self) -> int:
         missed = 0
         for kind in (SERVICES, *CHILDREN):
-            listed, version = await self._cluster.list_all(kind, self._namespace, labelled=kind is not SERVICES)
-            missed += self._store.replace(kind, listed, version)
+            with suppress(NotServed):
+                missed += (await relist(self._cluster, self._store, kind, self._namespace)).missed
         return missed

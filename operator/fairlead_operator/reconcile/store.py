@@ -1,8 +1,17 @@
-"""What the watches have shown: services, and the children of each. The newest version of an object wins, whatever its way here."""
+"""What the watches have shown: services, and the children of each. The newest version of an object wins, whatever its way here.
 
+Objects are held as compressed JSON, a thirtieth of what the same dicts take, and are read out for each pass: with a thousand services and
+five thousand pods that is the difference between 20 MiB and half a GiB.
+"""
+
+import sys
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from fairlead_operator.names import INSTANCE
 from fairlead_operator.reconcile.difference import slim_managed_fields
@@ -13,23 +22,57 @@ Owner = tuple[str, str]  # namespace, name of a service
 Key = tuple[str, str]  # kind, name of a child
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One version of one object."""
+
+    uid: str
+    version: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, body: Body) -> "Held":
+        return cls(body["metadata"]["uid"], _version(body), zlib.compress(msgspec.json.encode(_slim(body)), 1))
+
+    def read(self) -> Body:
+        body: Body = msgspec.json.decode(zlib.decompress(self.packed))
+        return body
+
+
 class Store:
     """`woken(owner)` is called whenever something of a service has changed."""
 
     def __init__(self, woken: Callable[[Owner], None]) -> None:
         self._woken = woken
-        self._services: dict[Owner, Body] = {}
-        self._children: dict[Owner, dict[Key, Body]] = defaultdict(dict)
+        self._services: dict[Owner, Held] = {}
+        self._children: dict[Owner, dict[Key, Held]] = defaultdict(dict)
         self._homes: dict[str, Owner] = {}  # uid of everything held → the service it is held for
 
     def service(self, owner: Owner) -> Body | None:
-        return self._services.get(owner)
+        held = self._services.get(owner)
+        return None if held is None else held.read()
 
-    def children(self, owner: Owner) -> Mapping[Key, Body]:
-        return self._children.get(owner, {})
+    def exists(self, owner: Owner) -> bool:
+        """The service is there and not being deleted."""
+        body = self.service(owner)
+        return body is not None and not body["metadata"].get("deletionTimestamp")
 
-    def services(self) -> Iterable[Body]:
-        return self._services.values()
+    def keys(self, owner: Owner) -> list[Key]:
+        """Which children there are."""
+        return list(self._children.get(owner, ()))
+
+    def child(self, owner: Owner, key: Key) -> Body | None:
+        held = self._children.get(owner, {}).get(key)
+        return None if held is None else held.read()
+
+    def children(self, owner: Owner, kinds: Container[str] | None = None) -> dict[Key, Body]:
+        """All children, or those of some kinds; what is returned is the caller's own."""
+        shelf = self._children.get(owner, {})
+        return {key: held.read() for key, held in shelf.items() if kinds is None or key[0] in kinds}
+
+    def services(self) -> Iterator[Body]:
+        for held in list(self._services.values()):
+            yield held.read()
 
     def put(self, body: Body) -> None:
         """Take an object in; an older version than the one held is ignored (a watch may lag behind our own writes)."""
@@ -38,57 +81,52 @@ class Store:
         if home is not None and home != owner:
             # Somebody has edited the label by which a child is found: the service that loses it must see that, and put it back.
             shelf, key = self._place(home, body)
-            if _version(body) <= _version(shelf[key]):
+            if _version(body) <= shelf[key].version:
                 return
             self.remove(body)
         if owner is None:
             return
         shelf, key = self._place(owner, body)
         held = shelf.get(key)
-        if held is not None and _version(body) <= _version(held):
+        if held is not None and _version(body) <= held.version:
             return
         if held is not None:
-            self._homes.pop(held["metadata"]["uid"], None)
-        shelf[key] = _slim(body)
+            self._homes.pop(held.uid, None)
+        shelf[key] = Held.of(body)
         self._homes[uid] = owner
         self._woken(owner)
 
     def remove(self, body: Body) -> None:
         """An object is gone. A successor of the same name, already held, stays."""
-        home = self._homes.pop(body["metadata"]["uid"], None)
-        if home is None:
-            return
-        shelf, key = self._place(home, body)
-        del shelf[key]
-        if not self._children.get(home):
-            self._children.pop(home, None)
-        self._woken(home)
+        home = self._homes.get(body["metadata"]["uid"])
+        if home is not None:
+            shelf, key = self._place(home, body)
+            self._drop(home, shelf, key)
 
-    def replace(self, kind: Kind, listed: Iterable[Body], version: int) -> int:
-        """Make the store agree with a full list as of resourceVersion `version`. Returns how many removals the watch had missed."""
-        bodies = list(listed)
-        present = {body["metadata"]["uid"] for body in bodies}
-        gone = [held for held in self._held(kind) if held["metadata"]["uid"] not in present and _version(held) <= version]
-        for held in gone:
-            self.remove(held)
-        for body in bodies:
-            self.put(body)
+    def retain(self, kind: Kind, present: Container[str], version: int) -> int:
+        """Drop what a full list as of resourceVersion `version`, of the uids `present`, does not have. Returns how many that were."""
+        places: list[tuple[Owner, dict[Any, Held], Any]] = [(owner, self._services, owner) for owner in self._services]
+        if kind is not SERVICES:
+            places = [(owner, shelf, key) for owner, shelf in self._children.items() for key in shelf if key[0] == kind.kind]
+        gone = [place for place in places if (held := place[1][place[2]]).uid not in present and held.version <= version]
+        for owner, shelf, key in gone:
+            self._drop(owner, shelf, key)
         return len(gone)
 
     def forget(self, kind: Kind) -> None:
         """The cluster no longer serves this kind."""
-        for held in self._held(kind):
-            self.remove(held)
+        self.retain(kind, (), sys.maxsize)
 
-    def _place(self, owner: Owner, body: Body) -> tuple[dict[Any, Body], Any]:
+    def _drop(self, owner: Owner, shelf: dict[Any, Held], key: Any) -> None:
+        self._homes.pop(shelf.pop(key).uid, None)
+        if not self._children.get(owner):
+            self._children.pop(owner, None)
+        self._woken(owner)
+
+    def _place(self, owner: Owner, body: Body) -> tuple[dict[Any, Held], Any]:
         if kind_of(body) is SERVICES:
             return self._services, owner
         return self._children[owner], (body["kind"], body["metadata"]["name"])
-
-    def _held(self, kind: Kind) -> list[Body]:
-        if kind is SERVICES:
-            return list(self._services.values())
-        return [body for children in self._children.values() for key, body in children.items() if key[0] == kind.kind]
 
 
 def _owner(body: Body) -> Owner | None:

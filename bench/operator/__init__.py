@@ -1,0 +1,1 @@
+"""The operator at scale: a thousand services and five thousand pods on a real API server, on one machine."""

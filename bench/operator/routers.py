@@ -1,0 +1,53 @@
+"""One HTTP server in the place of every service's routers: it answers completions and looks at the index, or nobody at all."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+
+@dataclass
+class Routers:
+    """`answering` false: connections are taken, and no request is ever answered, as behind a policy that drops packets."""
+
+    answering: bool = True
+    asked: int = 0
+    open: int = 0
+    most_open: int = 0
+    url: str = ""
+    _silence: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _answer(self, page: dict[str, object]) -> web.Response:
+        self.asked += 1
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            if not self.answering:
+                await self._silence.wait()
+            return web.json_response(page)
+        finally:
+            self.open -= 1
+
+    async def complete(self, _: web.Request) -> web.Response:
+        return await self._answer({"choices": [{"text": "!"}]})
+
+    async def index(self, _: web.Request) -> web.Response:
+        return await self._answer({"index": "ok", "index_reason": "", "index_read": "mirror", "workers": []})
+
+
+@asynccontextmanager
+async def routers() -> AsyncIterator[Routers]:
+    made = Routers()
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", made.complete), web.get("/fairlead/workers", made.index)])
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
+    await site.start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield made
+    finally:
+        await runner.cleanup()
