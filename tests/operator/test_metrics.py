@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -72,10 +73,10 @@ class Served:
             raise ApiRefused(404, "no such group")
         return [{"name": name} for name in names]
 
-    async def list_all(self, kind: Kind, namespace: str) -> tuple[list[dict[str, Any]], int]:
+    async def pages(self, kind: Kind, namespace: str, *, labelled: bool) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
         if self.forbidden:
             raise ApiRefused(403, "may not list")
-        return [], 1
+        yield [], 1
 
 
 async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.LogCaptureFixture) -> None:
