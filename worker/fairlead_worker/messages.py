@@ -65,6 +65,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     """Root of the chain of block hashes (model, tokenizer, block size, adapter, tenant salt); different roots share no KV."""
     priority: int = 0
     tenant: str = ""
+    grammar: str = ""
+    """What its output must be, as `grammar/constraint.py` has lowered it; empty: anything."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

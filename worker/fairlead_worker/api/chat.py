@@ -55,7 +55,7 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     model = worker.check_model(request.model)
     how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
     prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
-    prepared = prepare(worker, [prompt], how)
+    prepared = prepare(worker, [prompt], how, await worker.grammar(how.constraint))
     options = request.stream_options
     reply = Reply(
         model=model,

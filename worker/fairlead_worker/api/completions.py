@@ -71,7 +71,7 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     model = worker.check_model(request.model)
     how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
     prompts = [given] if given is not None else await _prompts(worker, request, how)
-    prepared = prepare(worker, prompts, how)
+    prepared = prepare(worker, prompts, how, await worker.grammar(how.constraint))
     options = request.stream_options
     reply = Reply(
         model=model,

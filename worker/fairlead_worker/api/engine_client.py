@@ -37,6 +37,7 @@ class Submission:
     root: int
     priority: int = 0
     tenant: str = ""
+    grammar: str = ""
 
 
 @dataclass(slots=True)
@@ -164,6 +165,7 @@ class EngineClient:
                 root=submission.root,
                 priority=submission.priority,
                 tenant=submission.tenant,
+                grammar=submission.grammar,
             )
         )
         self._receivers[id] = deliver

@@ -65,8 +65,11 @@ class Prepared:
                 yield min(begun, key=lambda choice: choice.cached_tokens)
 
 
-def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> Prepared:
-    """Check the prompts against the context and make a submission for each choice. Raises ApiError 400."""
+def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted, grammar: str = "") -> Prepared:
+    """Check the prompts against the context and make a submission for each choice. Raises ApiError 400.
+
+    `grammar`: what `Worker.grammar` says of the form that is wanted.
+    """
     root = worker.encoder.format.root(salt=wanted.salt)
     check_vocabulary(wanted.base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     submissions, choices = [], []
@@ -77,7 +80,7 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted) -> 
             scores = None if choice else wanted.base.prompt_logprobs
             seed = choice_seed(wanted.seed, choice)
             sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
-            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant))
+            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant, grammar))
             choices.append(
                 Choice(
                     worker.encoder,

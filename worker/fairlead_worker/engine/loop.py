@@ -1,8 +1,10 @@
 """The engine's loop: messages in, steps, messages out. The transport and the model are whoever fits the protocols."""
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
+from fairlead_worker.engine.gate import POLL_SECONDS, Gate, GrammarCompiler
 from fairlead_worker.engine.intake import refusal
 from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
@@ -31,22 +33,32 @@ class Outbox(Protocol):
         ...
 
 
-def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox, watch: StepWatch | None = None) -> int:
+def run_plain(
+    scheduler: Scheduler,
+    runner: Runner,
+    inbox: Inbox,
+    outbox: Outbox,
+    watch: StepWatch | None = None,
+    compiler: GrammarCompiler | None = None,
+) -> int:
     """Plans, executes and reports step after step until `Stop` (returns 0) or until a step fails (sends `Failed`, returns 1).
 
     Every step is reported, and every second of idleness: a silent engine is a dead one.
     """
     busy = False
     watch = watch or StepWatch()
+    gate = Gate(_guarded(scheduler), compiler)
     while True:
         outputs: list[Output] = []
-        for message in inbox.receive(0.0 if busy else HEARTBEAT_SECONDS):
+        for message in inbox.receive(0.0 if busy else POLL_SECONDS if gate else HEARTBEAT_SECONDS):
             if isinstance(message, Stop):
                 return 0
             watch.received(message)
-            answer = receive(scheduler, message)
+            answer = receive(scheduler, gate, message)
             if answer is not None:
                 outputs.append(answer)
+        if gate:
+            outputs += gate.opened()
         try:
             plan, result = scheduler.plan(), StepResult([])
             busy = bool(plan)
@@ -63,12 +75,28 @@ def run_plain(scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox
         outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
 
 
-def receive(scheduler: Scheduler, message: Submit | Abort) -> Output | None:
-    """Gives one message to the scheduler. Whatever is wrong with it is that request's error and nobody else's."""
+def receive(scheduler: Scheduler, gate: Gate, message: Submit | Abort) -> Output | None:
+    """Gives one message to the scheduler, or to the gate before it. Whatever is wrong with it is that request's error and nobody else's."""
     if isinstance(message, Abort):
-        return scheduler.abort(message.id)
+        return gate.abort(message.id) or scheduler.abort(message.id)
     try:
-        return scheduler.submit(message)
+        return gate.submit(message)
     except Exception as error:
-        logger.exception("request %s could not be taken", message.id)
-        return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
+        return _not_taken(message, error)
+
+
+def _guarded(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
+    """The scheduler's `submit`, for the gate: whose grammar gets ready later has nobody else to catch what goes wrong."""
+
+    def submit(message: Submit) -> Output | None:
+        try:
+            return scheduler.submit(message)
+        except Exception as error:
+            return _not_taken(message, error)
+
+    return submit
+
+
+def _not_taken(message: Submit, error: Exception) -> Output:
+    logger.error("request %s could not be taken", message.id, exc_info=error)
+    return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")

@@ -33,6 +33,8 @@ class Request:
     priority: int = 0
     """Lower is more urgent, as with vLLM."""
     tenant: str = ""
+    grammar: str = ""
+    """What its output must be; empty: anything. Who follows it through its output is `execution/grammars.py`."""
     cached: int = 0
     """Leading tokens whose KV came from the prefix cache at the latest admission."""
     computed: int = 0
@@ -75,7 +77,7 @@ class Request:
     """Its next token is the likeliest one, with nothing to change or to tell: set from `sampling`, so that a step need not ask."""
 
     def __post_init__(self) -> None:
-        self.plain = self.sampling.plain
+        self.plain = self.sampling.plain and not self.grammar
 
     @property
     def scoring(self) -> bool:
