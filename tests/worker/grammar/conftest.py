@@ -1,7 +1,5 @@
 """One tiny random model with a tokenizer of its own."""
 
-from pathlib import Path
-
 import pytest
 from tests.models import one_thread
 from tests.worker.grammar.serving import Model

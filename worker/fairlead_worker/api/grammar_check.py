@@ -84,20 +84,25 @@ class GrammarCheck:
         return verdict
 
     async def _try(self, constraint: Constraint) -> Verdict:
-        process = await self._started()
-        assert process.stdin is not None and process.stdout is not None, "they are pipes"
-        seconds = self._config.grammar_timeout
-        try:
-            process.stdin.write(msgspec.json.encode(constraint) + b"\n")
-            if line := await asyncio.wait_for(process.stdout.readline(), seconds):
-                return msgspec.json.decode(line, type=Verdict)
+        """A process that ends may have been ended by somebody else: what ends two is refused."""
+        for _ in range(2):
+            process = await self._started()
+            assert process.stdin is not None and process.stdout is not None, "they are pipes"
+            seconds = self._config.grammar_timeout
             reason = "it takes too much memory or too deep a nesting to compile"
-        except TimeoutError:
-            reason = f"it is not compiled within {seconds:g} s (--grammar-timeout); make it smaller, or its repetitions shorter"
-        except ValueError:
-            reason = "what it compiles to is too long"
-        except ConnectionError:
-            reason = "the process that tries grammars has ended; try again"
+            try:
+                process.stdin.write(msgspec.json.encode(constraint) + b"\n")
+                if line := await asyncio.wait_for(process.stdout.readline(), seconds):
+                    return msgspec.json.decode(line, type=Verdict)
+            except ConnectionError:
+                pass
+            except TimeoutError:
+                reason = f"it is not compiled within {seconds:g} s (--grammar-timeout); make it smaller, or its repetitions shorter"
+                break
+            except ValueError:
+                reason = "what it compiles to is too long"
+                break
+            await self._ended(process)
         await self._ended(process)
         return Verdict(error=reason)
 

@@ -39,6 +39,8 @@ class _Followed:
     masks: np.ndarray | None = None
     """[positions, words] uint32, of the request's next token and of those behind each token of `draft`; None: to be filled."""
     draft: list[int] = field(default_factory=list)
+    applied: int = 0
+    """Leading positions of its row that have a mask in this step. Masks that come later are for the next one."""
     filling: bool = False
     late: bool = False
     """A step went on without it."""
@@ -108,10 +110,10 @@ class Grammars:
         for row in rows:
             if row.request.grammar:
                 each = self._followed[row.request.id]
-                usable = self._usable(each, row)
-                places += range(first, first + usable)
-                if each.masks is not None:
-                    words.append(each.masks[:usable])
+                each.applied = self._usable(each, row)
+                places += range(first, first + each.applied)
+                if each.applied and each.masks is not None:
+                    words.append(each.masks[: each.applied])
             first += len(row.draft) + 1
         return Masks(places, np.concatenate(words) if words else np.empty((0, self._compiler.words), np.uint32))
 
@@ -126,7 +128,7 @@ class Grammars:
             if row.request.grammar:
                 each = self._followed[row.request.id]
                 ending = each.error or None
-                del chosen[0 if ending else self._usable(each, row) :]
+                del chosen[0 if ending else each.applied :]
                 if chosen:
                     alive = next((place for place in range(len(chosen)) if first + place in masks.dead), len(chosen))
                     del chosen[alive:]
