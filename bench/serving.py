@@ -25,7 +25,7 @@ BLOCK_TOKENS = 64
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request of a workload: greedy, without a stop token."""
+    """One request of a workload, without a stop token."""
 
     at: float
     """Seconds from the start."""
@@ -34,6 +34,9 @@ class Arrival:
     """Tokens."""
     after: tuple[int, int] | None = None
     """Or: as soon as request `after[0]` has put out `after[1]` tokens, if that is later."""
+    temperature: float = 0.0
+    grammar: str = ""
+    """As lowered; the runner needs `grammars` for it."""
 
 
 @dataclass
@@ -108,7 +111,7 @@ def serve(runner: ModelRunner, workload: Sequence[Arrival], **settings: object) 
 def serve_on(scheduler: Scheduler, runner: ModelRunner, workload: Sequence[Arrival]) -> Served:
     """The same, on a scheduler that is new, for benches that look into it afterwards."""
     client = _Client(workload)
-    if run_plain(scheduler, runner, client, client) != 0:
+    if run_plain(scheduler, runner, client, client, compiler=runner.grammars) != 0:
         raise RuntimeError(client.failure)
     load = scheduler.load()
     # A request's last token is not computed; nor is anything else but these: rows are packed, not padded.
@@ -157,5 +160,5 @@ class _Client:
 
     def _message(self, index: int) -> Submit:
         wanted = self._workload[index]
-        sampling = Sampling(max_tokens=wanted.output, temperature=0.0, ignore_eos=True)
-        return Submit(str(index), array("I", wanted.prompt).tobytes(), sampling, root=1)
+        sampling = Sampling(max_tokens=wanted.output, temperature=wanted.temperature, seed=index, ignore_eos=True)
+        return Submit(str(index), array("I", wanted.prompt).tobytes(), sampling, root=1, grammar=wanted.grammar)

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from tests.worker.grammar.schemas import schema
+from bench.random_schemas import schema
 from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.execution.grammars import Grammars
