@@ -215,6 +215,13 @@ def test_grammars_are_kept_and_forgotten(model: Model) -> None:
     assert grammars.compile(texts[2]).done(), "the latest is there at once"
 
 
+def test_more_grammars_at_once_than_are_kept(model: Model) -> None:
+    """They come over several steps, and are compiled again while others are being filled: nobody waits for ever."""
+    serving = Serving(model, grammars=Grammars(model.compiler, entries=1, threads=1), chunked_prefill_size=16)
+    asks = [Ask(model.grammar("choice", [f"word{n}"]), LONG[n : n + 14]) for n in range(8)]
+    assert [serving.text(answer) for answer in serving.serve(asks)] == [f"word{n}" for n in range(8)]
+
+
 def test_free_text_with_tags(model: Model) -> None:
     """After a trigger the tag's own schema holds; outside, anything goes."""
     tag = {"begin": "<f=a>", "schema": {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"]}, "end": "</f>"}

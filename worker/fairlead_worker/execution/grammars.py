@@ -59,7 +59,9 @@ class Grammars:
         self._entries = entries
         self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
         self._followed: dict[str, _Followed] = {}
-        self._pool = ThreadPoolExecutor(threads, "grammar")
+        self._compilers = ThreadPoolExecutor(1, "compile")
+        """Apart from those that fill masks, who may wait for a compiled grammar: the two must not wait for each other."""
+        self._fillers = ThreadPoolExecutor(threads, "mask")
         self._threads = threads
         self._queue: deque[_Followed] = deque()
         self._filled = threading.Condition()
@@ -98,7 +100,7 @@ class Grammars:
             with self._filled:
                 self._awaited += asked
             for _ in range(min(asked, self._threads)):
-                self._pool.submit(self._work)
+                self._fillers.submit(self._work)
 
     def masks(self, rows: Sequence[Row]) -> Masks:
         """Of what `begin` was told of, among all rows that sample: those that are there soon enough."""
@@ -191,7 +193,7 @@ class Grammars:
         """The compiled grammar, at its beginning: never moved, only copied."""
         found = self._compiled.get(grammar)
         if found is None:
-            found = self._compiled[grammar] = self._pool.submit(self._compiler.matcher, grammar)
+            found = self._compiled[grammar] = self._compilers.submit(self._compiler.matcher, grammar)
             while len(self._compiled) > self._entries:
                 self._compiled.popitem(last=False)
         else:
