@@ -11,8 +11,7 @@ import msgspec
 
 from fairlead_worker.api.errors import ApiError, busy, invalid
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.grammar.checker import Setup, Verdict
-from fairlead_worker.grammar.constraint import Constraint
+from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 
 logger = logging.getLogger(__name__)
 

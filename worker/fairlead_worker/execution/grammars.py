@@ -211,7 +211,7 @@ class Grammars:
                 each.masks = self._fill(each)
             except GrammarError as error:
                 each.error = f"its grammar does not go on: {error}"
-            except Exception as error:
+            except BaseException as error:  # a panic of the library is no Exception
                 logger.exception("a mask could not be filled")
                 each.error = f"its grammar failed: {type(error).__name__}: {error}"
             with self._filled:

@@ -14,32 +14,13 @@ import msgspec
 import numpy as np
 
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
-from fairlead_worker.grammar.constraint import Constraint, lower
+from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
+from fairlead_worker.grammar.lower import lower
 
 TRIED_TOKENS = 32
 """Of each grammar: so many steps of a walk through it are tried."""
 NICENESS = 10
 """Below the engine and the API, who must not wait for the cores."""
-
-
-class Setup(msgspec.Struct, frozen=True):
-    """What the first line says."""
-
-    tokenizer_json: str
-    vocabulary: int
-    eos: tuple[int, ...]
-    timeout: float
-    """Seconds for one grammar. The parent's clock kills; should the parent be gone, this process's own alarm does."""
-    memory: int
-    """Bytes of address space."""
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """What became of a line."""
-
-    error: str = ""
-    grammar: str = ""
-    """For the engine."""
 
 
 def check(compiler: Compiler, constraint: Constraint) -> Verdict:

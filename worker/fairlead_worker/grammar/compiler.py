@@ -29,7 +29,9 @@ class Compiler:
         """
         try:
             self._tokenizer = _read(tokenizer_json, vocabulary, list(eos))
-        except Exception as error:  # the library raises bare ValueError
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
             raise GrammarError(f"this model's tokenizer does not work with grammars: {error}") from error
         self.eos = tuple(self._tokenizer.eos_tokens)
         self.words = -(-self._tokenizer.vocab_size // 32)
