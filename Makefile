@@ -65,6 +65,7 @@ bench-engine: install ## the engine's mechanisms and costs, each beside its base
 	$(BIN)/python bench/sampling.py --json bench/results/sampling.json
 	$(BIN)/python bench/speculative.py --json bench/results/speculative.json
 	$(BIN)/python bench/lora.py $(BENCH) --json bench/results/lora.json
+	$(BIN)/python bench/structured.py $(BENCH) --json bench/results/structured.json
 
 bench-peers: install ## the worker beside vLLM, transformers and llama.cpp on this CPU; half an hour idle, and more the first time; writes bench/results/peers.json
 	$(BIN)/python -m bench.peers --json bench/results/peers.json

@@ -26,7 +26,7 @@ BLOCK_TOKENS = 64
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request of a workload: greedy, without a stop token."""
+    """One request of a workload, without a stop token."""
 
     at: float
     """Seconds from the start."""
@@ -37,6 +37,9 @@ class Arrival:
     """Or: as soon as request `after[0]` has put out `after[1]` tokens, if that is later."""
     adapter: int = 0
     """Number of its LoRA adapter."""
+    temperature: float = 0.0
+    grammar: str = ""
+    """As lowered; the runner needs `grammars` for it."""
 
 
 @dataclass
@@ -111,7 +114,7 @@ def serve(runner: ModelRunner, workload: Sequence[Arrival], **settings: object) 
 def serve_on(scheduler: Scheduler, runner: ModelRunner, workload: Sequence[Arrival], adapters: AdapterSet | None = None) -> Served:
     """The same, on a scheduler that is new, for benches that look into it afterwards."""
     client = _Client(workload)
-    if run_plain(scheduler, runner, client, client, adapters=adapters) != 0:
+    if run_plain(scheduler, runner, client, client, adapters=adapters, compiler=runner.grammars) != 0:
         raise RuntimeError(client.failure)
     load = scheduler.load()
     # A request's last token is not computed; nor is anything else but these: rows are packed, not padded.
@@ -160,5 +163,12 @@ class _Client:
 
     def _message(self, index: int) -> Submit:
         wanted = self._workload[index]
-        sampling = Sampling(max_tokens=wanted.output, temperature=0.0, ignore_eos=True)
-        return Submit(str(index), array("I", wanted.prompt).tobytes(), sampling, root=1 + wanted.adapter, adapter=wanted.adapter)
+        sampling = Sampling(max_tokens=wanted.output, temperature=wanted.temperature, seed=index, ignore_eos=True)
+        return Submit(
+            str(index),
+            array("I", wanted.prompt).tobytes(),
+            sampling,
+            root=1 + wanted.adapter,
+            adapter=wanted.adapter,
+            grammar=wanted.grammar,
+        )

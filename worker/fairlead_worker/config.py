@@ -109,6 +109,14 @@ class WorkerConfig(BaseSettings):
         Literal["auto", "none"],
         Field(description="auto: what a request leaves out is as the model's generation_config.json says; none: as OpenAI says"),
     ] = "auto"
+    max_grammar_bytes: Annotated[
+        NonNegative, Field(description="largest schema, regular expression or grammar of a request; 0: no structured output")
+    ] = 64 * 1024
+    grammar_timeout: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="seconds for compiling a grammar, and for one of its masks")
+    ] = 5
+    grammar_cache_entries: Annotated[Positive, Field(description="compiled grammars that are kept, least recently used go first")] = 64
+    grammar_threads: Annotated[Positive, Field(description="threads of the engine that compile grammars and fill masks")] = 2
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
     metrics_names: Annotated[Literal["fairlead", "vllm"], Field(description="vllm: metrics also under vLLM's names")] = "fairlead"
     token_cache_bytes: Annotated[

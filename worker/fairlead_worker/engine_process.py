@@ -23,8 +23,10 @@ from fairlead_worker.messages import Failed, Loading, Ready
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
+    from fairlead_index.prompt import PromptFormat
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
+    from fairlead_worker.execution.grammars import Grammars
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.model.adapters import AdapterSet
     from fairlead_worker.model.progress import Progress
@@ -81,7 +83,7 @@ def run(config: WorkerConfig, end: EngineEnd) -> int:
     gc.freeze()
     end.send(ready)
     try:
-        return run_plain(scheduler, runner, end, end, watch, adapters)
+        return run_plain(scheduler, runner, end, end, watch, adapters, runner.grammars)
     finally:
         watch.close()
 
@@ -159,6 +161,8 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     )
     # What the cache cannot hold can never be served either.
     longest = min(loaded.max_model_len, pages * config.page_size)
+    prompt_format = _prompt_format(config, loaded.path, loaded.digest, longest)
+    runner.grammars = _grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
     ready = Ready(
         max_model_len=longest,
         page_size=config.page_size,
@@ -167,7 +171,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=loaded.eos_token_ids,
         backend=type(runner.backend).__name__,
-        prompt_format=_prompt_format(config, loaded.path, loaded.digest, longest),
+        prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
     )
@@ -196,7 +200,25 @@ def _trace(config: WorkerConfig, ready: Ready) -> "ScheduleTrace | None":
     return ScheduleTrace(Path(config.trace_schedule), about)
 
 
-def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> bytes:
+def _grammars(
+    config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], end: EngineEnd
+) -> "Grammars | None":
+    """None where there is no structured output: by configuration, or as the tokenizer is of a kind that grammars do not know."""
+    from fairlead_worker.execution.grammars import Grammars
+    from fairlead_worker.grammar.compiler import Compiler, GrammarError
+
+    if not config.max_grammar_bytes:
+        return None
+    end.send(Loading(phase="grammars", percent=0))
+    try:
+        compiler = Compiler(prompt_format.tokenizer_json, vocabulary, eos)
+    except GrammarError as error:
+        logger.warning("structured output is refused: %s", error)
+        return None
+    return Grammars(compiler, threads=config.grammar_threads, entries=config.grammar_cache_entries, timeout=config.grammar_timeout)
+
+
+def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":
     from transformers import AutoTokenizer
 
     from fairlead_index.prompt import PromptFormat
@@ -208,15 +230,13 @@ def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_mo
             raise ValueError("it has no fast form (tokenizer.json)")
     except Exception as error:
         raise ModelLoadError(config.model, f"its tokenizer cannot be loaded: {error}") from error
-    return msgspec.json.encode(
-        PromptFormat.from_tokenizer(
-            tokenizer,
-            model_digest=model_digest,
-            model_names=config.names,
-            block_tokens=config.block_tokens,
-            max_model_len=max_model_len,
-            model_uri=config.model,
-        )
+    return PromptFormat.from_tokenizer(
+        tokenizer,
+        model_digest=model_digest,
+        model_names=config.names,
+        block_tokens=config.block_tokens,
+        max_model_len=max_model_len,
+        model_uri=config.model,
     )
 
 

@@ -67,6 +67,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     tenant: str = ""
     adapter: int = 0
     """Number of a loaded adapter; 0: the model itself."""
+    grammar: str = ""
+    """What its output must be, as `grammar/constraint.py` has lowered it; empty: anything."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

@@ -79,7 +79,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
             None,
         ),
         ("chat/completions", CHAT | {"top_logprobs": 2}, 400, "top_logprobs", None),
-        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, 400, "response_format", None),
+        ("chat/completions", CHAT | {"response_format": {"type": "yaml"}}, 400, "response_format.type", None),
         ("chat/completions", CHAT | {"tool_choice": "required"}, 400, "tool_choice", None),
         ("chat/completions", CHAT | {"min_tokens": 2**64}, 400, "min_tokens", None),
         ("chat/completions", CHAT | {"max_completion_tokens": -3}, 400, "max_completion_tokens", None),

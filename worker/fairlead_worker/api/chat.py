@@ -56,7 +56,7 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     with worker.adapters.use(model) as adapter:
         how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
         prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
-        prepared = prepare(worker, [prompt], how, adapter)
+        prepared = prepare(worker, [prompt], how, adapter, await worker.grammar(how.constraint))
         options = request.stream_options
         reply = Reply(
             model=model,

@@ -72,7 +72,7 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
     with worker.adapters.use(model) as adapter:
         how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
         prompts = [given] if given is not None else await _prompts(worker, request, how)
-        prepared = prepare(worker, prompts, how, adapter)
+        prepared = prepare(worker, prompts, how, adapter, await worker.grammar(how.constraint))
         options = request.stream_options
         reply = Reply(
             model=model,

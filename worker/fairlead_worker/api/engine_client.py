@@ -70,6 +70,7 @@ class Submission:
     priority: int = 0
     tenant: str = ""
     adapter: int = 0
+    grammar: str = ""
 
 
 @dataclass(slots=True)
@@ -208,6 +209,7 @@ class EngineClient:
                 priority=submission.priority,
                 tenant=submission.tenant,
                 adapter=submission.adapter,
+                grammar=submission.grammar,
             )
         )
         self._receivers[id] = deliver

@@ -12,7 +12,6 @@ PAGE = Path("docs/api.md")
 ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 REFUSED = {
     "suffix": "any but an empty one",
-    "response_format": 'any `type` but `"text"`',
     "tool_choice": 'any but `"none"` and `"auto"`',
 }
 """Fields with values that would change the answer and are not done: 400."""
@@ -29,6 +28,11 @@ NOTES = {
     "cache_salt": "prompts of another salt share no cached KV with it; as vLLM",
     "best_of": "at least `n`; above it not with `stream`",
     "echo": "the prompt before the answer",
+    "guided_choice": "1 to 1024 strings; as `structured_outputs.choice`",
+    "guided_grammar": "as `structured_outputs.grammar`",
+    "guided_json": "a JSON schema, or one as a string; as `structured_outputs.json`",
+    "guided_regex": "as `structured_outputs.regex`",
+    "guided_whitespace_pattern": "as `structured_outputs.whitespace_pattern`",
     "logit_bias": "token ids as keys, values from -100 to 100, at most 1024",
     "max_completion_tokens": "without it and `max_tokens`: to the end of the context",
     "min_tokens": "at most `max_tokens`",
@@ -36,9 +40,12 @@ NOTES = {
     "priority": "lower goes first, with `--policy priority`; changes nothing with another",
     "prompt": "at most 1024 sequences, with `n` or `best_of`",
     "prompt_logprobs": "not with `stream`",
+    "response_format": "`text`, `json_object`, `json_schema` or `structural_tag`; see [structured output](structured-output.md)",
     "seed": "left out: drawn",
     "stop": "at most 16",
     "stream_options": "only with `stream`: `include_usage`, `continuous_usage_stats`",
+    "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`, with `whitespace_pattern` or "
+    "`disable_any_whitespace`; see [structured output](structured-output.md)",
     "tool_choice": "either leaves the prompt and the answer as they are",
     "tools": "rendered into the prompt by the model's template; calls in answers stay text",
     "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",

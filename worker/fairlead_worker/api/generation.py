@@ -65,8 +65,13 @@ class Prepared:
                 yield min(begun, key=lambda choice: choice.cached_tokens)
 
 
-def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted, adapter: AdapterInfo | None = None) -> Prepared:
-    """Check the prompts against the context and make a submission for each choice. Raises ApiError 400."""
+def prepare(
+    worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted, adapter: AdapterInfo | None = None, grammar: str = ""
+) -> Prepared:
+    """Check the prompts against the context and make a submission for each choice. Raises ApiError 400.
+
+    `grammar`: what `Worker.grammar` says of the form that is wanted.
+    """
     # An adapter's prefixes are not told to peers: they would compute them with the bare model.
     root = worker.encoder.format.root(adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
     number = adapter.number if adapter else 0
@@ -79,7 +84,7 @@ def prepare(worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted, ada
             scores = None if choice else wanted.base.prompt_logprobs
             seed = choice_seed(wanted.seed, choice)
             sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
-            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant, number))
+            submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant, number, grammar))
             choices.append(
                 Choice(
                     worker.encoder,

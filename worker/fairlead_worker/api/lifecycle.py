@@ -57,6 +57,7 @@ async def serve(config: WorkerConfig, listener: socket.socket) -> str:
                 return await life.run()
             finally:
                 life.child.kill()
+                life.worker.close()
                 for task in background:
                     task.cancel()
     except* Exception as errors:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from fairlead_worker.api.structured import constraint
+from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Sampling
 
 MAX_STOPS = 16
@@ -42,6 +44,8 @@ class Wanted:
     """Who is to have a fair share, policy `fair`."""
     salt: str = ""
     """Prompts of another salt share no KV with it; empty: the salt of all that have none."""
+    constraint: Constraint | None = None
+    """The form that the answer must have."""
 
 
 def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
@@ -86,7 +90,17 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
     most = max_tokens if max_tokens is None else max(max_tokens, 1)
     silent = max_tokens == 0
     return Wanted(
-        most, base, seed, _stops(request.stop), n, best_of, logprobs is not None, silent, request.priority or 0, request.user or ""
+        most,
+        base,
+        seed,
+        _stops(request.stop),
+        n,
+        best_of,
+        logprobs is not None,
+        silent,
+        request.priority or 0,
+        request.user or "",
+        constraint=None if silent else constraint(request),
     )
 
 
@@ -180,8 +194,6 @@ def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) ->
 
 def _refuse_unsupported(request: CommonRequest) -> None:
     """Fields that would change the answer and are not done by this worker: better refused than ignored."""
-    if request.response_format and request.response_format.get("type") != "text":
-        raise invalid("response_format: only text is supported", param="response_format")
     if isinstance(request, CompletionRequest):
         if request.suffix:
             raise invalid("suffix: not supported; leave it out", param="suffix")

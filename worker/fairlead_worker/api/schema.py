@@ -55,8 +55,13 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     prompt_logprobs: TopLogprobs | None = None
-    # Known to OpenAI and not done here: refused when it would change the answer, rather than ignored.
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class CompletionRequest(CommonRequest, frozen=True, kw_only=True):

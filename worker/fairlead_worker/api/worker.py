@@ -16,7 +16,9 @@ from fairlead_index.token_cache import TokenCache
 from fairlead_worker.api.adapters import Adapters
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, unavailable
+from fairlead_worker.api.grammar_check import GrammarCheck
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Ready
 
 if TYPE_CHECKING:
@@ -51,11 +53,14 @@ class Worker:
         """The ETag of the prompt format, in quotes."""
         self._packed: asyncio.Future[bytes] | None = None
         self.token_cache = TokenCache(config.token_cache_bytes)
+        self._grammars: GrammarCheck | None = None
         self._model: tuple[Ready, PromptEncoder] | None = None
 
     def loaded(self, ready: Ready) -> None:
         """The engine is ready: from now on prompts can be encoded."""
-        self._model = ready, PromptEncoder(msgspec.json.decode(ready.prompt_format, type=PromptFormat), self.token_cache)
+        format = msgspec.json.decode(ready.prompt_format, type=PromptFormat)
+        self._grammars = GrammarCheck(self.config, format.tokenizer_json, ready.vocabulary_size, ready.eos_token_ids)
+        self._model = ready, PromptEncoder(format, self.token_cache)
         self.adapters.loaded(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
@@ -146,6 +151,19 @@ class Worker:
         if self._packed is None:
             self._packed = asyncio.ensure_future(asyncio.to_thread(gzip.compress, self.ready.prompt_format, 6))
         return await asyncio.shield(self._packed)
+
+    async def grammar(self, constraint: Constraint | None) -> str:
+        """What the engine needs to keep an answer in its form; empty: it may be anything. ApiError 400 for one that does not work."""
+        if constraint is None:
+            return ""
+        if self._grammars is None:
+            raise unavailable("the model is not loaded yet")
+        return await self._grammars.grammar(constraint)
+
+    def close(self) -> None:
+        """Ends what was started beside the engine."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def check_tokens(self, tokens: "array[int]") -> None:
         """Token ids from outside: not none, and all in the vocabulary (a stray one would index past the embedding)."""

@@ -58,4 +58,5 @@ def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, p
         adapter=message.adapter,
         stop_tokens=stop if sampling.ignore_eos else stop.union(config.eos_token_ids),
         length_limit=limit,
+        grammar=message.grammar,
     )

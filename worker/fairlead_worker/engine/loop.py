@@ -1,9 +1,11 @@
 """The engine's loop: messages in, steps, messages out. The transport and the model are whoever fits the protocols."""
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from fairlead_worker.cache.hot import hottest
+from fairlead_worker.engine.gate import POLL_SECONDS, Gate, GrammarCompiler
 from fairlead_worker.engine.intake import refusal
 from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
@@ -56,7 +58,13 @@ class Adapters(Protocol):
 
 
 def run_plain(
-    scheduler: Scheduler, runner: Runner, inbox: Inbox, outbox: Outbox, watch: StepWatch | None = None, adapters: Adapters | None = None
+    scheduler: Scheduler,
+    runner: Runner,
+    inbox: Inbox,
+    outbox: Outbox,
+    watch: StepWatch | None = None,
+    adapters: Adapters | None = None,
+    compiler: GrammarCompiler | None = None,
 ) -> int:
     """Plans, executes and reports step after step until `Stop` (returns 0) or until a step fails (sends `Failed`, returns 1).
 
@@ -64,9 +72,10 @@ def run_plain(
     """
     busy = False
     watch = watch or StepWatch()
+    gate = Gate(_guarded(scheduler), compiler)
     while True:
         outputs: list[Output] = []
-        for message in inbox.receive(0.0 if busy else HEARTBEAT_SECONDS):
+        for message in inbox.receive(0.0 if busy else POLL_SECONDS if gate else HEARTBEAT_SECONDS):
             if isinstance(message, Stop):
                 return 0
             if isinstance(message, LoadAdapter | UnloadAdapter):
@@ -76,9 +85,11 @@ def run_plain(
                 outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
                 continue
             watch.received(message)
-            answer = receive(scheduler, message, adapters)
+            answer = receive(scheduler, gate, message, adapters)
             if answer is not None:
                 outputs.append(answer)
+        if gate:
+            outputs += gate.opened()
         try:
             plan, result = scheduler.plan(), StepResult([])
             busy = bool(plan)
@@ -95,17 +106,33 @@ def run_plain(
         outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
 
 
-def receive(scheduler: Scheduler, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
-    """Gives one message to the scheduler. Whatever is wrong with it is that request's error and nobody else's."""
+def receive(scheduler: Scheduler, gate: Gate, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
+    """Gives one message to the scheduler, or to the gate before it. Whatever is wrong with it is that request's error and nobody else's."""
     if isinstance(message, Abort):
-        return scheduler.abort(message.id)
+        return gate.abort(message.id) or scheduler.abort(message.id)
     if message.adapter and (adapters is None or message.adapter not in adapters):
         return refusal(message.id, "its LoRA adapter is not loaded (any more)")
     try:
-        return scheduler.submit(message)
+        return gate.submit(message)
     except Exception as error:
-        logger.exception("request %s could not be taken", message.id)
-        return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
+        return _not_taken(message, error)
+
+
+def _guarded(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
+    """The scheduler's `submit`, for the gate: whose grammar gets ready later has nobody else to catch what goes wrong."""
+
+    def submit(message: Submit) -> Output | None:
+        try:
+            return scheduler.submit(message)
+        except Exception as error:
+            return _not_taken(message, error)
+
+    return submit
+
+
+def _not_taken(message: Submit, error: Exception) -> Output:
+    logger.error("request %s could not be taken", message.id, exc_info=error)
+    return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
 
 
 def _change(adapters: Adapters | None, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:

@@ -78,7 +78,8 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepResult:
-    """Tokens of the rows with `samples`, in plan order: usually one each; several when speculation was accepted."""
+    """Tokens of the rows with `samples`, in plan order: usually one each; several when speculation was accepted; none where the mask of
+    a grammar was late, which leaves the row for the next step."""
 
     tokens: list[list[int]]
     logprobs: list[tuple[TokenLogprobs, ...]] = field(default_factory=list)
@@ -91,6 +92,8 @@ class StepResult:
     """Of it, what a draft model took."""
     draft_forwards: int = 0
     """Forward passes of the draft model in that time."""
+    endings: dict[str, str] = field(default_factory=dict)
+    """Requests, by id, whose grammar ends behind these tokens: nothing can follow. With the reason where that is a failure, else ""."""
 
 
 class Runner(Protocol):

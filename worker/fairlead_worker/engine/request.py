@@ -35,6 +35,8 @@ class Request:
     tenant: str = ""
     adapter: int = 0
     """Number of the LoRA adapter that it is computed with; 0: none."""
+    grammar: str = ""
+    """What its output must be; empty: anything. Who follows it through its output is `execution/grammars.py`."""
     cached: int = 0
     """Leading tokens whose KV came from the prefix cache at the latest admission."""
     computed: int = 0
@@ -77,7 +79,7 @@ class Request:
     """Its next token is the likeliest one, with nothing to change or to tell: set from `sampling`, so that a step need not ask."""
 
     def __post_init__(self) -> None:
-        self.plain = self.sampling.plain
+        self.plain = self.sampling.plain and not self.grammar
 
     @property
     def scoring(self) -> bool:

@@ -1,7 +1,7 @@
 """The scheduler: which tokens of which requests are computed in the next step. Pure bookkeeping: no torch, no clock, no I/O."""
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from operator import attrgetter
 
@@ -21,6 +21,8 @@ from fairlead_worker.engine.request import Request, lease_of
 from fairlead_worker.engine.room import Room
 from fairlead_worker.engine.speculation import Speculation
 from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
+
+NO_ENDINGS: Mapping[str, str] = {}
 
 
 class Scheduler:
@@ -117,6 +119,9 @@ class Scheduler:
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
         for row, scores in zip(plan.rows, result.prompt_logprobs, strict=False):  # none, or one for each row
             row.request.score(scores)
+        for name in result.endings:
+            if name in self._requests:
+                self._requests[name].alarm = 0  # `_advance_quickly` must look at it
         self._departed.returned(plan.number)
         outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
         if self.pacer is not None and not plan.scores:  # the head has run on the whole prompt: that tells nothing of other prompts
@@ -131,7 +136,7 @@ class Scheduler:
         sampled, logprobs = iter(result.tokens), iter(result.logprobs)
         for row in plan.rows:
             if row.samples:
-                self._advance_row(row, next(sampled), next(logprobs), outputs)
+                self._advance_row(row, next(sampled), next(logprobs), outputs, result.endings)
             else:
                 self._advance_row(row, (), (), outputs)
         return outputs
@@ -159,18 +164,27 @@ class Scheduler:
                 if computed == request.page_end:
                     self._page_filled(request)
             else:
-                self._advance_row(row, tokens, (), outputs)
+                self._advance_row(row, tokens, (), outputs, result.endings)
         self.reserve.wrote(quick)
         self.meter.output_tokens += quick
         return outputs
 
-    def _advance_row(self, row: Row, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], outputs: list[Output]) -> None:
+    def _advance_row(
+        self,
+        row: Row,
+        tokens: Sequence[int],
+        logprobs: tuple[TokenLogprobs, ...],
+        outputs: list[Output],
+        endings: Mapping[str, str] = NO_ENDINGS,
+    ) -> None:
         request = row.request
         if request.finish is not None:  # aborted while its step ran
             return
         lease = lease_of(request)
         if row.samples:
-            outputs.append(self._take_tokens(request, tokens, logprobs))
+            ending = endings.get(request.id) if endings else None
+            if tokens or ending is not None:
+                outputs.append(self._take_tokens(request, tokens, logprobs, ending))
             if self.speculation is not None and row is request.row:
                 self.speculation.took(row, lease)
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
@@ -355,8 +369,13 @@ class Scheduler:
 
     # Results
 
-    def _take_tokens(self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> Output:
-        """Adds sampled tokens until one ends the request. The one place that decides how a request finishes."""
+    def _take_tokens(
+        self, request: Request, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], ending: str | None = None
+    ) -> Output:
+        """Adds sampled tokens until one ends the request. The one place that decides how a request finishes.
+
+        `ending`: its grammar ends behind these tokens; not empty: that is a failure, and why.
+        """
         known, stop_tokens, taken = request.tokens, request.stop_tokens, 0
         stop_token: int | None = None
         for token in tokens:
@@ -368,10 +387,12 @@ class Scheduler:
             if len(known) >= request.length_limit:
                 request.finish = "length"
                 break
+        if ending is not None and taken == len(tokens) and stop_token is None:
+            request.finish = "error" if ending else "stop"
         self.meter.output_tokens += taken
         self.reserve.wrote(taken)
         text, cached = token_bytes(tokens[:taken]), request.first_cached or 0
-        return Output(request.id, text, cached, request.finish, stop_token, "", logprobs[:taken], None, request.take_scores())
+        return Output(request.id, text, cached, request.finish, stop_token, ending or "", logprobs[:taken], None, request.take_scores())
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]

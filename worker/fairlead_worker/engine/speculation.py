@@ -117,7 +117,8 @@ class Speculation:
         accepted = len(request.tokens) - row.start - 2
         row.count, row.draft = 1, ()
         lease.trim(len(request.tokens))
-        if not drafted or request.drafting is None:  # its alarm went off for another reason, or the draft model is still behind
+        # Its alarm went off for another reason, the draft model is still behind, or its mask was late.
+        if not drafted or accepted < 0 or request.drafting is None:
             return
         request.drafting.observe(drafted, accepted)
         self._rounds += 1

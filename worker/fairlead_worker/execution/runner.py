@@ -9,7 +9,9 @@ from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, ModuleForward, choose_forward
+from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.execution.host import HostStore, make_host_store
+from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
@@ -34,6 +36,7 @@ class ModelRunner:
         host: HostStore | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterSet | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.loaded = loaded
         self.backend = backend
@@ -46,6 +49,8 @@ class ModelRunner:
         self.drafter = drafter
         """None without a draft model."""
         self.histories = Histories()
+        self.grammars = grammars
+        """None: no request has a grammar."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -59,8 +64,12 @@ class ModelRunner:
         if self.drafter is not None:
             self.drafter.draft(plan)
         drafted = time.perf_counter()
+        grammars = self._begin_masks(plan)
         logits, scores = self._score(plan) if plan.scores else (self.logits(plan), [])
-        tokens, logprobs = self._choose(logits, [row for row in plan.rows if row.samples], bool(plan.drafted))
+        rows = [row for row in plan.rows if row.samples]
+        masks = None if grammars is None else grammars.masks(rows)
+        tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
+        endings = {} if grammars is None or masks is None else grammars.accept(rows, tokens, masks)
         return StepResult(
             tokens,
             logprobs,
@@ -68,12 +77,25 @@ class ModelRunner:
             scores,
             draft_seconds=drafted - drafting,
             draft_forwards=0 if self.drafter is None else self.drafter.forwards,
+            endings=endings,
         )
 
-    def _choose(self, logits: torch.Tensor, rows: list[Row], drafted: bool) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
+    def _begin_masks(self, plan: StepPlan) -> Grammars | None:
+        """Has the masks of this step filled, from now on; None where no row needs one."""
+        if self.grammars is None or not self.grammars.used:
+            return None
+        constrained = [row for row in plan.rows if row.request.grammar and row.samples]
+        if not constrained:
+            return None
+        self.grammars.begin(constrained)
+        return self.grammars
+
+    def _choose(
+        self, logits: torch.Tensor, rows: list[Row], drafted: bool, masks: Masks | None
+    ) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
         if drafted:
-            return verify(logits, rows, self.histories)
-        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories)
+            return verify(logits, rows, self.histories, masks)
+        tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
         return [[token] for token in tokens], logprobs
 
     def _score(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]]]:
@@ -101,6 +123,7 @@ def make_runner(
     host_kv_cache_bytes: int = 0,
     draft: LoadedModel | None = None,
     adapters: AdapterSet | None = None,
+    grammars: Grammars | None = None,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
 
@@ -123,4 +146,12 @@ def make_runner(
     if draft is not None and draft_spec is not None:
         drafted = make_backend(backend, draft_spec, pages)
         drafter = Drafter(choose_forward(draft, drafted, native_decoder), draft, drafted, loaded.vocabulary_size)
-    return ModelRunner(loaded, made, native_decoder, host=make_host_store(made, host_kv_cache_bytes), drafter=drafter, adapters=adapters)
+    return ModelRunner(
+        loaded,
+        made,
+        native_decoder,
+        host=make_host_store(made, host_kv_cache_bytes),
+        drafter=drafter,
+        adapters=adapters,
+        grammars=grammars,
+    )

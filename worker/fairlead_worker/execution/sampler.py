@@ -8,12 +8,17 @@ from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.blocks import largest
 from fairlead_worker.execution.draw import draw
+from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.noise import uniform
 from fairlead_worker.messages import TokenLogprobs
 
 
 def sample(
-    logits: torch.Tensor, requests: Sequence[Request], histories: Histories | None = None, ahead: Sequence[Sequence[int]] = ()
+    logits: torch.Tensor,
+    requests: Sequence[Request],
+    histories: Histories | None = None,
+    ahead: Sequence[Sequence[int]] = (),
+    masks: Masks | None = None,
 ) -> tuple[list[int], list[tuple[TokenLogprobs, ...]]]:
     """logits [rows, vocabulary] -> one token a row, and its log-probabilities (empty tuples where not asked; empty if nobody asked).
 
@@ -22,6 +27,8 @@ def sample(
 
     `ahead`: for each row, the drafted tokens between its request's own and its logits; empty: nobody speculates. A request with a draft
     has a row for each of its positions, and each is chosen as if the draft before it were its text.
+
+    `masks`: of rows whose requests have a grammar. It learns in which of them nothing is left to choose.
     """
     histories = histories or Histories()
     if all(request.plain for request in requests):  # nothing is copied, not even to float32
@@ -32,6 +39,8 @@ def sample(
     further = [len(ahead[i]) if ahead else 0 for i in changed]
     own = (logits if len(changed) == len(requests) else logits[changed]).float()
     adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, [ahead[i] for i in changed] if ahead else ()), chosen_by, further)
+    if masks is not None:
+        adjusted = masks.apply(adjusted, changed)
     random = [i for i, request in enumerate(chosen_by) if request.sampling.temperature > 0]
     choice = largest(adjusted) if len(random) < len(changed) else torch.empty(len(changed), dtype=torch.int64, device=logits.device)
     if random:

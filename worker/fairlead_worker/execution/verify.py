@@ -6,12 +6,15 @@ import torch
 
 from fairlead_worker.engine.plan import Row
 from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.messages import TokenLogprobs
 
 
 @torch.inference_mode()
-def verify(logits: torch.Tensor, rows: Sequence[Row], histories: Histories) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
+def verify(
+    logits: torch.Tensor, rows: Sequence[Row], histories: Histories, masks: Masks | None = None
+) -> tuple[list[list[int]], list[tuple[TokenLogprobs, ...]]]:
     """logits [positions, vocabulary] of `rows`, all of which sample -> each row's new tokens, and their log-probabilities.
 
     A position's token is chosen as in a step of its own: from its logits, its noise, and the counts of the tokens before it. While the
@@ -20,7 +23,7 @@ def verify(logits: torch.Tensor, rows: Sequence[Row], histories: Histories) -> t
     """
     requests = [row.request for row in rows for _ in range(len(row.draft) + 1)]
     ahead = [row.draft[:place] for row in rows for place in range(len(row.draft) + 1)]
-    chosen, logprobs = sample(logits, requests, histories, ahead)
+    chosen, logprobs = sample(logits, requests, histories, ahead, masks)
     tokens: list[list[int]] = []
     told: list[tuple[TokenLogprobs, ...]] = []
     first = 0

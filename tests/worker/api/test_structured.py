@@ -1,0 +1,180 @@
+"""Structured output over HTTP: each field that asks for it, what is refused, and that nobody else notices."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from openai import OpenAI
+from tests.worker.api.process import WorkerProcess
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 130}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CHAT = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """Its second child process, the one that tries grammars, would puzzle the tests of the shared worker."""
+    process = WorkerProcess(model, tmp_path_factory.mktemp("structured"), "--grammar-timeout", "2", "--max-grammar-bytes", "20000")
+    yield process.wait_ready()
+    assert process.stop() == 0
+
+
+def ask(worker: WorkerProcess, **fields: Any) -> dict[str, Any]:
+    return worker.complete(**({"prompt": "Answer:", "max_tokens": 200, "seed": 3} | fields))["choices"][0]
+
+
+def refused(worker: WorkerProcess, **fields: Any) -> dict[str, Any]:
+    response = worker.post("/v1/completions", **({"prompt": "Answer:", "max_tokens": 5} | fields))
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}},
+        {"structured_outputs": {"json": PERSON}},
+        {"structured_outputs": {"json": json.dumps(PERSON), "disable_any_whitespace": True}},
+        {"guided_json": PERSON},
+        {"guided_json": json.dumps(PERSON), "guided_whitespace_pattern": " "},
+    ],
+)
+def test_a_schema_in_each_field(worker: WorkerProcess, fields: dict[str, Any]) -> None:
+    choice = ask(worker, **fields)
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["text"]), PERSON)
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"structured_outputs": {"regex": "[a-f]{4}-[0-9]{2}"}}, "[a-f]{4}-[0-9]{2}"),
+        ({"guided_regex": "^(yes|no)$"}, "yes|no"),
+        ({"structured_outputs": {"choice": ["grün", "rot 🙂"]}}, "grün|rot 🙂"),
+        ({"guided_choice": ["a", "b"]}, "a|b"),
+        ({"structured_outputs": {"grammar": 'root ::= "<" [xy]+ ">"'}}, "<[xy]+>"),
+        ({"guided_grammar": 'start: "<" /[xy]{2}/ ">"'}, "<[xy]{2}>"),
+    ],
+)
+def test_text_in_each_field(worker: WorkerProcess, fields: dict[str, Any], form: str) -> None:
+    choice = ask(worker, max_tokens=400, **fields)
+    assert choice["finish_reason"] == "stop"
+    assert re.fullmatch(form, choice["text"]), choice["text"]
+
+
+def test_json_object_and_tags(worker: WorkerProcess) -> None:
+    for fields in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        choices = [ask(worker, seed=seed, **fields) for seed in range(3)]
+        assert all(choice["text"].startswith("{") for choice in choices)
+        assert all(isinstance(json.loads(choice["text"]), dict) for choice in choices if choice["finish_reason"] == "stop")
+    tag = {"begin": "<f>", "schema": PERSON, "end": "</f>"}
+    choice = ask(worker, response_format={"type": "structural_tag", "structures": [tag], "triggers": ["<f"]}, max_tokens=10)
+    assert choice["finish_reason"] in ("length", "stop")
+
+
+def test_the_openai_client_parses_what_it_asked_for(worker: WorkerProcess) -> None:
+    client = OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0)
+    format: Any = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    whole = client.chat.completions.create(model="tiny", messages=CHAT, response_format=format, seed=1, n=3, max_tokens=200, logprobs=True)
+    texts = [choice.message.content or "" for choice in whole.choices]
+    for choice, text in zip(whole.choices, texts, strict=True):
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(text), PERSON)
+        assert choice.logprobs is not None and choice.logprobs.content
+    assert len(set(texts)) == 3
+    stream = client.chat.completions.create(model="tiny", messages=CHAT, response_format=format, seed=1, n=3, max_tokens=200, stream=True)
+    streamed = ["", "", ""]
+    for chunk in stream:
+        for each in chunk.choices:
+            streamed[each.index] += each.delta.content or ""
+    assert streamed == texts
+
+
+def test_stop_strings_and_lengths_cut(worker: WorkerProcess) -> None:
+    form = {"structured_outputs": {"regex": "(ab){50}"}}
+    cut = ask(worker, stop="baba", **form)
+    assert (cut["finish_reason"], cut["stop_reason"], cut["text"]) == ("stop", "baba", "a")
+    short = ask(worker, max_tokens=3, **form)
+    assert short["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "schema"),
+        ({"guided_json": {"type": "strng"}}, "guided_json", "strng"),
+        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
+        ({"guided_json": {"$ref": "#/$defs/none"}}, "guided_json", "none"),
+        ({"guided_json": {"enum": []}}, "guided_json", "nsatisfiable"),
+        ({"guided_json": "{"}, "guided_json", "JSON"),
+        ({"guided_regex": "("}, "guided_regex", "regex"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
+        ({"guided_grammar": "start: nowhere"}, "guided_grammar", "nowhere"),
+        ({"guided_choice": []}, "guided_choice", "list"),
+        ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice", "one form"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "jsn"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "string"),
+        ({"guided_regex": "a" * 20001}, "guided_regex", "--max-grammar-bytes"),
+        (
+            {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": {}}}},
+            "structured_outputs.structural_tag",
+            "triggers",
+        ),
+    ],
+)
+def test_what_does_not_work_is_refused_by_name(worker: WorkerProcess, fields: dict[str, Any], param: str, says: str) -> None:
+    error = refused(worker, **fields)
+    assert error["param"] == param
+    assert says in error["message"]
+
+
+def nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+def test_monstrous_grammars_are_refused_and_nobody_waits(worker: WorkerProcess) -> None:
+    """Compilers that would take minutes, or the stack: while they are tried, a stream beside them goes on, and so does the worker."""
+    gaps: list[float] = []
+
+    def stream() -> None:
+        with worker.stream("/v1/completions", prompt="hello", max_tokens=400, ignore_eos=True) as (_, events):
+            last = time.monotonic()
+            for _ in events:
+                now = time.monotonic()
+                gaps.append(now - last)
+                last = now
+
+    beside = threading.Thread(target=stream)
+    beside.start()
+    error = refused(worker, guided_regex="(a{2000}){1500}b")
+    assert "--grammar-timeout" in error["message"] or "limit" in error["message"], error
+    assert refused(worker, guided_json=nested(300))["param"] == "guided_json"
+    assert "nest" in refused(worker, guided_grammar="start: " + "(" * 9000 + '"a"' + ")" * 9000)["message"]
+    assert worker.client.get("/health").status_code == 200
+    beside.join()
+    assert len(gaps) > 100
+    assert ask(worker, guided_choice=["still here"])["text"] == "still here"
+
+
+def test_the_checkers_death_is_survived(worker: WorkerProcess) -> None:
+    assert ask(worker, guided_choice=["before"])["text"] == "before"
+    children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
+    (checker,) = [int(pid) for pid in children if b"grammar.checker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(checker, signal.SIGKILL)
+    texts = [worker.post("/v1/completions", prompt="x", guided_choice=[f"after {n}"]) for n in range(2)]
+    assert texts[1].json()["choices"][0]["text"] == "after 1"

@@ -1,0 +1,85 @@
+"""Requests wait for their grammars before the scheduler, and nobody waits with them."""
+
+from concurrent.futures import Future
+
+from tests.worker.engine.engine_model import EngineModel
+from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
+
+from fairlead_worker.engine.gate import Gate
+from fairlead_worker.engine.loop import run_plain
+from fairlead_worker.messages import Output, Submit, ToEngine
+
+
+class Compiler:
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Future[str]] = {}
+
+    def compile(self, grammar: str) -> "Future[str]":
+        return self.asked.setdefault(grammar, Future())
+
+
+def submit(name: str, grammar: str = "") -> Submit:
+    message = ask(name)
+    return Submit(name, message.tokens, message.sampling, message.root, grammar=grammar)
+
+
+def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
+    through: list[str] = []
+
+    def take(message: Submit) -> Output | None:
+        through.append(message.id)
+        return None
+
+    compiler = Compiler()
+    gate = Gate(take, compiler)
+    for message in (submit("a", "slow"), submit("b"), submit("c", "quick"), submit("d", "slow")):
+        assert gate.submit(message) is None
+    assert through == ["b"]
+    compiler.asked["quick"].set_result("")
+    assert gate.opened() == []
+    assert through == ["b", "c"]
+    compiler.asked["slow"].set_result("")
+    assert gate.opened() == []
+    assert through == ["b", "c", "a", "d"]
+    assert gate.submit(submit("e", "slow")) is None
+    assert through[-1] == "e", "known by now"
+    assert not len(gate)
+
+
+def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> None:
+    compiler = Compiler()
+    gate = Gate(lambda message: None, compiler)
+    assert gate.submit(submit("a", "bad")) is None
+    assert gate.submit(submit("b", "bad")) is None
+    again = gate.submit(submit("a", "bad"))
+    assert again is not None and "already here" in again.error
+    aborted = gate.abort("b")
+    assert aborted is not None and aborted.finish == "abort"
+    compiler.asked["bad"].set_result("no such rule")
+    (refusal,) = gate.opened()
+    assert (refusal.id, refusal.finish) == ("a", "error")
+    assert "no such rule" in refusal.error
+
+
+def test_an_engine_without_grammars_says_so() -> None:
+    answer = Gate(lambda message: None).submit(submit("a", "any"))
+    assert answer is not None and "no structured output" in answer.error
+
+
+def test_the_loop_looks_for_grammars_while_it_is_idle() -> None:
+    """An engine with nothing else to do does not sleep until its heartbeat."""
+    compiler = Compiler()
+
+    class Slow(Pipe):
+        def receive(self, timeout: float) -> list[ToEngine]:
+            if len(self.timeouts) == 2:
+                compiler.asked["slow"].set_result("")
+            return super().receive(timeout)
+
+    pipe, machine = Slow([submit("a", "slow")], [], []), EngineModel(64, 4)
+    assert run_plain(machine.scheduler, FakeRunner(machine), pipe, pipe, compiler=compiler) == 0
+    assert pipe.timeouts[0] == 1.0
+    assert 0 < max(pipe.timeouts[1:3]) < 0.1
+    assert pipe.outputs()[-1] == ("a", 1, "length")

@@ -1,0 +1,124 @@
+"""A model with a tokenizer behind the real scheduler, gate and grammars, stepped by hand."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from fairlead_index.hashing import extend, tokens_from_bytes
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.gate import Gate
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.execution.grammars import Grammars
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.grammar.checker import check
+from fairlead_worker.grammar.compiler import Compiler
+from fairlead_worker.grammar.constraint import Constraint, Kind
+from fairlead_worker.messages import Output, Sampling, Submit, TokenLogprobs
+from fairlead_worker.model.loader import LoadedModel, load_model
+
+
+@dataclass
+class Model:
+    """A folder's model, its tokenizer and its compiler."""
+
+    folder: Path
+    loaded: LoadedModel = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+    compiler: Compiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loaded = load_model(f"file://{self.folder}", dtype="float32", device="cpu", progress=lambda phase, percent: None)
+        text = (self.folder / "tokenizer.json").read_text()
+        self.tokenizer = Tokenizer.from_str(text)
+        self.compiler = Compiler(text, self.loaded.vocabulary_size, self.loaded.eos_token_ids)
+
+    def grammar(self, kind: Kind, text: str | object) -> str:
+        """As the checker answers for it."""
+        written = text if isinstance(text, str) else msgspec.json.encode(text).decode()
+        verdict = check(self.compiler, Constraint(kind, written, "test"))
+        assert not verdict.error, verdict.error
+        return verdict.grammar
+
+    def tokens(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).ids
+
+
+@dataclass
+class Ask:
+    """One request."""
+
+    grammar: str
+    prompt: Sequence[int] = (5, 6, 7)
+    max_tokens: int = 200
+    temperature: float = 1.0
+    seed: int = 0
+    more: dict[str, object] = field(default_factory=dict)
+    """Further fields of `Sampling`."""
+
+
+@dataclass
+class Answer:
+    """What came of it."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    stop_token: int | None = None
+    error: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    outputs: int = 0
+
+    def take(self, output: Output) -> None:
+        assert self.finish is None, "nothing comes after the end"
+        self.tokens += tokens_from_bytes(output.tokens)
+        self.finish, self.stop_token, self.error = output.finish, output.stop_token, output.error
+        self.logprobs += output.logprobs
+        self.outputs += 1
+
+
+class Serving:
+    """One engine; `settings` are the scheduler's."""
+
+    def __init__(
+        self, model: Model, *, pages: int = 512, draft: LoadedModel | None = None, grammars: Grammars | None = None, **settings: object
+    ) -> None:
+        self.model = model
+        self.grammars = grammars or Grammars(model.compiler)
+        self.runner = make_runner(model.loaded, page_size=16, kv_pages=pages, draft=draft, grammars=self.grammars)
+        config = SchedulerConfig(
+            model.loaded.max_model_len,
+            eos_token_ids=model.loaded.eos_token_ids,
+            prompt_logprobs=self.runner.forward.can_score,
+            **settings,  # type: ignore[arg-type]  # each has its field's type
+        )
+        self.scheduler = Scheduler(config, PrefixCache(PagePool(pages, 16), 32, extend))
+        self.gate = Gate(self.scheduler.submit, self.grammars)
+        self.steps = 0
+
+    def serve(self, asks: Sequence[Ask]) -> list[Answer]:
+        """All at once, to their ends."""
+        answers = [Answer() for _ in asks]
+        for number, ask in enumerate(asks):
+            sampling = Sampling(ask.max_tokens, temperature=ask.temperature, seed=ask.seed, **ask.more)  # type: ignore[arg-type]
+            message = Submit(str(number), array("I", ask.prompt).tobytes(), sampling, 0, grammar=ask.grammar)
+            refused = self.gate.submit(message)
+            if refused is not None:
+                answers[number].take(refused)
+        while len(self.gate) or not self.scheduler.idle:
+            for output in self.gate.opened():
+                answers[int(output.id)].take(output)
+            if plan := self.scheduler.plan():
+                self.steps += 1
+                for output in self.scheduler.advance(plan, self.runner.execute(plan)):
+                    answers[int(output.id)].take(output)
+        return answers
+
+    def text(self, answer: Answer) -> str:
+        """Without the token that ended it."""
+        tokens = answer.tokens[:-1] if answer.stop_token is not None else answer.tokens
+        return self.model.tokenizer.decode(tokens, skip_special_tokens=False)

@@ -1,0 +1,267 @@
+"""A grammar beside everything else that a step may do: the same tokens, whoever shares the batch and however they are computed."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from bench.random_schemas import schema
+from tests.worker.grammar.serving import Answer, Ask, Model, Serving
+
+from fairlead_worker.engine.plan import StepPlan
+from fairlead_worker.execution.grammars import Grammars
+from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
+
+LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
+LONG = [5 + i % 900 for i in range(150)]
+
+
+@pytest.fixture(scope="module")
+def asks(model: Model) -> list[Ask]:
+    """With grammars and without, greedy and not, prompts short and long."""
+    grammars = [model.grammar("json", schema(seed)) for seed in range(6)] + [model.grammar("json", LIST), ""]
+    return [
+        Ask(grammar, LONG[: 10 + 20 * seed], max_tokens=60, temperature=seed % 2, seed=seed, more={"logprobs": 1} if seed % 3 == 0 else {})
+        for seed, grammar in enumerate(grammars)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model, asks: list[Ask]) -> list[Answer]:
+    """What each says when nobody else is there."""
+    return [Serving(model).serve([ask])[0] for ask in asks]
+
+
+def same(answers: list[Answer], expected: list[Answer]) -> None:
+    assert [(a.tokens, a.finish, a.stop_token, a.error) for a in answers] == [(a.tokens, a.finish, a.stop_token, a.error) for a in expected]
+
+
+def test_together_as_alone(model: Model, asks: list[Ask], alone: list[Answer]) -> None:
+    same(Serving(model).serve(asks), alone)
+
+
+@pytest.mark.parametrize("settings", [{"chunked_prefill_size": 32}, {"chunked_prefill_size": 32, "enable_mixed_chunk": False}])
+def test_prompts_in_chunks(model: Model, asks: list[Ask], alone: list[Answer], settings: dict[str, object]) -> None:
+    same(Serving(model, **settings).serve(asks), alone)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft"])
+def test_drafts_change_nothing(model: Model, asks: list[Ask], alone: list[Answer], method: str) -> None:
+    draft = model.loaded if method == "draft" else None  # it drafts well where it is greedy and nothing is masked
+    serving = Serving(model, draft=draft, speculative_method=method, speculative_num_tokens=4, speculative_ngram_min=1)
+    same(serving.serve(asks), alone)
+    drafts = serving.scheduler.load().drafts
+    assert drafts is not None and drafts.tokens > 0, "nothing was drafted: nothing was tried"
+
+
+def test_drafts_are_accepted_within_a_grammar(model: Model) -> None:
+    repeated = model.grammar("regex", "(abc){40}")
+    plain, quick = Serving(model), Serving(model, speculative_method="ngram", speculative_num_tokens=4, speculative_ngram_min=1)
+    same(quick.serve([Ask(repeated, seed=1)]), plain.serve([Ask(repeated, seed=1)]))
+    drafts = quick.scheduler.load().drafts
+    assert drafts is not None and drafts.accepted > 0
+
+
+def test_a_retracted_request_goes_on_where_it_was(model: Model, asks: list[Ask], alone: list[Answer]) -> None:
+    """Which of them pages run out for depends on when masks come, so the test takes them away: from every decode, now and then."""
+    serving = Serving(model)
+    scheduler, plan = serving.scheduler, serving.scheduler.plan
+
+    def short_of_pages() -> StepPlan:
+        if serving.steps % 10 == 9:
+            for victim in [request for request in scheduler.running if request.row is not None]:
+                scheduler._retract(victim)
+                scheduler.waiting.add_retracted(victim)
+        return plan()
+
+    scheduler.plan = short_of_pages  # type: ignore[method-assign]
+    same(serving.serve(asks), alone)
+    assert scheduler.load().retractions > len(asks)
+
+
+def test_logprobs_are_the_models_own(asks: list[Ask], alone: list[Answer]) -> None:
+    """Of its own distribution, as everywhere: the likeliest token may be one that the grammar forbids."""
+    for ask, answer in zip(asks, alone, strict=True):
+        assert len(answer.logprobs) == (len(answer.tokens) if "logprobs" in ask.more else 0)
+    assert any(each.top_logprobs[0] > each.chosen for answer in alone for each in answer.logprobs)
+
+
+def test_prompt_logprobs_beside_a_grammar(model: Model) -> None:
+    choice = model.grammar("choice", ["left", "right"])
+    (plain,) = Serving(model).serve([Ask(choice, LONG[:40])])
+    (scored,) = Serving(model).serve([Ask(choice, LONG[:40], more={"prompt_logprobs": 1})])
+    same([scored], [plain])
+
+
+def test_the_end_of_a_grammar_is_a_stop(model: Model) -> None:
+    serving = Serving(model)
+    answers = serving.serve(
+        [
+            Ask(model.grammar("choice", ["left", "right"])),
+            Ask(model.grammar("choice", ["left", "right"]), more={"ignore_eos": True}),
+            Ask(model.grammar("choice", ["left", "right"]), more={"min_tokens": 50}),
+            Ask(model.grammar("json", LIST), max_tokens=5),
+        ]
+    )
+    assert [answer.finish for answer in answers] == ["stop", "stop", "stop", "length"]
+    assert all(serving.text(answer) in ("left", "right") for answer in answers[:3])
+    assert len(answers[3].tokens) == 5
+
+
+def test_complete_at_the_last_token_is_a_stop(model: Model) -> None:
+    abc = model.grammar("regex", "a{8}")
+    (whole,) = Serving(model).serve([Ask(abc)])
+    (cut,) = Serving(model).serve([Ask(abc, max_tokens=len(whole.tokens))])
+    assert (whole.finish, cut.finish) == ("stop", "stop")
+    assert cut.tokens == whole.tokens
+
+
+def test_where_the_text_may_go_on_its_end_is_the_models(model: Model) -> None:
+    """An eos where the grammar is complete; not before min_tokens, and never with ignore_eos."""
+    digits = model.grammar("regex", "[0-9]+")
+    eos = model.loaded.eos_token_ids[0]
+    free = {"logit_bias": ((eos, 100.0),)}
+    ended, later, never = Serving(model).serve(
+        [
+            Ask(digits, more=free),
+            Ask(digits, max_tokens=12, more=free | {"min_tokens": 8}),
+            Ask(digits, max_tokens=12, more=free | {"ignore_eos": True}),
+        ]
+    )
+    assert (ended.finish, ended.stop_token, len(ended.tokens)) == ("stop", eos, 2)
+    assert (later.finish, later.stop_token, len(later.tokens)) == ("stop", eos, 9), "eight tokens, then the eos"
+    assert (never.finish, len(never.tokens)) == ("length", 12)
+
+
+def test_stop_token_ids_end_what_is_complete(model: Model) -> None:
+    digits, end = model.grammar("regex", "[0-9]+"), 900
+    (answer,) = Serving(model).serve([Ask(digits, more={"stop_token_ids": (end,), "logit_bias": ((end, 100.0),), "ignore_eos": True})])
+    assert (answer.finish, answer.stop_token) == ("stop", end)
+
+
+def test_nothing_left_to_choose_is_that_requests_error(model: Model) -> None:
+    digits = model.grammar("regex", "[0-9]+x")
+    letters = tuple(model.tokens("abc"))
+    refused, fine = Serving(model).serve([Ask(digits, more={"allowed_token_ids": letters}), Ask("", max_tokens=5)])
+    assert refused.finish == "error"
+    assert "leaves no token" in refused.error
+    assert (fine.finish, len(fine.tokens)) == ("length", 5)
+
+
+def test_a_grammar_that_does_not_compile_here_is_refused(model: Model) -> None:
+    refused, fine = Serving(model).serve([Ask("start: nowhere"), Ask("", max_tokens=5)])
+    assert refused.finish == "error"
+    assert "nowhere" in refused.error
+    assert len(fine.tokens) == 5
+
+
+class Slow(Compiler):
+    """Masks of one grammar come when the test lets them."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self.__dict__ = compiler.__dict__
+        self.gate = threading.Semaphore(0)
+
+    def fill(self, matcher: Matcher, mask: np.ndarray) -> None:
+        self.gate.acquire()
+        super().fill(matcher, mask)
+
+
+def test_a_late_mask_holds_up_nobody_else(model: Model) -> None:
+    """The plain request beside it gets a token in each step; the other one its tokens, unchanged, when its masks come."""
+    choice = model.grammar("choice", ["left", "right"])
+    expected = Serving(model).serve([Ask(choice), Ask("", max_tokens=30)])
+    slow = Slow(model.compiler)
+    serving = Serving(model, grammars=Grammars(slow))
+    plain: list[int] = []
+    execute = serving.runner.execute
+
+    def counted(plan):  # type: ignore[no-untyped-def]
+        result = execute(plan)
+        plain.append(sum(map(len, result.tokens)))
+        if len(plain) == 30:
+            slow.gate.release(100)  # the plain one is through
+        return result
+
+    serving.runner.execute = counted  # type: ignore[method-assign]
+    same(serving.serve([Ask(choice), Ask("", max_tokens=30)]), expected)
+    assert plain[:30] == [1] * 30
+
+
+def test_a_mask_that_never_comes_ends_its_request(model: Model) -> None:
+    slow = Slow(model.compiler)
+    serving = Serving(model, grammars=Grammars(slow, timeout=0.05))
+    (answer,) = serving.serve([Ask(model.grammar("choice", ["left", "right"]))])
+    slow.gate.release(100)
+    assert answer.finish == "error"
+    assert "--grammar-timeout" in answer.error
+
+
+def test_an_abort_while_its_mask_is_late_or_its_grammar_compiles(model: Model) -> None:
+    slow = Slow(model.compiler)
+    serving = Serving(model, grammars=Grammars(slow))
+    serving.runner.grammars.compile(model.grammar("json", LIST)).result()
+    assert serving.gate.abort("unknown") is None
+    stop = threading.Event()
+
+    def abort_soon(plan, execute=serving.runner.execute):  # type: ignore[no-untyped-def]
+        result = execute(plan)
+        if not stop.is_set():
+            stop.set()
+            assert serving.scheduler.abort("0") is not None
+        return result
+
+    serving.runner.execute = abort_soon  # type: ignore[method-assign]
+    answers = serving.serve([Ask(model.grammar("json", LIST)), Ask("", max_tokens=3)])
+    slow.gate.release(100)
+    assert len(answers[1].tokens) == 3
+    assert serving.scheduler.cache.pool.free + serving.scheduler.cache.pool.cached == 512
+
+
+def test_grammars_are_kept_and_forgotten(model: Model) -> None:
+    grammars = Grammars(model.compiler, entries=2)
+    texts = [model.grammar("choice", [f"word{n}"]) for n in range(3)]
+    serving = Serving(model, grammars=grammars)
+    answers = serving.serve([Ask(text) for text in texts])  # more at once than are kept
+    assert [serving.text(answer) for answer in answers] == ["word0", "word1", "word2"]
+    assert grammars.compile(texts[2]).done(), "the latest is there at once"
+
+
+def test_more_grammars_at_once_than_are_kept(model: Model) -> None:
+    """They come over several steps, and are compiled again while others are being filled: nobody waits for ever."""
+    serving = Serving(model, grammars=Grammars(model.compiler, entries=1, threads=1), chunked_prefill_size=16)
+    asks = [Ask(model.grammar("choice", [f"word{n}"]), LONG[n : n + 14]) for n in range(8)]
+    assert [serving.text(answer) for answer in serving.serve(asks)] == [f"word{n}" for n in range(8)]
+
+
+def test_free_text_with_tags(model: Model) -> None:
+    """After a trigger the tag's own schema holds; outside, anything goes."""
+    tag = {"begin": "<f=a>", "schema": {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"]}, "end": "</f>"}
+    grammar = model.grammar("structural_tag", {"type": "structural_tag", "structures": [tag], "triggers": ["<f="]})
+    matcher = model.compiler.matcher(grammar)
+    good = model.tokens('so <f=a>{"n": 1}</f> and on')
+    assert matcher.try_consume_tokens(good) == len(good)
+    assert matcher.is_accepting()
+    bad = model.compiler.matcher(grammar)
+    assert bad.try_consume_tokens(model.tokens("so <f=b>")) < len(model.tokens("so <f=b>"))
+
+
+def test_ebnf_and_lark(model: Model) -> None:
+    serving = Serving(model)
+    ebnf = 'root ::= "sum " number " + " number\nnumber ::= [1-9] [0-9]?'
+    lark = 'start: "sum " NUMBER " + " NUMBER\nNUMBER: /[1-9][0-9]?/'
+    for text in (serving.text(answer) for answer in serving.serve([Ask(model.grammar("grammar", each)) for each in (ebnf, lark)])):
+        first, second = text.removeprefix("sum ").split(" + ")
+        assert 1 <= int(first) <= 99 and 1 <= int(second) <= 99
+
+
+def test_a_model_without_such_a_tokenizer_says_so(model: Model) -> None:
+    with pytest.raises(GrammarError, match="tokenizer"):
+        Compiler("{}", 100, ())
+
+
+def test_json_of_any_kind(model: Model) -> None:
+    serving = Serving(model)
+    answers = serving.serve([Ask(model.grammar("json", {"type": "object"}), max_tokens=400, seed=seed) for seed in range(6)])
+    finished = [serving.text(answer) for answer in answers if answer.finish == "stop"]
+    assert finished and all(isinstance(json.loads(text), dict) for text in finished)

@@ -1,0 +1,138 @@
+"""Grammars are tried in a process of their own: killed when one takes too long, replaced when one ends it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections import OrderedDict
+
+import msgspec
+
+from fairlead_worker.api.errors import ApiError, busy, invalid
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 120.0
+"""For the process to read the tokenizer."""
+MEMORY = 3 << 30
+"""Bytes of address space of the process: libraries and tokenizer map most of one GiB of it."""
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+OFF = "this worker does no structured output (--max-grammar-bytes 0)"
+MOST_WAITING = 256
+"""Grammars that nobody has tried yet and that wait for their turn; further requests get 429."""
+
+
+class GrammarCheck:
+    """What is known of grammars, and the process that finds it out, started when the first one comes. One at a time is tried."""
+
+    def __init__(self, config: WorkerConfig, tokenizer_json: str, vocabulary: int, eos: tuple[int, ...]) -> None:
+        self._config = config
+        self._setup = Setup(tokenizer_json, vocabulary, eos, config.grammar_timeout, MEMORY)
+        self._verdicts: OrderedDict[Constraint, Verdict] = OrderedDict()
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def grammar(self, constraint: Constraint) -> str:
+        """For the engine. ApiError 400 that names the field for a grammar that does not work, 429 when too many wait."""
+        size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
+        if size > most:
+            message = f"{size} bytes are more than this worker takes, {most} (--max-grammar-bytes)" if most else OFF
+            raise invalid(f"{constraint.field}: {message}", param=constraint.field)
+        verdict = self._known(constraint) or await self._tried(constraint)
+        if verdict.error:
+            raise invalid(f"{constraint.field}: {verdict.error}", param=constraint.field, code="invalid_grammar")
+        return verdict.grammar
+
+    def close(self) -> None:
+        """Ends the process."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+
+    def _known(self, constraint: Constraint) -> Verdict | None:
+        verdict = self._verdicts.get(constraint)
+        if verdict is not None:
+            self._verdicts.move_to_end(constraint)
+        return verdict
+
+    async def _tried(self, constraint: Constraint) -> Verdict:
+        if self._waiting >= MOST_WAITING:
+            raise busy(f"{MOST_WAITING} requests wait for their grammars to be compiled", max(1, round(self._config.grammar_timeout)))
+        # Shielded: a client that goes must not leave an answer in the pipe for the next one.
+        return await asyncio.shield(asyncio.ensure_future(self._in_turn(constraint)))
+
+    async def _in_turn(self, constraint: Constraint) -> Verdict:
+        self._waiting += 1
+        try:
+            async with self._turn:
+                # An equal one may have been in the queue.
+                return self._known(constraint) or self._remember(constraint, await self._try(constraint))
+        finally:
+            self._waiting -= 1
+
+    def _remember(self, constraint: Constraint, verdict: Verdict) -> Verdict:
+        if verdict.error:
+            logger.info("refused a grammar in %s: %s", constraint.field, verdict.error)
+        self._verdicts[constraint] = verdict
+        while len(self._verdicts) > self._config.grammar_cache_entries:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    async def _try(self, constraint: Constraint) -> Verdict:
+        """A process that ends may have been ended by somebody else: what ends two is refused."""
+        for _ in range(2):
+            process = await self._started()
+            assert process.stdin is not None and process.stdout is not None, "they are pipes"
+            seconds = self._config.grammar_timeout
+            reason = "it takes too much memory or too deep a nesting to compile"
+            try:
+                process.stdin.write(msgspec.json.encode(constraint) + b"\n")
+                if line := await asyncio.wait_for(process.stdout.readline(), seconds):
+                    return msgspec.json.decode(line, type=Verdict)
+            except ConnectionError:
+                pass
+            except TimeoutError:
+                reason = f"it is not compiled within {seconds:g} s (--grammar-timeout); make it smaller, or its repetitions shorter"
+                break
+            except ValueError:
+                reason = "what it compiles to is too long"
+                break
+            await self._ended(process)
+        await self._ended(process)
+        return Verdict(error=reason)
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        """The process, ready for a line. ApiError 400 where this model's tokenizer works with no grammar."""
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        command = (sys.executable, "-m", "fairlead_worker.grammar.checker")
+        limit = 16 * self._config.max_grammar_bytes + (1 << 20)  # of an answer's line: a grammar, escaped
+        self._process = process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=limit,
+            env=ONE_THREAD | dict(os.environ),
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None, "they are pipes"
+        process.stdin.write(msgspec.json.encode(self._setup) + b"\n")
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+            error = msgspec.json.decode(line, type=Verdict).error if line else "its process ended"
+        except TimeoutError:
+            error = f"its process did not start within {START_SECONDS:g} s"
+        if error:
+            await self._ended(process)
+            raise ApiError(400, f"structured output is not possible here: {error}", code="unsupported")
+        return process
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> None:
+        self._process = None
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,96 @@
+"""Which form of answer a request asks for: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields."""
+
+from typing import Any
+
+import msgspec
+
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.schema import CommonRequest
+from fairlead_worker.grammar.constraint import Constraint, Kind
+
+ANY_OBJECT = '{"type":"object"}'
+MAX_CHOICES = 1024
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
+"""Of `structured_outputs`, beside the form itself."""
+GUIDED: dict[str, Kind] = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+
+
+def constraint(request: CommonRequest) -> Constraint | None:
+    """The one form that the request asks for; None where it may be anything. Raises ApiError 400."""
+    found = [each for each in (_response_format(request.response_format), _structured(request), *_guided(request)) if each is not None]
+    if len(found) > 1:
+        names = ", ".join(each.field for each in found)
+        raise invalid(f"{found[1].field}: an answer can have one form only, but {names} each ask for one", param=found[1].field)
+    return found[0] if found else None
+
+
+def _response_format(given: dict[str, Any] | None) -> Constraint | None:
+    kind = (given or {"type": "text"}).get("type")
+    field = "response_format"
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Constraint("json", ANY_OBJECT, field)
+    if kind == "structural_tag":
+        return _of("structural_tag", given, field)
+    if kind != "json_schema":
+        raise invalid(f"response_format.type: {kind!r:.60} is none of {', '.join(FORMATS)}", param="response_format.type")
+    field = "response_format.json_schema"
+    described = given.get("json_schema")
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):
+        raise invalid(f'{field}: needs a schema, as in {{"name": "answer", "schema": {{…}}}}', param=field)
+    return _of("json", described["schema"], f"{field}.schema")
+
+
+def _structured(request: CommonRequest) -> Constraint | None:
+    given = request.structured_outputs
+    if given is None:
+        return None
+    field = "structured_outputs"
+    asked = {name: value for name, value in given.items() if value is not None and value is not False and name not in OPTIONS}
+    kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+    forms = [name for name in kinds if name in asked]
+    if unknown := sorted(set(asked) - set(kinds) - {"disable_fallback", "disable_additional_properties"}):
+        raise invalid(f"{field}: does not know {unknown[0]:.60}; it has {', '.join(kinds)}, {', '.join(OPTIONS)}", param=field)
+    if asked.get("disable_additional_properties"):
+        raise invalid(f'{field}.disable_additional_properties: not supported; say "additionalProperties": false in the schema', param=field)
+    if len(forms) != 1:
+        raise invalid(f"{field}: needs exactly one of {', '.join(kinds)}, not {len(forms)}", param=field)
+    (form,) = forms
+    whitespace = given.get("whitespace_pattern")
+    if whitespace is not None and not isinstance(whitespace, str):
+        raise invalid(f"{field}.whitespace_pattern: must be a string", param=f"{field}.whitespace_pattern")
+    if given.get("disable_any_whitespace"):
+        whitespace = ""
+    if form == "json_object":
+        return Constraint("json", ANY_OBJECT, f"{field}.{form}", whitespace)
+    return _of(form, asked[form], f"{field}.{form}", whitespace)  # type: ignore[arg-type]  # the names of kinds
+
+
+def _guided(request: CommonRequest) -> list[Constraint]:
+    given = ((field, kind, getattr(request, field)) for field, kind in GUIDED.items())
+    return [_of(kind, value, field, request.guided_whitespace_pattern) for field, kind, value in given if value is not None]
+
+
+def _of(kind: Kind, value: Any, field: str, whitespace: str | None = None) -> Constraint:
+    """Checks what the field's own type does not say."""
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value) or len(value) > MAX_CHOICES:
+            raise invalid(f"{field}: must be a list of 1 to {MAX_CHOICES} strings", param=field)
+        if "" in value:
+            raise invalid(f"{field}: an empty string is no answer", param=field)
+    elif kind in ("json", "structural_tag"):
+        if isinstance(value, str):
+            try:
+                value = msgspec.json.decode(value)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise invalid(f"{field}: is no JSON: {error}", param=field) from None
+        if not isinstance(value, dict | bool):
+            raise invalid(f"{field}: must be a JSON schema, an object", param=field)
+        if kind == "structural_tag" and not isinstance(value, dict):
+            raise invalid(f"{field}: must be an object", param=field)
+    elif not isinstance(value, str) or not value:
+        raise invalid(f"{field}: must be a string that is not empty", param=field)
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return Constraint(kind, text, field, whitespace)

@@ -1,0 +1,259 @@
+"""The grammars of running requests: one matcher each, which follows the tokens that its request has accepted. The only owner of them.
+
+Masks are filled by threads while the forward pass runs. A mask that is not there when the logits are does not hold up the batch: its row
+gives no token in this step, and is in the next one again. So an expensive grammar slows down its own request, not the others.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fairlead_worker.engine.plan import Row
+from fairlead_worker.engine.request import Request
+from fairlead_worker.execution.masks import Masks
+from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, error_of
+
+logger = logging.getLogger(__name__)
+
+PATIENCE, LEAST_PATIENCE_SECONDS = 0.05, 0.0005
+"""How long a batch waits for late masks: a share of what the step took until then, and at least so long."""
+ALONE_SECONDS = 0.1
+"""... where every row that samples has a late mask: a step would bring nothing. The loop must hear of aborts all the same."""
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A request with a grammar, and where it is in it."""
+
+    request: Request
+    matcher: Matcher | None = None
+    """None until a thread has made it; touched by the loop only while `filling` is false."""
+    prototype: "Future[Matcher] | None" = None
+    """What it is made from."""
+    masks: np.ndarray | None = None
+    """[positions, words] uint32, of the request's next token and of those behind each token of `draft`; None: to be filled."""
+    draft: list[int] = field(default_factory=list)
+    applied: int = 0
+    """Leading positions of its row that have a mask in this step. Masks that come later are for the next one."""
+    filling: bool = False
+    late: bool = False
+    """A step went on without it."""
+    since: float = 0.0
+    """When its masks were asked for."""
+    error: str = ""
+
+
+class Grammars:
+    """Used by the loop's thread; `compile` hands over to others."""
+
+    def __init__(self, compiler: Compiler, *, threads: int = 2, entries: int = 64, timeout: float = 5.0) -> None:
+        """`entries`: compiled grammars that are kept. `timeout`: seconds after which a mask that has not come ends its request."""
+        self._compiler = compiler
+        self._timeout = timeout
+        self._entries = entries
+        self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
+        self._followed: dict[str, _Followed] = {}
+        self._compilers = ThreadPoolExecutor(1, "compile")
+        """Apart from those that fill masks, who may wait for a compiled grammar: the two must not wait for each other."""
+        self._fillers = ThreadPoolExecutor(threads, "mask")
+        self._threads = threads
+        self._queue: deque[_Followed] = deque()
+        self._filled = threading.Condition()
+        self._awaited = 0
+        """Being filled, and not late."""
+        self._began = 0.0
+        self.used = False
+        """Somebody has asked for a grammar: until then a step does not look for any."""
+
+    def compile(self, grammar: str) -> "Future[str]":
+        """Implements `engine.gate.GrammarCompiler`."""
+        self.used = True
+        told: Future[str] = Future()
+        self._prototype(grammar).add_done_callback(lambda done: told.set_result(str(done.exception() or "")))
+        return told
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """The forward pass of `rows`, all of which sample and have a grammar, is about to run: fill their masks meanwhile."""
+        self._began = time.perf_counter()
+        self._followed = {name: each for name, each in self._followed.items() if each.request.finish is None}
+        asked = 0
+        for row in rows:
+            each = self._followed.get(row.request.id)
+            if each is None or each.request is not row.request:
+                each = self._followed[row.request.id] = _Followed(row.request)
+            if each.filling or each.error or self._usable(each, row):
+                continue
+            each.draft, each.masks, each.filling = list(row.draft), None, True
+            if not each.late:
+                each.since = self._began
+            if each.matcher is None:
+                each.prototype = self._prototype(row.request.grammar)
+            self._queue.append(each)
+            asked += 1
+        if asked:
+            with self._filled:
+                self._awaited += asked
+            for _ in range(min(asked, self._threads)):
+                self._fillers.submit(self._work)
+
+    def masks(self, rows: Sequence[Row]) -> Masks:
+        """Of what `begin` was told of, among all rows that sample: those that are there soon enough."""
+        mine = [self._followed[row.request.id] for row in rows if row.request.grammar]
+        self._wait(mine, alone=len(mine) == len(rows))
+        places: list[int] = []
+        words: list[np.ndarray] = []
+        first = 0
+        for row in rows:
+            if row.request.grammar:
+                each = self._followed[row.request.id]
+                each.applied = self._usable(each, row)
+                places += range(first, first + each.applied)
+                if each.applied and each.masks is not None:
+                    words.append(each.masks[: each.applied])
+            first += len(row.draft) + 1
+        return Masks(places, np.concatenate(words) if words else np.empty((0, self._compiler.words), np.uint32))
+
+    def accept(self, rows: Sequence[Row], tokens: Sequence[list[int]], masks: Masks) -> dict[str, str]:
+        """The step has chosen `tokens` for rows that sample. Keeps what their grammars have seen a mask for, in place, and follows it.
+
+        `masks`: of this step, applied. The answer: requests whose grammar has ended, as `StepResult.endings`.
+        """
+        endings: dict[str, str] = {}
+        first = 0
+        for row, chosen in zip(rows, tokens, strict=True):
+            if row.request.grammar:
+                each = self._followed[row.request.id]
+                ending = each.error or None
+                del chosen[0 if ending else each.applied :]
+                if chosen:
+                    alive = next((place for place in range(len(chosen)) if first + place in masks.dead), len(chosen))
+                    del chosen[alive:]
+                    ending = self._follow(each, chosen, nothing_left=alive == 0)
+                elif ending is None and self._overdue(each):
+                    ending = f"its grammar took longer than {self._timeout:g} s for one token (--grammar-timeout)"
+                if ending is not None:
+                    endings[row.request.id] = ending
+            first += len(row.draft) + 1
+        return endings
+
+    def _follow(self, each: _Followed, chosen: list[int], nothing_left: bool) -> str | None:
+        """Moves a matcher on by what was chosen; the end of its grammar, if it is there."""
+        request, matcher = each.request, each.matcher
+        assert matcher is not None, "it has filled a mask"
+        if nothing_left:
+            each.masks = None
+            if matcher.is_accepting():
+                return ""
+            return "nothing can be chosen: what the request allows or forbids leaves no token that its grammar could go on with"
+        for place, token in enumerate(chosen):
+            if token in request.stop_tokens and request.output_length + place + 1 >= request.sampling.min_tokens:
+                break  # the scheduler ends it here
+            if not matcher.consume_token(token):
+                del chosen[place:]
+                each.masks = None
+                return f"its grammar does not go on: {error_of(matcher)}"
+            if matcher.is_stopped():
+                del chosen[place + 1 :]
+                return ""
+        each.masks, each.late = None, False
+        return None
+
+    def _usable(self, each: _Followed, row: Row) -> int:
+        """Leading positions of a row whose masks are there and were filled for the same draft."""
+        if each.filling or each.masks is None:
+            return 0
+        same = next((i for i, (was, now) in enumerate(zip(each.draft, row.draft, strict=False)) if was != now), None)
+        most = min(len(each.draft), len(row.draft)) if same is None else same
+        if len(each.masks) <= most:
+            return len(each.masks)  # the grammar refuses or ends behind the draft's next token
+        return most + 1
+
+    def _overdue(self, each: _Followed) -> bool:
+        return each.filling and time.perf_counter() - each.since > self._timeout
+
+    def _wait(self, mine: Sequence[_Followed], alone: bool) -> None:
+        with self._filled:
+            if self._awaited:
+                spent = time.perf_counter() - self._began
+                self._filled.wait_for(lambda: not self._awaited, max(spent * PATIENCE, LEAST_PATIENCE_SECONDS))
+            if alone and mine and all(each.filling for each in mine):
+                self._filled.wait_for(lambda: not all(each.filling for each in mine), ALONE_SECONDS)
+            for each in mine:
+                if each.filling and not each.late:
+                    each.late = True
+                    self._awaited -= 1
+
+    def _prototype(self, grammar: str) -> "Future[Matcher]":
+        """The compiled grammar, at its beginning: never moved, only copied."""
+        found = self._compiled.get(grammar)
+        if found is None:
+            found = self._compiled[grammar] = self._compilers.submit(self._compiler.matcher, grammar)
+            while len(self._compiled) > self._entries:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.move_to_end(grammar)
+        return found
+
+    def _work(self) -> None:
+        """On a thread: fills what is there to be filled."""
+        while True:
+            try:
+                each = self._queue.popleft()
+            except IndexError:
+                return
+            try:
+                each.masks = self._fill(each)
+            except GrammarError as error:
+                each.error = f"its grammar does not go on: {error}"
+            except BaseException as error:  # a panic of the library is no Exception
+                logger.exception("a mask could not be filled")
+                each.error = f"its grammar failed: {type(error).__name__}: {error}"
+            with self._filled:
+                each.filling = False
+                if not each.late:
+                    self._awaited -= 1
+                self._filled.notify()
+
+    def _fill(self, each: _Followed) -> np.ndarray:
+        """[positions, words]: up to the first token of the draft that the grammar refuses, or that ends the request."""
+        request = each.request
+        if each.matcher is None:
+            each.matcher = self._start(each)
+        matcher, filled, consumed = each.matcher, 0, 0
+        masks = np.zeros((len(each.draft) + 1, self._compiler.words), np.uint32)
+        for token in [*each.draft, None]:
+            self._compiler.fill(matcher, masks[filled])
+            self._ends(masks[filled], request, matcher.is_accepting())
+            filled += 1
+            if token is None or token in request.stop_tokens or not matcher.try_consume_tokens([token]):
+                break
+            consumed += 1
+            if matcher.is_stopped():
+                break
+        if consumed and not matcher.rollback(consumed):
+            raise GrammarError(error_of(matcher))
+        return masks[:filled]
+
+    def _start(self, each: _Followed) -> Matcher:
+        """A matcher that has seen the output so far."""
+        assert each.prototype is not None, "set before it was queued"
+        matcher: Matcher = each.prototype.result().deep_copy()
+        known = each.request.tokens[each.request.prompt_length :].tolist()
+        if known and not matcher.consume_tokens(known):
+            raise GrammarError(error_of(matcher))
+        return matcher
+
+    def _ends(self, mask: np.ndarray, request: Request, accepting: bool) -> None:
+        """In place: where the grammar is complete, the tokens that end this request may come, and no others that end a text."""
+        for token in self._compiler.eos:
+            mask[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if accepting:
+            for token in request.stop_tokens:
+                if token >> 5 < len(mask):
+                    mask[token >> 5] |= np.uint32(1 << (token & 31))

@@ -1,0 +1,76 @@
+"""The process that tries a grammar before the engine sees it: `python -m fairlead_worker.grammar.checker`.
+
+A grammar is a program that a client wrote. What crashes, fills the memory or never ends does so here, in a process that its parent
+(`api/grammar_check.py`) can kill, and whose memory is bounded. It reads lines of JSON: first `Setup`, then `Constraint`s; each line is
+answered with a `Verdict`. The end of its input is its end.
+"""
+
+import os
+import resource
+import signal
+import sys
+
+import msgspec
+import numpy as np
+
+from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
+from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
+from fairlead_worker.grammar.lower import lower
+
+TRIED_TOKENS = 32
+"""Of each grammar: so many steps of a walk through it are tried."""
+NICENESS = 10
+"""Below the engine and the API, who must not wait for the cores."""
+
+
+def check(compiler: Compiler, constraint: Constraint) -> Verdict:
+    """Compiles a constraint and walks through it for some tokens."""
+    try:
+        grammar = lower(constraint, compiler.special)
+        _walk(compiler, compiler.matcher(grammar))
+    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        return Verdict(error=" ".join(str(error).split())[:400] or type(error).__name__)
+    return Verdict(grammar=grammar)
+
+
+def _walk(compiler: Compiler, matcher: Matcher) -> None:
+    """Along tokens from all over the vocabulary: laziness puts the cost of a grammar into its first masks. Raises GrammarError."""
+    mask = np.zeros(compiler.words, np.uint32)
+    for step in range(TRIED_TOKENS):
+        compiler.fill(matcher, mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not len(allowed):
+            if step == 0 and not matcher.is_accepting():
+                raise GrammarError("it allows no text at all in this model's tokens")
+            return
+        token = int(allowed[(step * 7919) % len(allowed)])
+        if token in compiler.eos or not matcher.consume_token(token) or matcher.is_stopped():
+            return
+
+
+def main() -> None:
+    lines = sys.stdin.buffer
+    setup = msgspec.json.decode(lines.readline(), type=Setup)
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (setup.memory, setup.memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        compiler = Compiler(setup.tokenizer_json, setup.vocabulary, setup.eos)
+    except GrammarError as error:
+        _say(Verdict(error=str(error)))
+        return
+    _say(Verdict())
+    for line in lines:
+        signal.alarm(int(setup.timeout) + 2)  # by default that ends the process, whatever it is in the middle of
+        verdict = check(compiler, msgspec.json.decode(line, type=Constraint))
+        signal.alarm(0)
+        _say(verdict)
+
+
+def _say(verdict: Verdict) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
