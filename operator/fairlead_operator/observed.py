@@ -1,7 +1,7 @@
 """What the cluster shows of one service: Deployments, pods, what the API server refused, and the last request through the router."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fairlead_index.split import SplitReport
@@ -73,6 +73,11 @@ class Observed:
     loading: Mapping[str, "LoadingSeen"] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
     needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
     decision: Decision | None = None  # the last change of the size that this process has decided
+
+    @property
+    def stable(self) -> "Observed":
+        """Without a canary's pods: what the workers' own Deployment and the routers' have made."""
+        return replace(self, pods=tuple(pod for pod in self.pods if not is_canary(pod)))
 
 
 @dataclass(frozen=True)

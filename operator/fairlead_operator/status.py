@@ -31,6 +31,7 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
+    observed = observed.stable  # of a canary only its plan speaks
     loading = loading_status.said(service.status.loading, observed.pods, observed.loading)
     obstacle = loading_status.told(_obstacle(service, observed, workers, routers, step, silent), loading) or trial.cause
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
