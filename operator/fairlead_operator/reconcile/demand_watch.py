@@ -83,9 +83,9 @@ class DemandWatch:
         standing = self._standing
         if standing is None or standing.fleet.wanted == 0:
             return WAIT * random.uniform(0.8, 1.0)
-        idle = standing.scaling.idle_seconds
-        if idle is not None and report.idle_seconds < idle:
-            return min(WAIT, max(0.2, idle - report.idle_seconds + 0.1))
+        allowed, idle = standing.scaling.idle_seconds, standing.fleet.idle(report.idle_seconds, time.time())
+        if allowed is not None and idle < allowed:
+            return min(WAIT, max(0.2, allowed - idle + 0.1))
         return WINDOW if standing.fleet.wanted > max(1, standing.scaling.min) else WAIT * random.uniform(0.8, 1.0)
 
     def _take(self) -> None:

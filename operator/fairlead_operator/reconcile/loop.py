@@ -157,7 +157,7 @@ class Loop:
         judged = trial is not None and trial.phase in ("Judging", "Paused")
         self._canary.follow(ready_routers(pods) if judged else (), plan.split)
         self._index.follow(router_to_ask(pods), known=plan.status.index is not None)
-        self._loading.follow(pods_to_ask(pods))
+        self._loading.follow(pods_to_ask(observed.stable.pods))
         self._pod_events.follow(pods)
         self._demand.follow(ready_routers(pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)

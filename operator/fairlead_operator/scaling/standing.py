@@ -1,5 +1,6 @@
 """How the service's workers stand, as the cluster shows it: what needs are reckoned against, and what routers tell those that wait."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -39,18 +40,20 @@ def current_size(observed: Observed) -> int | None:
 
 
 def standing(service: InferenceService, observed: Observed, revision: str = "") -> Standing | None:
-    """None for a service whose size others decide, or that has no Deployment yet."""
+    """None for a service whose size others decide, or that has no Deployment yet. A canary's pods come and go by themselves."""
     size = current_size(observed)
     if service.spec.scaling is None or service.spec.scaling.target is None or size is None:
         return None
     deployment = observed.deployments[names.WORKER]
     ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)
-    pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not pod["metadata"].get("deletionTimestamp")]
+    workers = [pod for pod in observed.stable.pods if component_of(pod) == names.WORKER]
+    pods = [pod for pod in workers if not pod["metadata"].get("deletionTimestamp")]
     started = [taken for pod in pods if (taken := _start_seconds(pod)) is not None]
     took = max(SHORTEST, min(LONGEST, min(started))) if started else START_SECONDS
     began = min((_time(pod["metadata"].get("creationTimestamp")) for pod in pods if _ready_at(pod) is None), default=0.0)
-    cause = causes.of_pods(observed.pods, names.WORKER, revision)
-    return Standing(service.spec.scaling, Fleet(size, ready, took), began, cause.reason if cause is not None else "")
+    since = min((at for pod in pods if (at := _ready_at(pod)) is not None), default=math.inf)
+    cause = causes.of_pods(workers, names.WORKER, revision)
+    return Standing(service.spec.scaling, Fleet(size, ready, took, since), began, cause.reason if cause is not None else "")
 
 
 def _start_seconds(pod: Body) -> float | None:
