@@ -139,6 +139,8 @@ def _obstacle(
             return creation.paused(names.deployment(service, names.WORKER))
         if (workers.current and workers.updated < workers.wanted) or workers.total > workers.wanted:
             kept = workers.total - workers.updated
+            if not kept and workers.updated > workers.wanted:
+                return Cause("RollingOut", f"{workers.total} workers are there, {workers.wanted} are wanted", fault=False)
             return Cause(held, f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False)
         return cause or Cause("Starting", f"{workers.ready} of {workers.wanted} workers are ready", fault=False)
     if workers.wanted == 0:
