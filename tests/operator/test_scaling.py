@@ -348,5 +348,7 @@ def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
     canary = pod("qwen-worker-canary-1", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
     canary["metadata"] |= {"creationTimestamp": "2025-12-31T23:00:00Z"}
     canary["metadata"]["labels"]["fairlead.dev/track"] = "canary"
-    assert standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready, canary))) == seen
+    evicted = pod("qwen-worker-0", phase="Failed", reason="Evicted")
+    evicted["metadata"] |= {"creationTimestamp": "2025-12-01T00:00:00Z"}
+    assert standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready, canary, evicted))) == seen
     assert standing(service(), Observed({"worker": deployment("worker", 2)})) is None
