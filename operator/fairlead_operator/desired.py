@@ -1,12 +1,12 @@
 """Everything that should exist for one service, and what should be said about it: a pure function of what is wanted and what is seen."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from fairlead_index.split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import Object, gateway, network_policy, router, worker
-from fairlead_operator.observed import Observed, is_canary
+from fairlead_operator.observed import Observed
 from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
 from fairlead_operator.scaling.decision import Decision
@@ -30,9 +30,8 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
     service, decision = sized(service, observed)
     trial = canary.plan(service, observed, now)
-    stable = replace(observed, pods=tuple(pod for pod in observed.pods if not is_canary(pod)))
-    step = next_step(service, stable, trial.sides.stable or worker.revision(service), now)
-    said = verdict(service, stable, step, now, trial)
+    step = next_step(service, observed, trial.sides.stable or worker.revision(service), now)
+    said = verdict(service, observed, step, now, trial)
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they guard

@@ -10,7 +10,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, IndexSeen, component_of
+from fairlead_operator.observed import Body, IndexSeen, component_of, ready_at
 
 LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
 STEP = 10  # percent
@@ -78,7 +78,11 @@ def ready_routers(pods: Iterable[Body]) -> tuple[str, ...]:
     found = []
     for pod in pods:
         metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
-        if ready and component_of(pod) == names.ROUTER and status.get("podIP") and not metadata.get("deletionTimestamp"):
+        if (
+            ready_at(pod) is not None
+            and component_of(pod) == names.ROUTER
+            and status.get("podIP")
+            and not metadata.get("deletionTimestamp")
+        ):
             found.append((metadata.get("name", ""), status["podIP"]))
     return tuple(f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}" for _, address in sorted(found))

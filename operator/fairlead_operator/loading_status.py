@@ -7,7 +7,7 @@ from typing import Any, get_args
 from fairlead_operator import names
 from fairlead_operator.api.loading import LoadingStatus, Phase
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, component_of
+from fairlead_operator.observed import Body, component_of, ready_at
 
 STEP = 5  # percent
 MOST = 8  # pods of one service that are asked: the ones furthest behind look alike, and a thousand that start together are not all asked
@@ -39,8 +39,7 @@ def pods_to_ask(pods: Iterable[Body]) -> dict[str, str]:
         if component_of(pod) != names.WORKER or metadata.get("deletionTimestamp") or not status.get("podIP"):
             continue
         running = any((one.get("state") or {}).get("running") is not None for one in status.get("containerStatuses") or [])
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
-        if running and not ready and len(found) < MOST:
+        if running and ready_at(pod) is None and len(found) < MOST:
             address = status["podIP"]
             found[metadata["name"]] = f"[{address}]:{names.WORKER_PORT}" if ":" in address else f"{address}:{names.WORKER_PORT}"
     return found

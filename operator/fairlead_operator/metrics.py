@@ -95,13 +95,19 @@ class _Services(Collector):
             "fairlead_service_condition", "1 while a condition of the service is True, 0 while it is False", labels=[*labels, "type"]
         )
         workers = GaugeMetricFamily("fairlead_service_workers", "Workers that are wanted, exist, are ready", labels=[*labels, "state"])
-        for body in list(self._services()):
+        for body in self._services():
             metadata, status = body["metadata"], body.get("status") or {}
             who = [metadata["namespace"], metadata["name"]]
             for condition in status.get("conditions") or []:
                 if condition["status"] in _TRUTH:
                     conditions.add_metric([*who, condition["type"]], _TRUTH[condition["status"]])
-            workers.add_metric([*who, "wanted"], float(body["spec"].get("replicas") or 0))
+            workers.add_metric([*who, "wanted"], _wanted(body))
             workers.add_metric([*who, "existing"], float(status.get("replicas") or 0))
             workers.add_metric([*who, "ready"], float(status.get("readyReplicas") or 0))
         return [conditions, workers]
+
+
+def _wanted(body: Mapping[str, Any]) -> float:
+    """As status.ready has it ("2/3"): within the bounds of spec.scaling, and what the autoscaler decides. Before that, spec.replicas."""
+    said = str((body.get("status") or {}).get("ready") or "").rpartition("/")[2]
+    return float(said or body["spec"].get("replicas") or 0)

@@ -1,7 +1,8 @@
 """What the cluster shows of one service: Deployments, pods, what the API server refused, and the last request through the router."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fairlead_index.split import SplitReport
@@ -74,6 +75,11 @@ class Observed:
     needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
     decision: Decision | None = None  # the last change of the size that this process has decided
 
+    @property
+    def stable(self) -> "Observed":
+        """Without a canary's pods: what the workers' own Deployment and the routers' have made."""
+        return replace(self, pods=tuple(pod for pod in self.pods if not is_canary(pod)))
+
 
 @dataclass(frozen=True)
 class Replicas:
@@ -126,3 +132,19 @@ def is_canary(pod: Body) -> bool:
 
 def component_of(body: Body) -> str:
     return str(((body.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, ""))
+
+
+def ended(pod: Body) -> bool:
+    """Evicted, say: it stays on the list for days, and another has taken its place."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def ready_at(pod: Body) -> float | None:
+    """Since when it is ready, in seconds since the epoch; None: it is not."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return next((instant(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None)
+
+
+def instant(text: Any) -> float:
+    """An RFC 3339 time in seconds since the epoch; 0.0 for none."""
+    return datetime.fromisoformat(str(text)).timestamp() if text else 0.0

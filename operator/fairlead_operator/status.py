@@ -31,6 +31,7 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
     workers = Replicas.of(observed.deployments.get(names.WORKER), service.spec.wanted_replicas, settled=settled)
     routers = Replicas.of(observed.deployments.get(names.ROUTER), service.spec.routing.replicas, settled=settled)
     silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
+    observed = observed.stable  # of a canary only its plan speaks
     loading = loading_status.said(service.status.loading, observed.pods, observed.loading)
     obstacle = loading_status.told(_obstacle(service, observed, workers, routers, step, silent), loading) or trial.cause
     proof = _Proof.of(service, observed, now.timestamp(), servable=obstacle is None)
@@ -138,6 +139,8 @@ def _obstacle(
             return creation.paused(names.deployment(service, names.WORKER))
         if (workers.current and workers.updated < workers.wanted) or workers.total > workers.wanted:
             kept = workers.total - workers.updated
+            if not kept and workers.updated > workers.wanted:
+                return Cause("RollingOut", f"{workers.total} workers are there, {workers.wanted} are wanted", fault=False)
             return Cause(held, f"{workers.updated} of {workers.wanted} workers are of the wanted revision, {kept} of another", fault=False)
         return cause or Cause("Starting", f"{workers.ready} of {workers.wanted} workers are ready", fault=False)
     if workers.wanted == 0:

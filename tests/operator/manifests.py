@@ -31,7 +31,7 @@ def deployment(
     """A Deployment whose controller is up to date."""
     return {
         "metadata": {"generation": 1, "labels": {"app.kubernetes.io/component": component}},
-        "spec": {"replicas": wanted},
+        "spec": {"replicas": wanted, "selector": {"matchLabels": {"app.kubernetes.io/component": component}}},
         "status": {
             "observedGeneration": 1,
             "replicas": wanted,

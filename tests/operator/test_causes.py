@@ -13,6 +13,7 @@ from fairlead_operator.causes.cause import LONGEST, told
 from fairlead_operator.reconcile.difference import slim_managed_fields
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+MINE = {"app.kubernetes.io/component": "worker"}
 
 
 def unscheduled(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
@@ -263,6 +264,14 @@ def test_a_controller_that_does_not_look_is_named_and_one_that_is_slow_is_not() 
     cause, _ = silence.of([made], [], at(200))
     assert cause is not None and "no pod was made" in cause.message
     assert silence.of([made], [pod()], at(200))[0] is None, "a pod of it is there"
+    going = pod("qwen-worker-canary-1")
+    going["metadata"]["labels"]["fairlead.dev/track"] = "canary"
+    assert silence.of([made], [going], at(200))[0] is not None, "that one is a canary's"
+    canary = made | {
+        "metadata": {**made["metadata"], "labels": {"app.kubernetes.io/component": "worker-canary"}},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {**MINE, "fairlead.dev/track": "canary"}}},
+    }
+    assert silence.of([canary], [going], at(200))[0] is None, "it drains, and then there will be another"
     quota = {"type": "ReplicaFailure", "status": "True"}
     made["status"]["conditions"] = [quota]
     assert silence.of([made], [], at(200)) == (None, None), "somebody says why"

@@ -9,6 +9,7 @@ import pytest
 from tests.operator.manifests import manifest
 
 from fairlead_operator.metrics import Metrics
+from fairlead_operator.reconcile import optional as optional_kinds
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
 from fairlead_operator.reconcile.optional import OptionalKinds
@@ -60,6 +61,16 @@ def test_services_are_shown_as_their_status_says() -> None:
     assert value(metrics, "fairlead_operator_reconcile_errors_total", error="ApiRefused") == 1.0
 
 
+def test_a_service_that_its_autoscaler_has_brought_to_zero_wants_no_worker() -> None:
+    """spec.replicas says 1, its default: an alert of every service that is asleep."""
+    metrics, body = Metrics(), manifest("qwen", "ml", replicas=1, scaling={"min": 0, "max": 4, "target": {"ttft": "2s"}})
+    body["status"] = {"ready": "0/0", "replicas": 0, "readyReplicas": 0}
+    metrics.watch(lambda: True, lambda: 0.0, lambda: 1, lambda: [body])
+    assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 0.0
+    body["status"]["ready"] = "1/3"
+    assert value(metrics, "fairlead_service_workers", namespace="ml", service="qwen", state="wanted") == 3.0
+
+
 class Served:
     """A cluster that serves `plurals`, and refuses lists while `forbidden`."""
 
@@ -91,3 +102,18 @@ async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.Lo
     cluster.forbidden, cluster.plurals = False, set()
     await optional.look()
     assert optional.served == frozenset() and changes[-1] == frozenset()
+
+
+async def test_what_no_service_wants_any_more_is_looked_for_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No watch tells of a route's removal: held for ever, each pass would delete it again."""
+    monkeypatch.setattr(optional_kinds, "PERIOD", 0.0)
+    woken = asyncio.Event()
+    store = Store(lambda owner: woken.set())
+    looking = OptionalKinds(cast(Cluster, Served()), store, "")
+    metadata = {"name": "qwen", "namespace": "ml", "uid": "r", "resourceVersion": "1", "labels": {"app.kubernetes.io/instance": "qwen"}}
+    store.put({"apiVersion": OPTIONAL[0].api_version, "kind": "HTTPRoute", "metadata": metadata})
+    woken.clear()
+    task = asyncio.create_task(looking.run())
+    await asyncio.wait_for(woken.wait(), 10)
+    task.cancel()
+    assert not store.keys(("ml", "qwen"))

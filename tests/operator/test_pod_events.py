@@ -3,12 +3,13 @@
 import asyncio
 from typing import Any, cast
 
+import aiohttp
 import pytest
 from tests.operator.manifests import container, pod
 
 from fairlead_operator.causes import Happened
 from fairlead_operator.causes.happened import newest
-from fairlead_operator.reconcile import announcer, pod_events
+from fairlead_operator.reconcile import announcer, pod_events, repeated
 from fairlead_operator.reconcile.announcer import Announcer
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.pod_events import PodEvents, hangs
@@ -138,3 +139,30 @@ async def test_repetitions_within_a_minute_are_counted_and_not_written() -> None
         server.quiet.clear()
     assert len(server.made) == 2 and server.merged == [], "four more of the first are told with its next write"
     await made.close()
+
+
+class Breaking(Server):
+    """Ends the first connection without an answer."""
+
+    async def events_of(self, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
+        if not self.asked:
+            self.asked.append(name)
+            raise aiohttp.ServerDisconnectedError
+        return await super().events_of(kind, namespace, name)
+
+
+async def test_a_connection_that_breaks_does_not_end_the_questions(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp's ServerDisconnectedError is no OSError: an API server that restarts is one."""
+    monkeypatch.setattr(pod_events, "FIRST", 0.0)
+    monkeypatch.setattr(repeated, "RETRY", 0.0)
+    server, told = Breaking(), asyncio.Event()
+    server.events = [{"reason": "FailedMount", "message": "x", "lastTimestamp": "1"}]
+    watch = PodEvents(cast(Cluster, server), told.set)
+    stuck = pod("stuck", **CREATING)
+    stuck["metadata"]["namespace"] = "default"
+    watch.follow([stuck])
+    await asyncio.wait_for(told.wait(), 10)
+    assert set(watch.seen) == {"stuck"} and "events of stuck" in caplog.text and "ServerDisconnectedError" in caplog.text
+    watch.stop()

@@ -107,6 +107,17 @@ def test_nobody_is_drained_while_room_is_being_made() -> None:
     assert bounds(look(seen(pod("new", NEW, waits=90), quiet_since=NOW.timestamp() - 10))) == SURGE, "the scheduler has not looked yet"
 
 
+def test_a_canary_that_goes_gives_its_room_to_the_rollout() -> None:
+    """Its entry has been taken out of the spec: the GPU that its pod holds until it has drained is the one that the surge worker gets."""
+    canary = pod("canary", "tried", gone_in=100)
+    canary["metadata"]["labels"]["fairlead.dev/track"] = "canary"
+    plan = look(seen(pod("new", NEW, waits=40), canary))
+    assert bounds(plan) == SURGE and plan.wake_at == NOW.timestamp() + 130
+    stays = pod("canary", NEW)
+    stays["metadata"]["labels"]["fairlead.dev/track"] = "canary"
+    assert bounds(look(seen(pod("new", NEW, waits=40), stays))) == DRAIN, "one that stays has no part in it"
+
+
 @pytest.mark.parametrize(
     ("words", "made"),
     [

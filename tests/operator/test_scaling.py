@@ -200,6 +200,18 @@ def test_to_zero_after_idle_and_back_with_the_first_request() -> None:
     assert model.wanted == 1, model.sizes
 
 
+def test_a_worker_that_loads_for_longer_than_idle_after_is_not_taken_away_before_it_has_served() -> None:
+    nobody = Demand.of(reports(page(idle_seconds=900.0)))
+    bounds = scaling(min=0, idleAfter="10m")
+
+    def size(serving_since: float) -> int:
+        ready = int(serving_since < math.inf)
+        return decided(bounds, 1, [need(nobody, Fleet(1, ready, 60.0, serving_since), 2.0, 5000.0)]).wanted
+
+    assert size(math.inf) == 1, "it loads: whoever asked has gone, and will come again"
+    assert size(4990.0) == 1 and size(4401.0) == 1 and size(4400.0) == 0
+
+
 def test_a_burst_at_zero_brings_all_that_it_needs_at_once() -> None:
     model = Model(scaling(min=0), 1000.0, 60, wanted=0, ready_at=[])
     model.second(60_000.0)  # the work of four workers for the routers' window: at the load that 2 s allow, of six
@@ -331,6 +343,12 @@ def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
     ready = pod("qwen-worker-2", conditions=[{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:01:30Z"}])
     ready["metadata"]["creationTimestamp"] = "2026-01-01T00:00:10Z"
     seen = standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready)))
-    assert seen is not None and seen.fleet == Fleet(2, 1, 80.0)
+    assert seen is not None and seen.fleet == Fleet(2, 1, 80.0, NOW.timestamp() + 90)
     assert seen.hint(NOW.timestamp() + 41) == {"wanted": 2, "starting": 1, "seconds": 41, "reason": "Loading"}
+    canary = pod("qwen-worker-canary-1", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
+    canary["metadata"] |= {"creationTimestamp": "2025-12-31T23:00:00Z"}
+    canary["metadata"]["labels"]["fairlead.dev/track"] = "canary"
+    evicted = pod("qwen-worker-0", phase="Failed", reason="Evicted")
+    evicted["metadata"] |= {"creationTimestamp": "2025-12-01T00:00:00Z"}
+    assert standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready, canary, evicted))) == seen
     assert standing(service(), Observed({"worker": deployment("worker", 2)})) is None

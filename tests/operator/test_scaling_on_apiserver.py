@@ -110,6 +110,7 @@ async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_ro
             assert replicas(cluster) == 1, "the first worker shows that the service serves"
             cluster.play_controllers(workers_ready=False)  # else the operator's own completion is held, too
             cluster.play_kubelet("qwen-router-x", READY, "router")
+            cluster.play_kubelet("qwen-worker-x", READY)  # before it is ready it is not taken away
             until_zero()
             scaling = cluster.get("inferenceservices", "qwen")["status"]["scaling"]
             assert scaling["wanted"] == 0 and re.fullmatch(r"no request for \d+s: 1 -> 0", scaling["reason"]), scaling

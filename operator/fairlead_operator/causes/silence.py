@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from fairlead_operator import names
 from fairlead_operator.causes.cause import Cause, told
 
 Body = Mapping[str, Any]
@@ -31,7 +32,7 @@ def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
     do = "See whether kube-controller-manager runs (kubectl -n kube-system get pods), and kubectl describe deployment " + name + "."
     if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
         what = f"Deployment {name}: its controller has not looked at it for {LONG:.0f} s"
-    elif not status.get("replicas") and not _failed(status) and not _has_pods(metadata, pods):
+    elif not status.get("replicas") and not _failed(status) and not _has_pods(deployment, pods):
         what = f"Deployment {name}: no pod was made for {LONG:.0f} s, and nobody says why"
     else:
         return []
@@ -42,9 +43,11 @@ def _failed(status: Body) -> bool:
     return any(one["type"] == "ReplicaFailure" and one["status"] == "True" for one in status.get("conditions") or [])
 
 
-def _has_pods(metadata: Body, pods: list[Body]) -> bool:
-    labels = metadata.get("labels") or {}
-    return any(labels.items() <= ((pod.get("metadata") or {}).get("labels") or {}).items() for pod in pods)
+def _has_pods(deployment: Body, pods: list[Body]) -> bool:
+    """Those that end count too: a canary's Deployment, which recreates its pods, waits for them, however long they drain."""
+    wanted = deployment["spec"]["selector"]["matchLabels"]
+    every = ((pod.get("metadata") or {}).get("labels") or {} for pod in pods)
+    return any(wanted.items() <= labels.items() and wanted.get(names.TRACK) == labels.get(names.TRACK) for labels in every)
 
 
 def _of_pod(pod: Body) -> list[_Late]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fairlead_index.split import Split, SplitReport
 from fairlead_operator.observed import CanarySeen
 from fairlead_operator.reconcile.prober import Prober, RouterSilent
+from fairlead_operator.reconcile.repeated import Repeated
 
 PERIOD = 5.0  # seconds
 
@@ -19,33 +20,31 @@ class CanaryWatch:
         self.seen: CanarySeen | None = None
         self._addresses: tuple[str, ...] = ()
         self._split = Split()
-        self._task: asyncio.Task[None] | None = None
+        self._asking = Repeated(self._ask)
 
     def follow(self, addresses: tuple[str, ...], split: Split) -> None:
         """Ask the routers at `addresses` how this canary fares; none: stop."""
         if (split.revision, split.trial) != (self._split.revision, self._split.trial) or not addresses:
             self.stop()
         self._addresses, self._split = addresses, split
-        if addresses and split.revision and self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"canary {split.revision}")
+        if addresses and split.revision:
+            self._asking.start(f"canary {split.revision}")
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._task, self.seen = None, None
+        self._asking.stop()
+        self.seen = None
 
-    async def _run(self) -> None:
-        while True:
-            answers = await asyncio.gather(*(self._prober.split(address) for address in self._addresses), return_exceptions=True)
-            total, routers = SplitReport(self._split.revision, trial=self._split.trial), 0
-            for answer in answers:
-                if isinstance(answer, SplitReport) and answer.speaks_of(self._split):
-                    total.include(answer)
-                    routers += 1
-                elif isinstance(answer, BaseException) and not isinstance(answer, RouterSilent):
-                    raise answer
-            seen = CanarySeen(total, routers)
-            if routers and seen != self.seen:  # of those that are silent nothing new is known
-                self.seen = seen
-                self._changed()
-            await asyncio.sleep(PERIOD * random.uniform(0.8, 1.2))
+    async def _ask(self) -> float:
+        answers = await asyncio.gather(*(self._prober.split(address) for address in self._addresses), return_exceptions=True)
+        total, routers = SplitReport(self._split.revision, trial=self._split.trial), 0
+        for answer in answers:
+            if isinstance(answer, SplitReport) and answer.speaks_of(self._split):
+                total.include(answer)
+                routers += 1
+            elif isinstance(answer, BaseException) and not isinstance(answer, RouterSilent):
+                raise answer
+        seen = CanarySeen(total, routers)
+        if routers and seen != self.seen:  # of those that are silent nothing new is known
+            self.seen = seen
+            self._changed()
+        return PERIOD * random.uniform(0.8, 1.2)

@@ -31,7 +31,7 @@ async def weigh(cluster: Cluster, client: DemandClient, observed: Observed) -> l
     """Write each worker pod's deletion cost where it is another than before. Returns the pods as written; never fails for a pod that has
     gone, or for a router that does not answer.
     """
-    pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER]
+    pods = [pod for pod in observed.stable.pods if component_of(pod) == names.WORKER]
     reports = await asyncio.gather(*(_ask(client, address) for address in ready_routers(observed.pods)))
     costs = deletion_costs(pods, reports)
     written: list[Body] = []

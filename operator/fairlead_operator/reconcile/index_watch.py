@@ -11,6 +11,7 @@ from typing import Any
 from fairlead_operator import index_status, traffic
 from fairlead_operator.observed import IndexSeen, TrafficSeen
 from fairlead_operator.reconcile.prober import Prober, RouterSilent
+from fairlead_operator.reconcile.repeated import Repeated
 
 PERIOD = 30.0  # seconds
 SOON = 2.0  # seconds until a router is asked of which nothing is known
@@ -27,44 +28,47 @@ class IndexWatch:
         self._look: traffic.Look | None = None
         self._address = ""
         self._hurry = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._asking = Repeated(self._ask)
+        self._pause, self._misses = 0.0, 0
 
     def follow(self, address: str, *, known: bool) -> None:
         """Ask the router at `address` from now on; none: stop. `known`: something was said before, so the first look may wait."""
         if not address:
             self.stop()
-        elif self._task is None:
-            self._task = asyncio.create_task(self._run(random.uniform(0, PERIOD if known else SOON)), name=f"index of {address}")
-        self._address = address
+        else:
+            if not self._address:
+                self._pause = random.uniform(0, PERIOD if known else SOON)
+            self._address = address
+            self._asking.start(f"index of {address}")
 
     def hurry(self) -> None:
         """Something has happened by which a router learns more of the index: look at once."""
         self._hurry.set()
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._task, self.seen, self.traffic, self._look = None, None, None, None
+        self._asking.stop()
+        self.seen, self.traffic, self._look = None, None, None
+        self._address, self._misses = "", 0
 
-    async def _run(self, pause: float) -> None:
-        misses = 0
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._hurry.wait()
-            self._hurry.clear()
-            pause = PERIOD * random.uniform(0.8, 1.2)
-            before = self.seen, self.traffic
-            try:
-                self._take(await self._prober.page(self._address))
-                misses = 0
-            except (RouterSilent, KeyError, TypeError, AttributeError) as error:
-                misses += 1
-                if misses < MISSES:
-                    continue
-                self.seen = IndexSeen("Unknown", str(error))
-            if (self.seen, self.traffic) != before:
-                self._changed()
+    async def _ask(self) -> float:
+        """The pause comes first: somebody may be in a hurry."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause):
+                await self._hurry.wait()
+        self._hurry.clear()
+        self._pause = PERIOD * random.uniform(0.8, 1.2)
+        before = self.seen, self.traffic
+        try:
+            self._take(await self._prober.page(self._address))
+            self._misses = 0
+        except (RouterSilent, KeyError, TypeError, AttributeError) as error:
+            self._misses += 1
+            if self._misses < MISSES:
+                return 0.0
+            self.seen = IndexSeen("Unknown", str(error))
+        if (self.seen, self.traffic) != before:
+            self._changed()
+        return 0.0
 
     def _take(self, page: Mapping[str, Any]) -> None:
         look = traffic.Look.of(page, time.monotonic())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from fairlead_operator.loading_status import LoadingSeen
 from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.reconcile.repeated import Repeated
 
 PERIOD = 5.0  # seconds
 
@@ -17,29 +18,27 @@ class LoadingWatch:
         self._prober, self._changed = prober, changed
         self.seen: dict[str, LoadingSeen] = {}
         self._addresses: Mapping[str, str] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._asking = Repeated(self._ask)
 
     def follow(self, addresses: Mapping[str, str]) -> None:
         """Ask these pods (name → host:port) from now on; none: stop."""
-        if not addresses:
-            self.stop()
-        elif self._task is None:
-            self._task = asyncio.create_task(self._run(), name="loading")
         self._addresses = addresses
+        if addresses:
+            self._asking.start("loading")
+        else:
+            self.stop()
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._task, self.seen = None, {}
+        self._asking.stop()
+        self.seen = {}
 
-    async def _run(self) -> None:
-        while True:
-            asked = dict(self._addresses)
-            answers = await asyncio.gather(*(self._prober.loading(address) for address in asked.values()))
-            # A pod that does not answer, as while it imports, is where it was.
-            seen = {pod: answer or self.seen.get(pod) for pod, answer in zip(asked, answers, strict=True)}
-            known = {pod: load for pod, load in seen.items() if load is not None}
-            if known != self.seen:
-                self.seen = known
-                self._changed()
-            await asyncio.sleep(PERIOD * random.uniform(0.8, 1.2))
+    async def _ask(self) -> float:
+        asked = dict(self._addresses)
+        answers = await asyncio.gather(*(self._prober.loading(address) for address in asked.values()))
+        # A pod that does not answer, as while it imports, is where it was.
+        seen = {pod: answer or self.seen.get(pod) for pod, answer in zip(asked, answers, strict=True)}
+        known = {pod: load for pod, load in seen.items() if load is not None}
+        if known != self.seen:
+            self.seen = known
+            self._changed()
+        return PERIOD * random.uniform(0.8, 1.2)

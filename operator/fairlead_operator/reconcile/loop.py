@@ -111,12 +111,7 @@ class Loop:
                     await self._sleep(wait)
                     wait = 0.0
         finally:
-            self._stop_probing()
-            self._index.stop()
-            self._pod_events.stop()
-            self._canary.stop()
-            self._loading.stop()
-            self._demand.stop()
+            self._stop_asking()
 
     async def _sleep(self, wait: float | None) -> None:
         """Until woken, or for `wait` seconds (None: only until woken); then let a burst of events settle."""
@@ -136,30 +131,33 @@ class Loop:
             service = InferenceService.parse(body)
         except InvalidManifest as error:
             # Accepted by another version's CRD. Say it; whatever runs stays as it is.
+            self._stop_asking()
             await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
             return None
         if problem := unsupported(service):
+            self._stop_asking()
             await self._write_status(body, service.status, _refused(body, problem, TENSOR_PARALLEL))
             return None
-        plan = desired(service, self._observed(), self._tools.settings, datetime.now(UTC))
+        observed = self._observed()
+        plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
         self._decision = plan.decision or self._decision
-        if deletion_costs.fewer(plan.objects, self._observed()):
-            for pod in await deletion_costs.weigh(self._tools.cluster, self._tools.prober.demand, self._observed()):
+        if deletion_costs.fewer(plan.objects, observed):
+            for pod in await deletion_costs.weigh(self._tools.cluster, self._tools.prober.demand, observed):
                 self._tools.store.put(pod)
         refusals = await applier.converge(plan.objects)
-        plan = desired(service, self._observed(refusals), self._tools.settings, datetime.now(UTC))
+        observed = self._observed(refusals)
+        plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
         if not plan.servable:
             self._probe = None
             self._stop_probing()
         elif plan.probe_due:
             self._start_probing(service)
-        observed = self._observed()
         pods = observed.pods
         trial = plan.status.canary
         judged = trial is not None and trial.phase in ("Judging", "Paused")
         self._canary.follow(ready_routers(pods) if judged else (), plan.split)
         self._index.follow(router_to_ask(pods), known=plan.status.index is not None)
-        self._loading.follow(pods_to_ask(pods))
+        self._loading.follow(pods_to_ask(observed.stable.pods))
         self._pod_events.follow(pods)
         self._demand.follow(ready_routers(pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)
@@ -176,13 +174,14 @@ class Loop:
         if self._applier is None or self._applier.uid != uid:
             self._applier = Applier(self._tools.cluster, self._tools.store, *self._owner, uid)
             self._probe = self._decision = None
-            self._stop_probing()
-            self._index.stop()
-            self._pod_events.stop()
-            self._canary.stop()
-            self._loading.stop()
-            self._demand.stop()
+            self._stop_asking()
         return self._applier
+
+    def _stop_asking(self) -> None:
+        """Nobody is asked anything for this service any more, until a pass finds reason to."""
+        self._stop_probing()
+        for watch in (self._index, self._pod_events, self._canary, self._loading, self._demand):
+            watch.stop()
 
     def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
         children = self._tools.store.children(self._owner, _LOOKED_AT)

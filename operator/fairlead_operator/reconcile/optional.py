@@ -1,7 +1,7 @@
 """Kinds that a cluster may lack: which of them it serves, and what of ours there is of them.
 
-They come and go with other people's installs, so they are asked for every half minute while a service wants one: one GET for each kind,
-and one list of our own objects.
+They come and go with other people's installs, so they are asked for every half minute while a service wants or has one: one GET for each
+kind, and one list of our own objects.
 """
 
 import asyncio
@@ -65,4 +65,7 @@ class OptionalKinds:
         return any(resource["name"] == kind.plural for resource in page)
 
     def _wanted(self) -> bool:
+        """By a service, or held for one that was deleted or has given its gateway up: only a list tells that those are gone."""
+        if any(self._store.holds(kind) for kind in OPTIONAL):
+            return True
         return any((body["spec"].get("exposure") or {}).get("gateway") for body in self._store.services())

@@ -4,7 +4,6 @@ Events are not watched (a cluster makes hundreds a second). Only when a pod has 
 time, and no longer than it hangs: a service that is well costs nothing.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from fairlead_operator.causes.containers import has_served
 from fairlead_operator.causes.happened import Happened, newest
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.repeated import Repeated
 
 log = logging.getLogger(__name__)
 FIRST = 10.0  # seconds that a pod may take without anybody being asked
@@ -29,38 +29,35 @@ class PodEvents:
         self._cluster, self._changed = cluster, changed
         self.seen: dict[str, Happened] = {}
         self._pods: list[tuple[str, str]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._asking = Repeated(self._ask)
 
     def follow(self, pods: Iterable[Body]) -> None:
         """All pods of the service, as they are now."""
         self._pods = sorted((pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in pods if hangs(pod))[:MOST]
         names = {name for _, name in self._pods}
         self.seen = {name: event for name, event in self.seen.items() if name in names}
-        if not self._pods:
+        if self._pods:
+            self._asking.start(f"events of {self._pods[0][1]}", FIRST)
+        else:
             self.stop()
-        elif self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"events of {self._pods[0][1]}")
 
     def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._task, self.seen = None, {}
+        self._asking.stop()
+        self.seen = {}
 
-    async def _run(self) -> None:
-        await asyncio.sleep(FIRST)
-        while True:
-            before = dict(self.seen)
-            for namespace, name in list(self._pods):
-                try:
-                    found = newest(await self._cluster.events_of("Pod", namespace, name))
-                except (ApiRefused, OSError, TimeoutError) as error:
-                    log.info("events of pod %s/%s: %s", namespace, name, error)
-                    continue
-                if found is not None and any(name == one for _, one in self._pods):
-                    self.seen[name] = found
-            if self.seen != before:
-                self._changed()
-            await asyncio.sleep(PERIOD)
+    async def _ask(self) -> float:
+        before = dict(self.seen)
+        for namespace, name in list(self._pods):
+            try:
+                found = newest(await self._cluster.events_of("Pod", namespace, name))
+            except ApiRefused as refusal:
+                log.info("events of pod %s/%s: %s", namespace, name, refusal)
+                continue
+            if found is not None and any(name == one for _, one in self._pods):
+                self.seen[name] = found
+        if self.seen != before:
+            self._changed()
+        return PERIOD
 
 
 def hangs(pod: Body) -> bool:

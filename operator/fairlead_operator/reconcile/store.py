@@ -70,6 +70,10 @@ class Store:
         shelf = self._children.get(owner, {})
         return {key: held.read() for key, held in shelf.items() if kinds is None or key[0] in kinds}
 
+    def holds(self, kind: Kind) -> bool:
+        """Whether any service has a child of this kind."""
+        return any(key[0] == kind.kind for shelf in self._children.values() for key in shelf)
+
     def services(self) -> Iterator[Body]:
         for held in list(self._services.values()):
             yield held.read()

@@ -15,10 +15,9 @@ from fairlead_operator.api.status import CanaryStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.children import router, worker
 from fairlead_operator.children.canary import ONE_SIDE, Sides
-from fairlead_operator.observed import Body, Observed, Replicas, component_of, is_canary
+from fairlead_operator.observed import Body, Observed, Replicas, component_of, instant, is_canary, ready_at
 from fairlead_operator.revisions import failure_of, find, is_of
 from fairlead_operator.rollout.judgement import error_problem, figures, ttft_problem
-from fairlead_operator.rollout.room import instant
 from fairlead_operator.rollout.strategy import revision_of
 
 
@@ -192,7 +191,7 @@ def _established(main: Body) -> bool:
 
 def _serves_already(observed: Observed, revision: str) -> bool:
     """Whether workers of this revision are still there: an edit that is taken back in the middle of a rollout goes back at once."""
-    return any(_ready_at(pod) is not None and revision_of(pod) == revision and not is_canary(pod) for pod in _workers(observed))
+    return any(ready_at(pod) is not None and revision_of(pod) == revision and not is_canary(pod) for pod in _workers(observed))
 
 
 def _routers_know(service: InferenceService, observed: Observed) -> bool:
@@ -205,15 +204,10 @@ def _routers_know(service: InferenceService, observed: Observed) -> bool:
 def _ready_since(observed: Observed, revision: str, size: int) -> float | None:
     """When the last of the canary's pods that are wanted became ready; None: they are not."""
     since = sorted(
-        at for pod in _workers(observed) if is_canary(pod) and revision_of(pod) == revision and (at := _ready_at(pod)) is not None
+        at for pod in _workers(observed) if is_canary(pod) and revision_of(pod) == revision and (at := ready_at(pod)) is not None
     )
     return since[size - 1] if 0 < size <= len(since) else None
 
 
 def _workers(observed: Observed) -> list[Body]:
     return [pod for pod in observed.pods if component_of(pod) == names.WORKER and not pod["metadata"].get("deletionTimestamp")]
-
-
-def _ready_at(pod: Body) -> float | None:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return next((instant(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None)

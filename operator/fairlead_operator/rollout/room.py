@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.observed import Body, component_of
+from fairlead_operator.observed import Body, component_of, instant
 
 # What a worker that leaves its node gives back, in the words of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
 # PodTopologySpread, NodeVolumeLimits, VolumeRestrictions, DynamicResources). Where none of them stands, a drained worker would be lost
@@ -65,11 +64,6 @@ def _over_quota(deployment: Body, wanted: int) -> Waiting | None:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True" and "exceeded quota" in words:
             return Waiting(instant(condition.get("lastTransitionTime")), words, True)
     return None
-
-
-def instant(text: Any) -> float:
-    """An RFC 3339 time in seconds since the epoch; 0.0 for none."""
-    return datetime.fromisoformat(str(text)).timestamp() if text else 0.0
 
 
 class Departures:

@@ -14,7 +14,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, Observed, component_of
+from fairlead_operator.observed import Body, Observed, component_of, ended, instant, is_canary
 from fairlead_operator.revisions import is_of
 from fairlead_operator.rollout import room
 from fairlead_operator.rollout.step import Step
@@ -75,19 +75,19 @@ def _wanted(service: InferenceService, observed: Observed, own: str, live: Body 
 
 @dataclass(frozen=True)
 class _Workers:
-    """The workers that are there, by what they are in the rollout."""
+    """The workers that are there, by what they are in the rollout; a canary that stays has no part in it."""
 
     new: tuple[Body, ...]  # of the wanted revision
     old: tuple[Body, ...]
-    leaving: tuple[Body, ...]  # terminating, of any revision
+    leaving: tuple[Body, ...]  # terminating, of any revision: a canary, too, gives its room back
     revisions: frozenset[str]
 
     @classmethod
     def of(cls, observed: Observed, revision: str) -> "_Workers":
         workers = [pod for pod in observed.pods if component_of(pod) == names.WORKER]
-        present = [pod for pod in workers if (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")]
+        present = [pod for pod in workers if not ended(pod)]
         leaving = tuple(pod for pod in present if pod["metadata"].get("deletionTimestamp"))
-        staying = [pod for pod in present if not pod["metadata"].get("deletionTimestamp")]
+        staying = [pod for pod in present if not (pod["metadata"].get("deletionTimestamp") or is_canary(pod))]
         return cls(
             new=tuple(pod for pod in staying if revision_of(pod) == revision),
             old=tuple(pod for pod in staying if revision_of(pod) != revision),
@@ -112,7 +112,7 @@ class _Wait:
         found = room.waiting(workers.new, live, _size(live))
         if found is None:
             return cls()
-        gone = [room.instant(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
+        gone = [instant(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]
         ends = max([found.since, observed.quiet_since, *gone]) + service.spec.rollout.surge_seconds
         return cls(True, found.drain_helps, now >= ends, ends, found.words)
 

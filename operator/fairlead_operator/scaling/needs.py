@@ -26,7 +26,7 @@ class Need:
     at: float  # seconds since the epoch
     more: int
     fewest: int
-    idle_seconds: float  # since anybody asked anything, 0 while that is not known
+    idle_seconds: float  # since anybody asked anything of a worker that served, 0 while that is not known
     asked: bool  # requests are there now
     lately: bool = False  # or came in the last window, by ways that a router sees only for a moment
     why: str = ""  # of `more`
@@ -39,6 +39,12 @@ class Fleet:
     wanted: int
     ready: int
     start_seconds: float
+    serving_since: float = 0.0  # seconds since the epoch, of the worker that is ready for longest; infinity: none is
+
+    def idle(self, seconds: float, at: float) -> float:
+        """Of `seconds` without a request, those in which a worker could have served one: one that loads for longer than an idle service
+        is kept would otherwise be taken away before it ever did."""
+        return max(0.0, min(seconds, at - self.serving_since))
 
 
 def need(demand: Demand, fleet: Fleet, target: float, at: float) -> Need:
@@ -53,7 +59,8 @@ def need(demand: Demand, fleet: Fleet, target: float, at: float) -> Need:
     fewest = max(1, math.ceil(_steady(demand, target) / SPARE), math.ceil(_seats(demand) / SPARE))
     if not demand.complete:
         fewest = max(fewest, fleet.wanted)
-    return Need(at, more, max(fewest, more), demand.idle_seconds if demand.complete else 0.0, asked, lately, why)
+    idle = fleet.idle(demand.idle_seconds, at) if demand.complete else 0.0
+    return Need(at, more, max(fewest, more), idle, asked, lately, why)
 
 
 def _more(demand: Demand, fleet: Fleet, target: float) -> tuple[int, str]:

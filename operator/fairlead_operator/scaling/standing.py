@@ -1,13 +1,13 @@
 """How the service's workers stand, as the cluster shows it: what needs are reckoned against, and what routers tell those that wait."""
 
+import math
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.scaling import Scaling
-from fairlead_operator.observed import Body, Observed, component_of
+from fairlead_operator.observed import Body, Observed, component_of, ended, instant, ready_at
 from fairlead_operator.scaling.needs import Fleet
 
 START_SECONDS, SHORTEST, LONGEST = 60.0, 5.0, 900.0
@@ -39,31 +39,22 @@ def current_size(observed: Observed) -> int | None:
 
 
 def standing(service: InferenceService, observed: Observed, revision: str = "") -> Standing | None:
-    """None for a service whose size others decide, or that has no Deployment yet."""
+    """None for a service whose size others decide, or that has no Deployment yet. A canary's pods come and go by themselves."""
     size = current_size(observed)
     if service.spec.scaling is None or service.spec.scaling.target is None or size is None:
         return None
     deployment = observed.deployments[names.WORKER]
     ready = int((deployment.get("status") or {}).get("readyReplicas") or 0)
-    pods = [pod for pod in observed.pods if component_of(pod) == names.WORKER and not pod["metadata"].get("deletionTimestamp")]
+    workers = [pod for pod in observed.stable.pods if component_of(pod) == names.WORKER]
+    pods = [pod for pod in workers if not (pod["metadata"].get("deletionTimestamp") or ended(pod))]
     started = [taken for pod in pods if (taken := _start_seconds(pod)) is not None]
     took = max(SHORTEST, min(LONGEST, min(started))) if started else START_SECONDS
-    began = min((_time(pod["metadata"].get("creationTimestamp")) for pod in pods if _ready_at(pod) is None), default=0.0)
-    cause = causes.of_pods(observed.pods, names.WORKER, revision)
-    return Standing(service.spec.scaling, Fleet(size, ready, took), began, cause.reason if cause is not None else "")
+    began = min((instant(pod["metadata"].get("creationTimestamp")) for pod in pods if ready_at(pod) is None), default=0.0)
+    since = min((at for pod in pods if (at := ready_at(pod)) is not None), default=math.inf)
+    cause = causes.of_pods(workers, names.WORKER, revision)
+    return Standing(service.spec.scaling, Fleet(size, ready, took, since), began, cause.reason if cause is not None else "")
 
 
 def _start_seconds(pod: Body) -> float | None:
-    ready, made = _ready_at(pod), _time(pod["metadata"].get("creationTimestamp"))
+    ready, made = ready_at(pod), instant(pod["metadata"].get("creationTimestamp"))
     return ready - made if ready and made else None
-
-
-def _ready_at(pod: Body) -> float | None:
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        if condition["type"] == "Ready" and condition["status"] == "True":
-            return _time(condition.get("lastTransitionTime"))
-    return None
-
-
-def _time(text: str | None) -> float:
-    return datetime.fromisoformat(text).timestamp() if text else 0.0

@@ -1,0 +1,39 @@
+"""What the watches of routers, workers and Events have in common: a question that is asked again and again until nobody needs it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger(__name__)
+RETRY = 10.0  # seconds after a turn that has failed
+
+
+class Repeated:
+    """One task that awaits `turn` and then pauses for the seconds that it returns.
+
+    Whatever a turn raises is logged, and the next one comes after RETRY: a task that had ended would look like one that still asks.
+    """
+
+    def __init__(self, turn: Callable[[], Awaitable[float]]) -> None:
+        self._turn = turn
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, name: str, after: float = 0.0) -> None:
+        """The first turn comes `after` seconds. Nothing happens where it goes on already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(after), name=name)
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task = None
+
+    async def _run(self, pause: float) -> None:
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                pause = await self._turn()
+            except Exception as error:
+                pause = RETRY
+                task = asyncio.current_task()
+                log.warning("%s, again in %.0f s: %s: %s", task.get_name() if task else "", pause, type(error).__name__, error)
