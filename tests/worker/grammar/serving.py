@@ -33,7 +33,7 @@ class Model:
     compiler: Compiler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loaded = load_model(f"file://{self.folder}", dtype="float32", device="cpu", progress=lambda phase, percent: None)
+        self.loaded = load_model(f"file://{self.folder}", dtype="float32", device="cpu")
         text = (self.folder / "tokenizer.json").read_text()
         self.tokenizer = Tokenizer.from_str(text)
         self.compiler = Compiler(text, self.loaded.vocabulary_size, self.loaded.eos_token_ids)
