@@ -132,13 +132,16 @@ class Prompts:
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation)
 
     def _adapter(self, model: Any) -> Adapter | None:
-        """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves."""
+        """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves.
+
+        Before the first worker was heard nobody knows what its adapters are called: a request may wait for it under any name.
+        """
         if not isinstance(model, str):
             return None
         if (adapter := self._adapters().get(model)) is not None:
             return adapter
         names = self.model_names()
-        if model in names or not names:
+        if model in names or self._formats.current is None:
             return None
         message = f"The model {model[:200]!r} does not exist. Models served here: {', '.join(names)}."
         raise ApiError(404, message, param="model", code="model_not_found")
