@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 
 from fairlead_operator.api.status import Condition
 
@@ -20,7 +21,7 @@ class Conditions:
         self.made: list[Condition] = []
 
     def say(self, type_: str, truth: bool, reason: str, message: str = "") -> None:
-        status = "True" if truth else "False"
+        status: Literal["True", "False"] = "True" if truth else "False"
         old = find(self._before, type_)
         since = old.last_transition_time if old is not None and old.status == status and old.last_transition_time else self._now
         self.made.append(

@@ -56,6 +56,9 @@ def test_claims_and_files_are_found_under_the_model_root(tmp_path: Path) -> None
     assert localize("hf://org/name", find) == "hf://org/name"
     with pytest.raises(UserError, match="--model-root"):
         paths_of(template, None)("/mnt/model/x")
+    template["spec"]["volumes"] = [{"name": "model", "image": {"reference": "ghcr.io/org/qwen:1"}}]
+    with pytest.raises(UserError, match=r"oci://ghcr\.io/org/qwen:1: no images are pulled here"):
+        paths_of(template, tmp_path)("/mnt/model")
 
 
 def test_local_flags_come_last_and_our_own_environment_does_not_leak(tmp_path: Path) -> None:

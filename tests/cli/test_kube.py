@@ -2,13 +2,16 @@
 
 from datetime import UTC, datetime
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 from tests.operator.manifests import container, deployment, pod
 
 from fairlead.errors import UserError
 from fairlead.kube import sections, table, top
+from fairlead.kube.api import Kube
 from fairlead.kube.explain import explain
 from fairlead.kube.facts import Facts, gpus_in_use, needs
 from fairlead.kube.live import Live
@@ -111,3 +114,14 @@ def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
     story = explain(facts, NOW)
     assert story.headline.endswith("PersistentVolumeClaimMissing") and "rollout resume deployment/qwen-worker" in story.next[1]
     assert "Ready False for 60 min" in story.sections["conditions"][0].text
+
+
+def test_without_a_kubeconfig_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not for the variables of a pod that nobody runs in."""
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    with pytest.raises(UserError, match=r"there is no ~/\.kube/config with a context, and this is no pod\. Give --kubeconfig"):
+        Kube.connect()
+    with pytest.raises(UserError, match=f"{tmp_path}/other"):
+        Kube.connect(kubeconfig=str(tmp_path / "other"))

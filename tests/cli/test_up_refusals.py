@@ -8,10 +8,13 @@ from tests.redis_server import free_port
 
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster
-from fairlead.local.manifest import read_manifest
+from fairlead.local.manifest import objects_of, read_manifest
 from fairlead.local.rundir import RunRecord, make_run_directory, remove_old_runs, runs_root, write_record
 from fairlead.local.up import check_ports_free
 from fairlead.main import main
+from fairlead_operator.api import InferenceService
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,34 @@ def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, content: bytes, wor
     with pytest.raises(UserError) as refused:
         read_manifest(file)
     assert words in str(refused.value) and str(file) in str(refused.value)
+
+
+def test_what_only_a_cluster_has_is_skipped_and_said() -> None:
+    """A claim beside the service is no reason not to run it here; a file with nothing else is named with what it holds."""
+    found = read_manifest(EXAMPLES / "cache.yaml")
+    assert [service.name for service in found.services] == ["qwen"] and found.skipped == ("PersistentVolumeClaim",)
+    with pytest.raises(UserError, match="holds no InferenceService, only InferencePool, HTTPRoute, Service, Deployment, which need a"):
+        read_manifest(EXAMPLES / "inference-pool.yaml")
+
+
+def test_a_misspelt_service_is_not_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text("apiVersion: fairlead.dev/v1alpha1\nkind: Inferenceservice\nmetadata: {name: a}\n")
+    with pytest.raises(UserError, match="kind 'Inferenceservice'; local mode runs InferenceService only"):
+        read_manifest(file)
+
+
+def test_gateways_and_canaries_stay_in_the_cluster() -> None:
+    """Routers of two services would ask for the same picker port, and a canary's weights come from a ConfigMap."""
+    spec = {
+        "model": {"uri": "file:///m"},
+        "rollout": {"canary": {}, "drainTimeout": "7s"},
+        "exposure": {"gateway": {"name": "web", "backend": "EndpointPicker"}},
+    }
+    service = InferenceService.parse({"metadata": {"name": "qwen"}, "spec": spec})
+    made = [one for one in objects_of(service, redis_url="unix:///r") if one["kind"] == "Deployment"]
+    flags = [arg for one in made for arg in one["spec"]["template"]["spec"]["containers"][0]["args"]]
+    assert not [flag for flag in flags if flag.startswith(("--picker-port", "--split-file"))] and "--drain-timeout=7" in flags
 
 
 def test_ports_beyond_the_last_are_refused() -> None:
@@ -66,7 +97,7 @@ def test_a_model_that_is_not_here_is_said_at_once(
     with pytest.raises(SystemExit) as ended:
         main(["up", "-f", str(file), "--port", str(free_port())])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and "/no/such/model, which is not on this machine: make it" in said and "--model-root" in said
+    assert ended.value.code == 2 and "/no/such/model, which is not on this machine: put it there" in said and "--model-root" in said
     assert [path.name for path in runs_root().iterdir()] == []
 
 

@@ -52,10 +52,27 @@ def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[st
         "admissionPolicy.action=Maybe",
         "admissionPolicy.hostPaths={relative}",
         "test.timeout=soon",
+        "watch.namespace=Prod",
+        "monitoring.interval=0s",
     ],
 )
 def test_wrong_values_are_refused(wrong: str) -> None:
     assert helm("template", "fl", str(CHART), "--set", wrong).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("redis=null", "missing property 'redis'"),  # what a values file says with a section whose keys are all commented out
+        ("images.worker=null", "missing property 'worker'"),
+        ("redis.tls=null", "missing property 'tls'"),
+        ("redis.externalUrl=rediss://h:1,redis.tls.caKey=ca", "redis.tls names keys of a Secret: give redis.existingSecret"),
+        ("redis.externalUrl=rediss://h:1,redis.existingSecret=s,redis.tls.certKey=c", "certKey and redis.tls.keyKey go together"),
+    ],
+)
+def test_what_is_missing_is_named(given: str, words: str) -> None:
+    refused = helm("template", "fl", str(CHART), "--set", given)
+    assert refused.returncode != 0 and words in refused.stderr
 
 
 def test_values_reach_the_operator() -> None:

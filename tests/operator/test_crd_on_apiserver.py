@@ -50,6 +50,7 @@ REFUSED = [
     ({"model": {"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}}, "spec.model.adapters may not have the model's own name"),
     ({"model": {"cache": {"claim": "t", "size": "1Gi"}}}, "exactly one of claim, hostPath and size"),
     ({"model": {"cache": {}}}, "exactly one of claim, hostPath and size"),
+    ({"model": {"cache": {"hostPath": "/models/../etc"}}}, "spec.model.cache.hostPath must not go up by '..'"),
     ({"model": {"region": "eu-1"}}, "spec.model.endpoint and region are for s3://"),
     ({"scaling": {"min": 5, "max": 2}}, "spec.scaling.min must be at most spec.scaling.max"),
     ({"scaling": {"max": 2, "target": {"ttft": "2s"}}, "replicas": 2}, "spec.replicas and spec.scaling.target decide the same"),

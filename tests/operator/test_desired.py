@@ -265,6 +265,13 @@ def test_the_pod_template_is_merged_last_and_cannot_break_the_selector() -> None
         ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 1}}, "2 is not 1"),
         ({"engine": {"kvCache": {"blockTokens": 40}}}, "40 is not a multiple of 16"),
         ({"engine": {"nonsense": 1}}, "spec.engine.nonsense: unknown field"),
+        ({"rollout": {"paused": "true"}}, "spec.rollout.paused: must be true or false, without quotes (got 'true')"),
+        ({"rollout": {"canary": {"weight": "10"}}}, "spec.rollout.canary.weight: must be a whole number, without quotes (got '10')"),
+        ({"rollout": {"surgeTimeout": "30"}}, "spec.rollout.surgeTimeout: must be a duration such as 30s, 10m or 1h30m (got '30')"),
+        ({"rollout": "Auto"}, "spec.rollout: must be a mapping (got 'Auto')"),
+        ({"scaling": {"min": 1}}, "spec.scaling.max: is required"),
+        ({"exposure": {"fromNamespaces": ["*"]}}, "spec.exposure.fromNamespaces[0]: must be lower-case letters, digits and '-'"),
+        ({"model": {"adapters": "x" * 500}}, "spec.model.adapters: must be a list (got '" + "x" * 79 + "…)"),
     ],
 )
 def test_without_an_api_server_bad_manifests_are_refused_too(spec: dict[str, Any], words: str) -> None:

@@ -63,7 +63,10 @@ class Kube:
                 config.load_incluster_config(configuration)
                 chosen, namespace = "in-cluster", _own_namespace()
         except (config.ConfigException, OSError, TypeError) as error:
-            raise UserError(f"no cluster: {str(error).rstrip('.')}. Give --kubeconfig or --context, or set KUBECONFIG") from None
+            # Without a kubeconfig the library complains that this is no pod either, which nobody asked.
+            why = str(error).rstrip(".") if kubeconfig or context else "there is no ~/.kube/config with a context, and this is no pod"
+            where = f" (of {kubeconfig})" if kubeconfig else ""
+            raise UserError(f"no cluster: {why}{where}. Give --kubeconfig or --context, or set KUBECONFIG") from None
         if not configuration.verify_ssl:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so, and kubectl is silent, too
         configuration.retries = False

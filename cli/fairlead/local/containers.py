@@ -142,13 +142,18 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
     A mounted claim is `MODEL_ROOT/<claim>[/subPath]`; any other path is `MODEL_ROOT/<path>` where that exists, else itself.
     What is found raises UserError for a path that is not here.
     """
-    claims = _claims(template)
-    mounts = [mount for mount in template["spec"]["containers"][0].get("volumeMounts", ()) if mount["name"] in claims]
+    claims, images = _claims(template), _images(template)
+    mounts = [mount for mount in template["spec"]["containers"][0].get("volumeMounts", ()) if mount["name"] in claims | images]
 
     def find(path: str) -> str:
         for mount in mounts:
-            inside, claim = mount["mountPath"].rstrip("/"), claims[mount["name"]]
+            inside, claim = mount["mountPath"].rstrip("/"), claims.get(mount["name"], "")
             if path == inside or path.startswith(inside + "/"):
+                if mount["name"] in images:
+                    raise UserError(
+                        f"the manifest names oci://{images[mount['name']]}: no images are pulled here; "
+                        "copy its folder to this machine, and name it as file:///PATH or pvc://CLAIM/PATH"
+                    )
                 if model_root is None:
                     raise UserError(f"{path} is on the claim {claim!r}: give --model-root DIR, where DIR/{claim} stands for the claim")
                 return existing(model_root / claim / mount.get("subPath", "") / path[len(inside) :].lstrip("/"))
@@ -160,9 +165,9 @@ def paths_of(template: Mapping[str, Any], model_root: Path | None) -> Callable[[
         # A pod would retry, for a volume may come later in a cluster. Here nothing is going to mount it.
         if not path.exists():
             raise UserError(
-                f"the manifest's model is {path}, which is not on this machine"
+                f"the manifest names {path}, which is not on this machine"
                 + (f" (nor below --model-root {model_root})" if model_root and not path.is_relative_to(model_root) else "")
-                + ": make it (`fairlead make-model`), or give the --model-root DIR below which it lies"
+                + ": put it there (`fairlead make-model` makes a random model), or give the --model-root DIR below which it lies"
             )
         return str(path)
 
@@ -173,6 +178,11 @@ def _claims(template: Mapping[str, Any]) -> dict[str, str]:
     """Volume name → claim name."""
     volumes = template["spec"].get("volumes", ())
     return {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
+
+
+def _images(template: Mapping[str, Any]) -> dict[str, str]:
+    """Volume name → image."""
+    return {volume["name"]: volume["image"]["reference"] for volume in template["spec"].get("volumes", ()) if "image" in volume}
 
 
 def _inside_only(template: Mapping[str, Any]) -> set[str]:

@@ -85,6 +85,8 @@ async def up(arguments: argparse.Namespace, console: Console) -> int:
     screen = Screen(console, cluster.pods)
     async with cluster:
         console.print(f"logs: {cluster.directory}/logs", style="dim", soft_wrap=True)
+        if manifest.skipped:
+            console.print(f"skipped, for want of a cluster: {', '.join(manifest.skipped)}", style="dim", markup=False, soft_wrap=True)
         with screen:
             cluster.apply(manifest)
             status = await first_of(cluster.wait_ready(arguments.ready_timeout), stop)

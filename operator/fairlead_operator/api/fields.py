@@ -9,9 +9,9 @@ from pydantic.alias_generators import to_camel
 
 
 class Part(BaseModel):
-    """A part of a manifest: camelCase outside, frozen, unknown fields refused."""
+    """A part of a manifest: camelCase outside, frozen, unknown fields refused, types as strict as in the API server."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, strict=True)
 
 
 def rule(expression: str, message: str, *, path: str = "") -> dict[str, str]:
@@ -29,6 +29,20 @@ def rules(*made: Mapping[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [dict(one) for one in made]}
 
 
+WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "unknown field",
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "list_type": "must be a list",
+    "string_type": "must be a string: put it in quotes if it is one",
+    "int_type": "must be a whole number, without quotes",
+    "float_type": "must be a number, without quotes",
+    "bool_type": "must be true or false, without quotes",
+}
+"""pydantic's kinds of errors in the words of a manifest."""
+
+
 def refuse(broken: bool, message: str) -> None:
     """A CEL rule in Python, for manifests that no API server has seen (`fairlead up`). Raises ValueError."""
     if broken:
@@ -42,6 +56,13 @@ DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 DURATION = r"^([0-9]+(ms|s|m|h))+$"
+EXAMPLES = {
+    DURATION: "a duration such as 30s, 10m or 1h30m",
+    QUANTITY: "a quantity such as 500m, 8 or 64Gi",
+    DNS_SUBDOMAIN: "lower-case letters, digits, '-' and '.', a letter or digit first and last",
+    DNS_LABEL: "lower-case letters, digits and '-', a letter or digit first and last",
+}
+"""What a string must be, for people who read no patterns."""
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY)]

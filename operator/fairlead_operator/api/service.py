@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fairlead_operator.api.adapters import MODELS_NAME
-from fairlead_operator.api.fields import NAME, NAME_HELP, NAME_LENGTH
+from fairlead_operator.api.fields import EXAMPLES, NAME, NAME_HELP, NAME_LENGTH, WORDS
 from fairlead_operator.api.spec import ServiceSpec
 from fairlead_operator.api.status import ServiceStatus
+
+LONGEST = 80
+"""Characters of a wrong value that are quoted."""
 
 
 class InvalidManifest(ValueError):
@@ -67,13 +71,17 @@ class InferenceService:
 
 def describe(error: ValidationError) -> str:
     """pydantic's findings as lines for people: `spec.engine.dtype: Input should be 'auto', … (got 'int3')`."""
-    lines = []
-    for found in error.errors(include_url=False):
-        if found["type"] == "value_error" and str(found["ctx"]["error"]).startswith("spec."):
-            lines.append(str(found["ctx"]["error"]))  # one of our rules, which names its field and what to do
-            continue
-        path = ".".join(["spec", *(str(part) for part in found["loc"])])
-        given = "" if found["type"] in ("missing", "extra_forbidden") else f" (got {found['input']!r})"
-        words = "unknown field" if found["type"] == "extra_forbidden" else found["msg"]
-        lines.append(f"{path}: {words}{given}")
-    return "; ".join(lines)
+    return "; ".join(_line(found) for found in error.errors(include_url=False))
+
+
+def _line(found: ErrorDetails) -> str:
+    kind, context = found["type"], found.get("ctx", {})
+    if kind == "value_error" and str(context["error"]).startswith("spec."):
+        return str(context["error"])  # one of our rules, which names its field and what to do
+    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"])
+    if kind in ("missing", "extra_forbidden"):
+        return f"{path}: {WORDS[kind]}"
+    example = EXAMPLES.get(context.get("pattern", ""))
+    words = f"must be {example}" if example else WORDS.get(kind, found["msg"])
+    given = repr(found["input"])
+    return f"{path}: {words} (got {given if len(given) <= LONGEST else given[:LONGEST] + '…'})"

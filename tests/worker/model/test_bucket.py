@@ -7,7 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -149,14 +152,35 @@ def test_refusals_name_the_field(source: Throttle, tmp_path: Path, uri: str, sta
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_pod_without_credentials_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last place that the client looks for them is the node's metadata service."""
+@pytest.mark.parametrize("refuses", [False, True], ids=["away", "refuses"])
+def test_a_pod_without_credentials_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool) -> None:
+    """The last place that the client looks for them is the node's metadata service. A 403 of that one says nothing about the bucket."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(bucket, "RETRY_SECONDS", 1)
-    with pytest.raises(ModelLoadError, match=r"there are no credentials: give spec\.model\.secretRef"):
-        resolve(URI, cache=ModelCache(tmp_path))
+    with refusing() as url:
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", url if refuses else "http://127.0.0.1:9")
+        with pytest.raises(ModelLoadError, match=r"there are no credentials: give spec\.model\.secretRef"):
+            resolve(URI, cache=ModelCache(tmp_path))
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """A metadata service that gives tokens to nobody."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        serving.join()
 
 
 def test_a_full_volume_is_named_before_the_download(source: Throttle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ RANGES_AT_ONCE = 8
 """One connection of S3 gives about 100 MB/s; AWS advises 8 to 16 MiB a range, and as many at once as the network carries."""
 RETRY_SECONDS = 60
 UNREACHABLE = "the bucket cannot be reached: see spec.model.endpoint, or the network policies of the namespace"
+NO_CREDENTIALS = "there are no credentials: give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID, or the pod a role"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ def _listed(uri: str, store: S3Store, patterns: list[str]) -> list[_Object]:
 
 def _refused(uri: str, error: Exception) -> ModelLoadError:
     said = " ".join(str(error).split("Debug source")[0].split())
+    if "/latest/" in said:  # of the node's metadata service, the last place to look for any; its 403 is not the store's
+        return ModelLoadError(uri, NO_CREDENTIALS)
     if isinstance(error, PermissionDeniedError) or "403 Forbidden" in said:
         return ModelLoadError(uri, "the store refuses access (403): the key of spec.model.secretRef, or the pod's role, may not read it")
     if isinstance(error, UnauthenticatedError) or "401 Unauthorized" in said:
@@ -105,10 +108,8 @@ def _refused(uri: str, error: Exception) -> ModelLoadError:
         return ModelLoadError(uri, "an object was replaced while it was downloaded (412): start again when nobody writes there")
     if isinstance(error, FileNotFoundError):
         return ModelLoadError(uri, "an object went away while it was downloaded (404): start again when nobody writes there")
-    if "credential" in said.lower() or "/latest/" in said:  # of the node's metadata service, the last place to look for any
-        return ModelLoadError(
-            uri, "there are no credentials: give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID, or the pod a role"
-        )
+    if "credential" in said.lower():
+        return ModelLoadError(uri, NO_CREDENTIALS)
     if "error sending request" in said or "HTTP error" in said:
         return ModelLoadError(uri, f"{UNREACHABLE} ({said[:300]})")
     return ModelLoadError(uri, f"the store answered: {said[:500]}")
