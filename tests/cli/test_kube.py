@@ -86,11 +86,16 @@ def test_what_a_manifest_needs_is_found_wherever_it_is_named() -> None:
     made = service()
     volumes = [{"name": "x", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "y", "secret": {"secretName": "d"}}]
     made["spec"] = {
-        "model": {"uri": "pvc://a/path", "cache": {"claim": "b"}, "secretRef": {"name": "e"}},
+        "model": {
+            "uri": "pvc://a/path",
+            "cache": {"claim": "b"},
+            "secretRef": {"name": "e"},
+            "adapters": [{"name": "sql", "uri": "pvc://h/sql"}, {"name": "tone", "uri": "hf://lab/tone"}],
+        },
         "access": {"keysSecretRef": {"name": "f"}},
         "podTemplate": {"spec": {"volumes": volumes, "imagePullSecrets": [{"name": "g"}]}},
     }
-    assert sorted(name for _, _, name, _ in needs(made)) == list("abcdefg")
+    assert sorted(name for _, _, name, _ in needs(made)) == list("abcdefgh")
 
 
 def test_an_edit_that_nobody_took_up_is_no_ready_service() -> None:

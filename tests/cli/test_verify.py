@@ -84,6 +84,26 @@ def test_a_cache_that_is_never_hit_is_a_failure(service: tuple[type[Service], st
     assert len(kind.asked) == 1 + verify.ATTEMPTS and len(set(kind.asked)) == 1, "the very same prompt"
 
 
+def test_a_service_that_is_away_for_a_moment_between_two_completions_is_waited_for(service: tuple[type[Service], str]) -> None:
+    kind, url = service
+    complete = kind.do_POST
+
+    def once_away(self: Service) -> None:
+        kind.unready, kind.cached = int(len(kind.asked) == 1), 8 * (len(kind.asked) > 0)
+        complete(self)
+
+    kind.do_POST = once_away  # type: ignore[method-assign]
+    assert run(url, "--model=m", "--wait=30") == 0
+    assert len(kind.asked) == 3
+
+
+def test_another_programs_answer_is_said_to_be_one(service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str]) -> None:
+    kind, url = service
+    kind.do_GET = lambda self: self._answer(200, "<html>")  # type: ignore[method-assign]
+    assert run(url) == 2
+    assert "is no OpenAI API" in capsys.readouterr().err
+
+
 def test_it_waits_for_a_service_that_starts(service: tuple[type[Service], str], capsys: pytest.CaptureFixture[str]) -> None:
     kind, url = service
     kind.unready, kind.status = 3, 200

@@ -1,6 +1,7 @@
 """The scripts themselves, without the writer: fences, slots, wide sets, the sweep."""
 
 import os
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -174,6 +175,35 @@ async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts
     for pod in pods:
         await pod.apply("R", chain[::-1])
     assert await scripts.redis.execute("HGET", scripts.key("meta"), "blocks") == b"0"
+
+
+async def test_the_count_of_blocks_never_drifts_and_every_bucket_runs_out(scripts: Scripts, server: RedisServer) -> None:
+    """However stores, removals, ends and sweeps follow each other, also in one batch, and where buckets split and empty."""
+    chance = random.Random(7)
+    blocks = [chance.getrandbits(64) for _ in range(6000)]
+    pods = [await Pod(scripts, f"p{number}").join() for number in range(36)]
+    for pod in pods:
+        await pod.apply("S", blocks[:3])  # more holders than an entry lists
+    client = server.client()
+    for turn in range(60):
+        pod = chance.choice(pods)
+        stored, removed = (hash_bytes(chance.sample(blocks, chance.randrange(1, 1500))) for _ in range(2))
+        batch = chance.choice([("S", stored), ("R", removed, "S", stored), ("R", hash_bytes(blocks), "S", stored[:80])])
+        await scripts.call("apply", pod.slot, pod.epoch, pod.sequence + 1, *batch)
+        pod.sequence += 1
+        if turn % 7 == 0:
+            await scripts.call("leave", pod.name, pod.epoch)
+            pods[pods.index(pod)] = await Pod(scripts, pod.name).join()
+        await scripts.call("sweep", chance.randrange(1, 4000))
+        keys = [key for key in client.keys("*") if key.startswith(scripts.key("b")) and len(key) == len(scripts.key("b")) + 3]
+        assert sum(client.hlen(key) for key in keys) == int(client.hget(scripts.key("meta"), "blocks"))
+        assert all(client.ttl(key) > 0 for key in keys)
+    for pod in pods:
+        await pod.apply("R", blocks)
+    last = pods[0]
+    await last.apply("S", blocks)
+    await scripts.call("apply", last.slot, last.epoch, last.sequence + 1, "R", hash_bytes(blocks), "S", hash_bytes(blocks[:80]))
+    assert all(client.ttl(key) > 0 for key in client.keys("*") if len(key) == len(scripts.key("b")) + 3)
 
 
 async def test_a_slot_in_doubt_holds_nothing_may_be_chosen_and_is_stale(scripts: Scripts) -> None:

@@ -73,3 +73,18 @@ async def test_while_no_worker_is_there_its_requests_are_held_and_not_told_that_
     fleet.list_in_file(plain, tuned)
     answer = await waiting
     assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == tuned.pod
+
+
+async def test_a_router_that_has_heard_no_worker_yet_holds_requests_for_names_that_it_cannot_know(fleet: Fleet) -> None:
+    """As one that was replaced while the service is scaled to zero: a 404 would be wrong, and would not even bring the workers back."""
+    router = await fleet.router(workers=fleet.list_in_file(), served_model_name="stand-in", ready_without_workers=True)
+    waiting = asyncio.create_task(router.client.post("/v1/completions", json={"model": "sql", "prompt": "x"}))
+
+    async def counted() -> bool:
+        return (await router.client.get("/fairlead/demand")).json()["queued"] == 1
+
+    await eventually(counted, "the request waits, and the operator is told")
+    plain, tuned = await fleet.worker(), await fleet.worker(load=told(sql="d1"), behaviour=answers)
+    fleet.list_in_file(plain, tuned)
+    assert (await waiting).status_code == 200
+    assert (await router.client.post("/v1/completions", json={"model": "other", "prompt": "x"})).status_code == 404

@@ -13,6 +13,7 @@ from fairlead_index.hashing import block_hashes, hash_bytes
 from fairlead_index.load import WorkerCard
 from fairlead_index.reader import IndexReader
 from fairlead_index.writer import IndexWriter
+from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.steering.audit import ANSWERS, Audit
@@ -44,9 +45,9 @@ class Judge:
         self.recalled.append(address)
         return True
 
-    async def answers(self, predicted: int, cached: int, count: int = ANSWERS) -> None:
+    async def answers(self, predicted: int, cached: int, count: int = ANSWERS, wanted: Wanted = Wanted(640, HASHES)) -> None:  # noqa: B008
         for _ in range(count):
-            self.audit.answered(Wanted(640, HASHES), Choice(self.worker, predicted), cached)
+            self.audit.answered(wanted, Choice(self.worker, predicted), cached)
             await asyncio.gather(*self.audit._tasks)
         await asyncio.gather(*self.audit._tasks)
 
@@ -56,6 +57,16 @@ async def test_less_than_a_block_is_no_error_and_good_answers_recall_nobody() ->
     await judge.answers(predicted=320, cached=332, count=40)
     await judge.answers(predicted=320, cached=310, count=40)
     assert judge.worker.prediction.shown() == {"answers": 80, "over": 0.0, "under": 0.0, "recalls": 0} and not judge.recalled
+
+
+async def test_another_adapter_under_the_same_name_is_no_error_of_the_index() -> None:
+    """While a rollout replaces it, prompts are hashed as for most of the workers."""
+    judge = Judge()
+    judge.worker.adapters = {"sql": Adapter("new")}
+    await judge.answers(predicted=0, cached=624, wanted=Wanted(640, HASHES, model="sql", adapter="old"))
+    assert not judge.recalled and not judge.worker.prediction.answers
+    await judge.answers(predicted=0, cached=624, wanted=Wanted(640, HASHES, model="sql", adapter="new"))
+    assert judge.recalled
 
 
 async def test_said_too_much_for_long_recalls_once() -> None:

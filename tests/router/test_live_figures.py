@@ -59,8 +59,7 @@ async def test_a_service_is_put_together_from_its_routers(fleet: Fleet) -> None:
 
 
 async def test_requests_that_wait_in_routers_count_as_the_queue(fleet: Fleet) -> None:
-    router = await fleet.router(ready=0)
-    router.server.router.table.discovered(())
+    router = await fleet.router(workers=fleet.list_in_file(), ready=0)
     waits = [asyncio.create_task(router.complete()) for _ in range(3)]
     try:
 

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 from tests.redis_server import RedisServer
+from tests.router.gateway import gateway
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn, dies_at_once
@@ -247,3 +248,31 @@ def test_quantiles_are_near_whatever_was_measured() -> None:
     more.add(0.0)
     assert more.count == 1001 and abs(more.quantile(0.5) / 0.5 - 1) < 0.1 and abs(more.quantile(0.9) / 0.9 - 1) < 0.1
     assert Durations().quantile(0.9) == 0.0
+
+
+async def test_requests_by_way_of_a_gateway_count_by_their_answers_heads_and_never_fall_to_a_canary(fleet: Fleet, tmp_path: Path) -> None:
+    stable, other, canary = await fleet.worker(), await fleet.worker(), await fleet.worker(load=CANARY)
+    settings: dict[str, Any] = {"picker_port": 0, "picker_tls": "off", "policy": "RoundRobin"}
+    router = await fleet.router(stable, other, canary, split_file=told(tmp_path, 0), **settings)
+    picker, split = router.server.router.picker, router.server.router.split
+    assert picker is not None and split is not None
+    async with gateway(picker.port) as asking:
+
+        async def asked(status: int, **said: str) -> list[str]:
+            exchange = asking.exchange()
+            await exchange.request("/v1/completions", json.dumps({"model": "stand-in", "prompt": uuid.uuid4().hex}).encode())
+            endpoints, _ = await exchange.picked()
+            await exchange.streamed()
+            await exchange.respond(status, end=True, **said)
+            await exchange.call.done_writing()
+            return endpoints
+
+        assert sorted(await asked(200, x_fairlead_pod=stable.pod)) == sorted([stable.address, other.address])
+        told(tmp_path, 100)
+        await eventually(lambda: split.report().weight == 100, "the router read it")
+        assert (await asked(200, x_fairlead_pod=canary.pod))[0] == canary.address
+        assert (await asked(500, x_fairlead_pod=canary.pod))[0] == canary.address
+        assert (await asked(503))[0] == canary.address  # the gateway's own words: nobody answered
+        seen = split.report()
+        assert (seen.stable.requests, seen.stable.errors, seen.stable.ttft.count) == (1, 0, 1)
+        assert (seen.canary.requests, seen.canary.errors, seen.canary.ttft.count) == (3, 2, 1)

@@ -83,6 +83,7 @@ def needs(service: Body) -> Iterable[tuple[str, str, str, str]]:
     claims = [
         (model.get("uri"), "spec.model.uri"),
         (((spec.get("engine") or {}).get("speculative") or {}).get("model"), "spec.engine.speculative.model"),
+        *((one.get("uri"), "spec.model.adapters") for one in model.get("adapters") or []),
     ]
     for uri, where in claims:
         if str(uri).startswith("pvc://"):

@@ -60,10 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 def verify(client: httpx.Client, model: str, deadline: float, say: Callable[[str], None]) -> int:
     """Ask until `deadline` (of time.monotonic) for the first answer, then for its repetition. Raises UserError."""
     prompt = f"{secrets.token_hex(8)}: {STORY * REPETITIONS}"
-    first = _first(client, model, prompt, deadline, say)
+    first = _answer(client, model, prompt, deadline, say)
     say(f"first:  {_told(first)}")
     for _ in range(ATTEMPTS):
-        second = _complete(client, model or _model(client), prompt)
+        second = _answer(client, model, prompt, deadline, say)
         say(f"second: {_told(second)}")
         if second.cached_tokens > first.cached_tokens:
             say("the second found the first one's KV")
@@ -76,7 +76,8 @@ def verify(client: httpx.Client, model: str, deadline: float, say: Callable[[str
     return 1
 
 
-def _first(client: httpx.Client, model: str, prompt: str, deadline: float, say: Callable[[str], None]) -> Answer:
+def _answer(client: httpx.Client, model: str, prompt: str, deadline: float, say: Callable[[str], None]) -> Answer:
+    """Tries again until `deadline` while nothing serves."""
     heard = ""
     while True:
         try:
@@ -94,7 +95,10 @@ def _first(client: httpx.Client, model: str, prompt: str, deadline: float, say: 
 def _model(client: httpx.Client) -> str:
     answer = client.get("models")
     _check(answer)
-    names = [str(one["id"]) for one in answer.json().get("data", [])]
+    try:
+        names = [str(one["id"]) for one in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{answer.url} is no OpenAI API: it answers {answer.text[:100]!r}. Give the URL of the service") from None
     if not names:
         raise NotYet("/v1/models names no model")
     return names[0]

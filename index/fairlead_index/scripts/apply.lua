@@ -8,12 +8,14 @@ if at + 1 ~= seq then return { 'GAP', at } end
 local buckets, blocks = unpack(call('HMGET', p .. 'meta', 'buckets', 'blocks'))
 local number, grid = slot_number(slot), grid_of(tonumber(buckets or 0))
 blocks = tonumber(blocks or 0)
-local sparse = blocks < grid.count * FILL / 2  -- some buckets may be empty, and those that a block makes anew need to expire
+-- With fewer blocks some buckets may be empty, and what a block makes anew needs to expire. With more, one in e^20 or so is: `renew` gives it
+-- its time within hours, as it does to every bucket.
+local sparse = grid.count * FILL / 2
 
 local function store(key, hash)
   if call('HSETNX', key, hash, slot) == 1 then  -- most blocks are held by one worker
     blocks = blocks + 1
-    if sparse and call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
+    if blocks <= sparse and call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
     return
   end
   local packed = call('HGET', key, hash)

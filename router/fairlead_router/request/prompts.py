@@ -67,6 +67,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """The name that a worker must answer to; empty where every worker does."""
     conversation: int = 0
     """The same for all requests of a conversation; 0 where nobody asked for it."""
+    adapter: str = ""
+    """Digest of the LoRA adapter that `hashes` are of; empty: none."""
 
 
 class Prompts:
@@ -129,16 +131,19 @@ class Prompts:
         digest = adapter.digest if adapter is not None else ""
         root = known.format.root(digest, salt) if digest or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
-        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation)
+        return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation, digest)
 
     def _adapter(self, model: Any) -> Adapter | None:
-        """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves."""
+        """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves.
+
+        Before the first worker was heard nobody knows what its adapters are called: a request may wait for it under any name.
+        """
         if not isinstance(model, str):
             return None
         if (adapter := self._adapters().get(model)) is not None:
             return adapter
         names = self.model_names()
-        if model in names or not names:
+        if model in names or self._formats.current is None:
             return None
         message = f"The model {model[:200]!r} does not exist. Models served here: {', '.join(names)}."
         raise ApiError(404, message, param="model", code="model_not_found")

@@ -9,7 +9,13 @@ from fairlead_router.tenancy.tenants import Caller
 def wanted_for(prompt: Prompt, caller: Caller, session: str) -> Wanted:
     """What a choice may depend on. `session`: what the client gave as X-Session-Id."""
     return Wanted(
-        prompt.length, prompt.hashes, caller.session(session or prompt.user), prompt.model, prompt.format_tag, prompt.conversation
+        prompt.length,
+        prompt.hashes,
+        caller.session(session or prompt.user),
+        prompt.model,
+        prompt.format_tag,
+        prompt.conversation,
+        prompt.adapter,
     )
 
 

@@ -39,6 +39,9 @@ class Audit:
             return
         if choice.worker.format_tag != wanted.format_tag and choice.worker.format_tag and wanted.format_tag:
             return  # of another model or block size (a canary, a rollout): nothing was foretold of what it holds
+        told = choice.worker.adapters.get(wanted.model)
+        if (told.digest if told is not None else "") != wanted.adapter:
+            return  # nor of another adapter under the same name: one was replaced there, or not yet
         block = wanted.prompt_tokens // len(wanted.hashes) + 1  # pages are smaller than blocks: less than one of these is no error
         error = choice.predicted - cached
         if error <= -block:

@@ -27,6 +27,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """The prompt format that `hashes` are of."""
     conversation: int = 0
     """The same for all requests of a conversation; 0: unknown."""
+    adapter: str = ""
+    """Digest of the LoRA adapter that `hashes` are of; empty: none."""
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -4,10 +4,14 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+import pytest
 from tests.redis_server import RedisServer
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_index.writer import IndexWriter, WorkerCard
+from fairlead_worker.api.engine_client import EngineClient, EngineGone
+from fairlead_worker.messages import AskHot, Hot, Ready, Step
+from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
 
 SYSTEM = "You are a careful assistant of a shipping company. Answer in one sentence and name the ship. " * 6
 SALTED = "The contract of a tenant who shares nothing with the others, read again and again by its own clients. " * 5
@@ -48,3 +52,27 @@ async def test_a_peer_that_does_not_answer_holds_nobody_up(start: Callable[..., 
             assert "warming has ended after 0.5 s" in worker.log.read_text()
         finally:
             await writer.leave()
+
+
+async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() -> None:
+    channel = ZmqChannel()
+    end, client, heard = ZmqEngineEnd(channel.address), EngineClient(channel), asyncio.Event()
+    client.on_step = lambda step: heard.set()
+    receiving = asyncio.create_task(client.run())
+    try:
+        end.send(Ready(max_model_len=16, page_size=16, pages=1, model_digest="m", vocabulary_size=9))
+        await client.ready.wait()
+        asking = asyncio.create_task(client.hottest(64))
+        assert await asyncio.to_thread(end.receive, None) == [AskHot(64)]
+        client.died("the drain is over")
+        with pytest.raises(EngineGone):
+            await asking
+        end.send(Hot(()))
+        end.send(Step(seconds=1.0))
+        await asyncio.wait((receiving, asyncio.ensure_future(heard.wait())), return_when=asyncio.FIRST_COMPLETED)
+        assert heard.is_set(), receiving
+    finally:
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+        end.close()
+        channel.close()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead_index.hashing import extend
-from fairlead_worker.cache.hot import hottest
+from fairlead_worker.cache.hot import MOST_TOLD, hottest
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 
@@ -35,6 +35,16 @@ def test_the_shared_prefix_of_each_root_comes_first_and_single_prompts_never() -
     assert [(each.root, array("I", each.tokens).tolist()) for each in found] == [(7, list(range(16))), (9, [50] * 8)]
     assert [len(each.tokens) // 4 for each in hottest(cache, 8)] == [8], "two pages of the hottest"
     assert hottest(cache, PAGE - 1) == ()
+
+
+def test_many_questions_about_one_long_document_are_not_told_with_the_document_each() -> None:
+    cache = PrefixCache(PagePool(800, PAGE), PAGE, extend)
+    document = array("I", range(100 * PAGE))
+    for question in range(300):
+        for _ in range(2):
+            run(cache, 7, document + array("I", [1000 + question] * (PAGE + 1)))
+    found = hottest(cache, 400 * PAGE)
+    assert len({each.tokens[-4:] for each in found}) == len(found) == MOST_TOLD * 400 // 101
 
 
 @given(

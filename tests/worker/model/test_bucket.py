@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -82,6 +83,25 @@ def test_a_model_is_downloaded_once_and_changes_are_fetched(source: Throttle, s3
         file.write(bytes(4096))
     assert cache.damaged(URI, folder)
     assert (resolve(URI, cache=cache) / "model.safetensors").read_bytes() == WEIGHTS and cache.complete(URI, folder)
+
+
+def test_an_object_that_is_replaced_meanwhile_is_no_model_of_two_halves(
+    source: Throttle, s3: s3_server.S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "RANGES_AT_ONCE", 2)
+    other, key = os.urandom(len(WEIGHTS)), "tiny/model.safetensors"
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            source.allow(1)
+            loading = thread.submit(resolve, URI, cache=ModelCache(tmp_path))
+            until(lambda: source.passed, "a range of the old one")
+            s3.put("models", key, other)
+            source.open()
+            with pytest.raises(ModelLoadError, match="was replaced while it was downloaded"):
+                loading.result(60)
+        assert (resolve(URI, cache=ModelCache(tmp_path)) / "model.safetensors").read_bytes() == other
+    finally:
+        s3.put("models", key, WEIGHTS)
 
 
 def test_a_killed_download_is_resumed_and_those_who_wait_say_for_whom(source: Throttle, tmp_path: Path) -> None:

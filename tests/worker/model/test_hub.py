@@ -37,10 +37,17 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield server
 
 
-def ask(uri: str, cache: Path, endpoint: str, **environment: str) -> dict[str, object]:
+READ_ONLY = """
+import os
+os.access = lambda path, mode, **how: False
+"""
+"""As a volume that is mounted so: for root, who runs some of these tests, permissions alone are none."""
+
+
+def ask(uri: str, cache: Path, endpoint: str, before: str = "", **environment: str) -> dict[str, object]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, uri],
+        [sys.executable, "-c", before + SCRIPT, uri],
         env={**keep, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "PYTHONPATH": str(WORKER), **environment},
         capture_output=True,
         text=True,
@@ -82,6 +89,17 @@ def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_
 )
 def test_refusals_say_what_to_do(hub: Hub, tmp_path: Path, uri: str, message: str) -> None:
     assert ask(uri, tmp_path / "cache", hub.url) == {"error": f"cannot load model {uri}: {message}"}
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_holds(hub: Hub, tmp_path: Path) -> None:
+    apart = {"HF_HUB_CACHE": str(tmp_path / "elsewhere")}
+    answer = ask("hf://tiny/model", tmp_path / "cache", hub.url, **apart)
+    assert str(answer["folder"]).startswith(apart["HF_HUB_CACHE"])
+    fetched = len(hub.fetched)
+    again = ask("hf://tiny/model", tmp_path / "cache", hub.url, READ_ONLY, **apart)
+    assert again["folder"] == answer["folder"] and len(hub.fetched) == fetched
+    refused = ask("hf://tiny/model@v1", tmp_path / "cache", hub.url, READ_ONLY)
+    assert "which cannot be written: let spec.model.cache" in str(refused["error"])
 
 
 def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:

@@ -293,7 +293,8 @@ class EngineClient:
                 if change is not None and not change.done():
                     change.set_result(message)
             case Hot(prefixes=prefixes):
-                if not (answer := self._asked.popleft()).done():  # whoever asked may have gone
+                answer = self._asked.popleft() if self._asked else None  # none: `died` has told all who asked
+                if answer is not None and not answer.done():  # whoever asked may have gone
                     answer.set_result(prefixes)
             case Failed(reason=reason):
                 self.died(reason)

@@ -74,8 +74,8 @@ async def hot_prefixes(worker: Worker, exchange: Exchange) -> None:
     asked = exchange.path.rpartition("/")[2]
     if not asked.isdigit():
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")
-    telling = worker.serving and worker.config.warm_tokens > 0  # a service that is not warmed tells nobody its prompts
-    prefixes = await worker.engine.hottest(min(int(asked), MOST_TOKENS)) if telling else ()
+    most = min(worker.config.warm_tokens, MOST_TOKENS)  # 0: a service that is not warmed tells nobody its prompts
+    prefixes = await worker.engine.hottest(min(int(asked), most)) if worker.serving and most else ()
     plain = tuple(prefix for prefix in prefixes if prefix.root in worker.plain_roots)
     data = msgspec.msgpack.encode(HotPrefixes(worker.prompt_etag, plain))
     await exchange.whole(200, data, type="application/msgpack")

@@ -1,6 +1,7 @@
 """Which cached prefixes are worth most to a worker that has none: those that most requests attached to."""
 
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
@@ -8,10 +9,14 @@ from fairlead_worker.messages import HotPrefix
 
 LEAST_HITS = 1
 """A page that nobody came back to is nobody's hot prefix."""
+MOST_TOLD = 16
+"""Times the budget that prefixes may be long together. Each is told whole: of ten thousand questions about one long document, which share
+all pages but one, the answer and the requests that compute it would be as long as ten thousand documents."""
 
 
 def hottest(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
-    """Prefixes of at most `tokens` tokens together (shared ones counted once), the hottest pages of all roots, hottest prefix first.
+    """Prefixes of at most `tokens` tokens together (shared ones counted once), the hottest pages of all roots, hottest prefix first; the
+    last ones are left out where all of them would be longer than MOST_TOLD times as much.
 
     A page's hits count every lease at or below it, so none has more than its parent: taking the page with the most hits again and again
     gives the best set, and one that holds each page's parents. Time grows with the pages taken and their children, not with the cache.
@@ -30,7 +35,10 @@ def hottest(cache: PrefixCache, tokens: int) -> tuple[HotPrefix, ...]:
             if child.hits >= LEAST_HITS:
                 heappush(heap, (-child.hits, id(child), child))
     ends = [node for node in taken if not any(child in taken for child in node.children.values())]
-    return tuple(_prefix(node) for node in sorted(ends, key=lambda node: -node.hits))
+    ends.sort(key=lambda node: -node.hits)
+    longest = MOST_TOLD * (tokens // cache.page_size)
+    lengths = accumulate(node.depth for node in ends)
+    return tuple(_prefix(node) for node, length in zip(ends, lengths, strict=True) if length <= longest)
 
 
 def _prefix(node: Node) -> HotPrefix:

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Lock
+from typing import TYPE_CHECKING
 
 import obstore
 import xxhash
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import S3Store
 
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.progress import Progress
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 RANGE_BYTES = 16 << 20
 RANGES_AT_ONCE = 8
@@ -100,6 +104,8 @@ def _refused(uri: str, error: Exception) -> ModelLoadError:
         return ModelLoadError(uri, "the store asks for credentials (401): give spec.model.secretRef, a Secret with AWS_ACCESS_KEY_ID")
     if "NoSuchBucket" in said:
         return ModelLoadError(uri, "there is no such bucket (404): see spec.model.uri and spec.model.endpoint")
+    if isinstance(error, PreconditionError):
+        return ModelLoadError(uri, "an object was replaced while it was downloaded (412): start again when nobody writes there")
     if isinstance(error, FileNotFoundError):
         return ModelLoadError(uri, "an object went away while it was downloaded (404): start again when nobody writes there")
     if "credential" in said.lower():
@@ -183,8 +189,12 @@ class _Download:
     def _fetch(self, part: _Part, number: int, size: int) -> None:
         if self._stopped.is_set():
             return
-        start = number * RANGE_BYTES
-        data = memoryview(obstore.get_range(self._store, part.wanted.name, start=start, length=size))
+        start, tag = number * RANGE_BYTES, part.wanted.tag
+        # Of the object that was listed: ranges of two contents would make a file that is neither, of the right size and name.
+        options: GetOptions = {"range": (start, start + size), **({"if_match": tag} if tag else {})}
+        data = memoryview(obstore.get(self._store, part.wanted.name, options=options).bytes())
+        if len(data) != size:
+            raise PreconditionError(f"{len(data)} bytes of {part.wanted.name} came where {size} were asked for")
         part.take(number, data)
         with self._counting:
             self._done += size

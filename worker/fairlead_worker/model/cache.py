@@ -44,6 +44,11 @@ class ModelCache:
         """Where the files of a model are that no other client keeps in its own way."""
         return self._own / "models" / _key(uri)
 
+    @property
+    def read_only(self) -> bool:
+        """What is there can be used, and nothing be added: a cache that somebody else fills."""
+        return any(path.exists() and not os.access(path, os.W_OK, effective_ids=True) for path in (self.root, self._own))
+
     @contextmanager
     def turn(self, uri: str, progress: Progress) -> Iterator[Progress]:
         """The only download of `uri` in this cache; waits for another one. Yields the Progress to report by: those who wait read it too.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -31,6 +32,8 @@ class HubModel:
 
 def fetch(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress) -> Path:
     """The folder with the model's files. Raises ModelLoadError."""
+    if cache.read_only:
+        return _download(uri, source, patterns, cache, progress, present=True)
     with cache.turn(uri, progress) as report:
         folder = _download(uri, source, patterns, cache, report)
         if cache.damaged(uri, folder):  # the client goes by names alone
@@ -40,7 +43,10 @@ def fetch(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, pr
         return folder
 
 
-def _download(uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress, anew: bool = False) -> Path:
+def _download(
+    uri: str, source: HubModel, patterns: list[str], cache: ModelCache, progress: Progress, *, anew: bool = False, present: bool = False
+) -> Path:
+    """`anew`: also what is there; `present`: that alone."""
     revision = f" at {source.revision}" if source.revision else ""
     try:
         return Path(
@@ -49,8 +55,9 @@ def _download(uri: str, source: HubModel, patterns: list[str], cache: ModelCache
                 revision=source.revision,
                 allow_patterns=patterns,
                 tqdm_class=_reporting_bar(progress),
-                cache_dir=cache.root / "hub",
+                cache_dir=HF_HUB_CACHE if cache.root == Path(HF_HOME) else cache.root / "hub",  # the first may be set on its own
                 force_download=anew,
+                local_files_only=present,
             )
         )
     except HFValidationError as error:
@@ -70,6 +77,10 @@ def _download(uri: str, source: HubModel, patterns: list[str], cache: ModelCache
     except HfHubHTTPError as error:
         raise ModelLoadError(uri, f"the hub answered {error.response.status_code}{revision}: {_hint(error)}") from error
     except LocalEntryNotFoundError as error:
+        if present:
+            raise ModelLoadError(
+                uri, f"it is not in {cache.root}, which cannot be written: let spec.model.cache be writable (--model-cache), or fill it"
+            ) from error
         cause = error.__cause__
         if isinstance(cause, HfHubHTTPError):
             raise ModelLoadError(uri, f"the hub answered {cause.response.status_code}{revision}: {_hint(cause)}") from error

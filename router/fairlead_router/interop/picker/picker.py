@@ -93,7 +93,8 @@ class Picker:
         turn = Turn(self._table, self._policy, self._metrics, wanted, choice)
         first = choice.worker
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
-        others = [w for w in alike if w is not first and _may(w.address, asked.subset)]
+        # A request for the others never falls to a canary; its own may fall to them.
+        others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _may(w.address, asked.subset)]
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]

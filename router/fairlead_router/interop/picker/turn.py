@@ -3,9 +3,10 @@
 from time import monotonic
 
 from fairlead_router.errors import Headers
-from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.steering.policies import Choice, Policy, Wanted
+from fairlead_router.steering.split import SplitPolicy
 
 
 class Turn:
@@ -14,6 +15,7 @@ class Turn:
     def __init__(self, table: WorkerTable, policy: Policy, metrics: Metrics, wanted: Wanted, choice: Choice) -> None:
         self._table, self._policy, self._metrics = table, policy, metrics
         self._wanted, self.choice = wanted, choice
+        self._split = policy if isinstance(policy, SplitPolicy) else None
         self._pending = max(0, wanted.prompt_tokens - (choice.predicted or 0))
         self._since = monotonic()
         self._at = choice.worker
@@ -32,13 +34,17 @@ class Turn:
         first = self.choice.worker
         if served and served != first.address:
             first.suspect()
+            self._missed(first)
             self._move(served)
         elif status in (502, 503, 504) and b"x-fairlead-pod" not in said:
             first.suspect()
             if b"x-fairlead-retry" not in said:
                 first.breaker.failed()  # nobody answered: these are the gateway's own words
+                self._missed(first)
         else:
             first.breaker.succeeded()
+            if self._split is not None and b"x-fairlead-retry" not in said:
+                self._split.began(first, status, self._since)
         self._metrics.ttfb.observe(monotonic() - self._since)
         cached = said.get(b"x-fairlead-cached-tokens", b"")
         if cached.isdigit() and self._at is first:
@@ -59,6 +65,11 @@ class Turn:
         self.choice.worker.unanswered -= 1
         self.choice.worker.pending_tokens -= self._pending
         self._policy.release(self.choice)
+
+    def _missed(self, worker: Worker) -> None:
+        """Count a request that had no answer there, where sides are compared."""
+        if self._split is not None:
+            self._split.failed(worker)
 
     def _move(self, address: str) -> None:
         served = self._table.get(address)
