@@ -10,7 +10,7 @@ import msgspec
 
 from fairlead_worker.api.choice import Piece, SequenceFailed
 from fairlead_worker.api.engine_client import Generation
-from fairlead_worker.api.errors import failed
+from fairlead_worker.api.errors import ApiError, failed, invalid
 from fairlead_worker.api.generation import Prepared
 from fairlead_worker.api.worker import Worker
 
@@ -46,13 +46,19 @@ class Run:
                 except SequenceFailed as error:
                     choice.finish_reason = "error"
                     metrics.finished("error")
-                    raise failed(str(error)) from error
+                    raise self._fault(index, error) from error
                 if choice.finish_reason is not None:
                     self._finished(index, now)
                     if output.finish is None:
                         generation.abort(index)
             if pieces:
                 yield pieces
+
+    def _fault(self, index: int, error: SequenceFailed) -> ApiError:
+        """A grammar is tried before the engine sees it, but not along every way through it: what it meets there is the request's fault."""
+        if not self.prepared.submissions[index].grammar:
+            return failed(str(error))
+        return invalid(f"{error}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
 
     def gone(self) -> None:
         """The client left before the end."""

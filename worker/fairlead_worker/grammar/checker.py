@@ -13,12 +13,13 @@ import sys
 import msgspec
 import numpy as np
 
-from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
+from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, error_of
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 from fairlead_worker.grammar.lower import lower
 
 TRIED_TOKENS = 32
 """Of each grammar: so many steps of a walk through it are tried."""
+LIMIT = "; it has met a limit of the compiler: make it smaller, or its repetitions shorter"
 NICENESS = 10
 """Below the engine and the API, who must not wait for the cores."""
 
@@ -27,9 +28,13 @@ def check(compiler: Compiler, constraint: Constraint) -> Verdict:
     """Compiles a constraint and walks through it for some tokens."""
     try:
         grammar = lower(constraint, compiler.special)
-        _walk(compiler, compiler.matcher(grammar))
+        matcher = compiler.matcher(grammar)
+        try:
+            _walk(compiler, matcher)
+        except GrammarError as error:
+            raise GrammarError(f"{error}{LIMIT if matcher.is_error() else ''}") from error
     except (ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        return Verdict(error=" ".join(str(error).split())[:400] or type(error).__name__)
+        return Verdict(error=" ".join(str(error).split())[:500] or type(error).__name__)
     return Verdict(grammar=grammar)
 
 
@@ -44,7 +49,12 @@ def _walk(compiler: Compiler, matcher: Matcher) -> None:
                 raise GrammarError("it allows no text at all in this model's tokens")
             return
         token = int(allowed[(step * 7919) % len(allowed)])
-        if token in compiler.eos or not matcher.consume_token(token) or matcher.is_stopped():
+        if token in compiler.eos:
+            return
+        taken = matcher.consume_token(token)
+        if matcher.is_error():
+            raise GrammarError(error_of(matcher))
+        if not taken or matcher.is_stopped():
             return
 
 
