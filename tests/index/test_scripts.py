@@ -185,6 +185,10 @@ async def test_the_count_of_blocks_never_drifts_and_every_bucket_runs_out(script
     for pod in pods:
         await pod.apply("S", blocks[:3])  # more holders than an entry lists
     client = server.client()
+
+    def buckets() -> list[bytes]:
+        return [key for key in client.keys("*") if key.startswith(scripts.key("b")) and len(key) == len(scripts.key("b")) + 3]
+
     for turn in range(60):
         pod = chance.choice(pods)
         stored, removed = (hash_bytes(chance.sample(blocks, chance.randrange(1, 1500))) for _ in range(2))
@@ -195,15 +199,14 @@ async def test_the_count_of_blocks_never_drifts_and_every_bucket_runs_out(script
             await scripts.call("leave", pod.name, pod.epoch)
             pods[pods.index(pod)] = await Pod(scripts, pod.name).join()
         await scripts.call("sweep", chance.randrange(1, 4000))
-        keys = [key for key in client.keys("*") if key.startswith(scripts.key("b")) and len(key) == len(scripts.key("b")) + 3]
-        assert sum(client.hlen(key) for key in keys) == int(client.hget(scripts.key("meta"), "blocks"))
-        assert all(client.ttl(key) > 0 for key in keys)
+        assert sum(map(client.hlen, buckets())) == int(client.hget(scripts.key("meta"), "blocks"))
+        assert all(client.ttl(key) > 0 for key in buckets())
     for pod in pods:
         await pod.apply("R", blocks)
     last = pods[0]
     await last.apply("S", blocks)
     await scripts.call("apply", last.slot, last.epoch, last.sequence + 1, "R", hash_bytes(blocks), "S", hash_bytes(blocks[:80]))
-    lasting = [key for key in client.keys("*") if len(key) == len(scripts.key("b")) + 3 and not client.ttl(key) > 0]
+    lasting = [key for key in buckets() if not client.ttl(key) > 0]
     assert not lasting, lasting
 
 
