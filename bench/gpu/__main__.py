@@ -77,17 +77,26 @@ def stages(device: Any) -> list[tuple[str, float, Callable[[], Rows]]]:
     def compiled() -> Rows:
         kinds.clear()
         for build in builds:
-            yield from build.wait(min(220.0, device.left() - 120))
+            yield from build.wait(min(180.0, device.left() - 150))
             kinds.update(build.built)
 
+    def attended() -> Rows:
+        yield from attention.check(device, kinds)
+        for build in builds:
+            before = set(kinds)
+            yield from build.stop()
+            kinds.update(build.built)
+            if late := kinds - before:
+                yield from attention.check(device, late)
+
     first: list[tuple[str, float, Callable[[], Rows]]] = [("compilers", 10, start_compilers)] if device.cuda else []
-    then: list[tuple[str, float, Callable[[], Rows]]] = [("compiled", 230, compiled)] if device.cuda else []
+    then: list[tuple[str, float, Callable[[], Rows]]] = [("compiled", 190, compiled)] if device.cuda else []
     return [
         *first,
         ("sampling", 40, lambda: sampling.check(device)),
         ("greedy", 90, lambda: engine.greedy(device)),
         *then,
-        ("attention", 60, lambda: attention.check(device, kinds)),
+        ("attention", 70, attended),
         ("logits", 30, lambda: engine.logits(device)),
         ("memory", 60, lambda: memory.check(device)),
         ("speed", 60, lambda: speed.measure(device, kinds if device.cuda else set())),

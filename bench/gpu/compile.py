@@ -4,11 +4,12 @@ Only a handful: each kind of layer is a module of its own (element type, head si
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.gpu.report import ROOT
 
@@ -26,42 +27,61 @@ KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
 module between prefill and decode (tensor cores); "single" adds the other decode kernel, "fa3" the prefill kernels for Hopper alone."""
 
 
+NEEDED = 4
+"""The first ones are waited for; the others, which compile at a lower priority, are used where they are there in time."""
+JOBS = 4
+"""Compilers at once for each kind: the needed ones keep 16 cores busy, and all together take 64 GiB at most."""
+
+
 @dataclass
 class Builds:
     """The running compilers."""
 
     processes: dict[str, subprocess.Popen[str]]
     began: float
+    built: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
 
     def wait(self, seconds: float) -> Iterator[dict[str, object]]:
-        """A row for each kind as it is there; those that are not within `seconds` are ended."""
+        """A row for each kind as it is there, until the needed ones are or `seconds` are over."""
         deadline = time.monotonic() + seconds
-        waiting = dict(self.processes)
-        while waiting and time.monotonic() < deadline:
-            for kind, process in list(waiting.items()):
-                if process.poll() is not None:
-                    del waiting[kind]
-                    output = process.stdout.read() if process.stdout else ""
-                    took = time.monotonic() - self.began
-                    row: dict[str, object] = {"what": kind, "ok": process.returncode == 0, "seconds": round(took, 1)}
-                    yield row if row["ok"] else row | {"said": output[-1500:]}
+        while time.monotonic() < deadline and not self._told.issuperset(list(self.processes)[:NEEDED]):
+            yield from self.finished()
             time.sleep(0.1)
-        for kind, process in waiting.items():
-            process.kill()
-            yield {"what": kind, "said": f"not compiled within {time.monotonic() - self.began:.0f} s"}
+        yield from self.finished()
 
-    @property
-    def built(self) -> set[str]:
-        return {kind for kind, process in self.processes.items() if process.returncode == 0}
+    def finished(self) -> Iterator[dict[str, object]]:
+        """A row for each that ended since the last time."""
+        for kind, process in self.processes.items():
+            if kind not in self._told and process.poll() is not None:
+                self._told.add(kind)
+                row: dict[str, object] = {"what": kind, "ok": process.returncode == 0, "seconds": round(time.monotonic() - self.began, 1)}
+                if process.returncode == 0:
+                    self.built.add(kind)
+                    yield row
+                else:
+                    yield row | {"said": (process.stdout.read() if process.stdout else "")[-1500:]}
+
+    def stop(self) -> Iterator[dict[str, object]]:
+        """What is not there yet is given up, with all its compilers: what is measured next should have the machine to itself."""
+        yield from self.finished()
+        for kind, process in self.processes.items():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self._told.add(kind)
+                yield {"what": kind, "said": f"given up after {time.monotonic() - self.began:.0f} s"}
 
 
 def start(kinds: list[str]) -> Builds:
     """Compile all of `kinds` beside each other."""
-    jobs = str(max(2, (os.cpu_count() or 4) // max(1, len(kinds)) + 1))
-    environment = os.environ | {"MAX_JOBS": jobs}
-    command = [sys.executable, "-m", "bench.gpu.compile"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    made = {kind: subprocess.Popen([*command, kind], cwd=ROOT, env=environment, **pipes) for kind in kinds}  # type: ignore[call-overload]
+    environment = os.environ | {"MAX_JOBS": str(JOBS)}
+    made: dict[str, subprocess.Popen[str]] = {}
+    for place, kind in enumerate(kinds):
+        command = ["nice", "-n", "0" if place < NEEDED else "10", sys.executable, "-m", "bench.gpu.compile", kind]
+        made[kind] = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
     return Builds(made, time.monotonic())
 
 

@@ -20,7 +20,7 @@ from fairlead_worker.messages import Sampling, Submit
 
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 128_256},
-    "small": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 128_256},
+    "small": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "vocab_size": 128_256},
     "tiny": {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000},
 }
 """Llama 3.1 8B's, with 8 KV heads; and with 2 a small one of the same vocabulary, and one for dry runs. Heads of 128, 64 and 64."""
