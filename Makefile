@@ -4,9 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
+BUNDLE := build/gpu-bundle
+BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server demo test lint format e2e gpu-check bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -48,8 +50,14 @@ format: install ## let ruff rewrite what it can
 e2e: install ## a real Kubernetes, real pods, real clients (needs root on Debian, or a KUBECONFIG, or kind)
 	$(BIN)/pytest -q e2e --timeout 1800
 
-gpu-check: install ## the engine on this machine's GPU against transformers; says so where there is none
-	$(BIN)/python bench/gpu_check.py
+# On a machine without a package index: carry the tree with build/gpu-bundle, and run this there with PYTHON=python3.
+gpu-check: ## the GPU path on this machine against transformers and the reference, then rates: under 8 minutes; says so where there is no GPU (GPU="--only sampling")
+	@if [ -d $(BUNDLE) ] && [ ! -x $(BIN)/python ]; then PYTHONPATH=. $(PYTHON) -m bench.gpu --bundle $(BUNDLE) $(GPU); \
+	else $(MAKE) --no-print-directory install && PYTHONPATH=. $(BIN)/python -m bench.gpu $(GPU); fi
+
+gpu-bundle: install ## what `make gpu-check` needs on a machine without a package index, into build/gpu-bundle (cached outside the checkout)
+	PYTHONPATH=. $(BIN)/python -m bench.gpu.bundle $(BUNDLE_CACHE)
+	@rm -rf $(BUNDLE) && mkdir -p $(dir $(BUNDLE)) && cp -r $(BUNDLE_CACHE) $(BUNDLE) && echo "$(BUNDLE): carry it with the tree"
 
 bench-engine: install ## the engine's mechanisms and costs, each beside its baseline; writes bench/results/ (BENCH=--quick: does it run)
 	$(BIN)/python bench/scheduler_cost.py --json bench/results/engine.json
@@ -106,6 +114,7 @@ protos: install ## compile the endpoint picker's messages
 requirements: ## pin every dependency with its hashes
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra dev pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
+	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator pyproject.toml -o requirements/control.txt -c requirements/dev.txt
 
 sbom: install ## CycloneDX bills of materials of both images' Python, into build/sbom

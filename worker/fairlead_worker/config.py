@@ -72,10 +72,14 @@ class WorkerConfig(BaseSettings):
     ] = 32
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0
+    mem_fraction_static: Annotated[
+        float,
+        Field(gt=0, le=1, description="of a GPU's memory for weights and KV pages, at most; less where the largest step needs the rest"),
+    ] = 0.92
     host_kv_cache_bytes: Annotated[
         NonNegative, Field(description="bytes of host memory for pages evicted from the GPU; 0: none; on a CPU ignored with a warning")
     ] = 0
-    attention_backend: Literal["auto", "native", "cpu", "reference"] = "auto"
+    attention_backend: Literal["auto", "flashinfer", "native", "cpu", "reference"] = "auto"
     native_decoder: Annotated[
         bool,
         Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.cache.prefix import PrefixCache
     from fairlead_worker.engine.config import SchedulerConfig
+    from fairlead_worker.engine.limits import within
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import make_runner
     from fairlead_worker.model.adapter_source import adapter_folder
@@ -126,7 +128,22 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
         adapters.load(number, name, uri, adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache))
-    end.send(Loading(phase="cache", percent=0))
+    steps = SchedulerConfig(
+        max_model_len=loaded.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        chunked_prefill_size=config.chunked_prefill_size,
+        max_prefill_tokens=config.max_prefill_tokens,
+        prefill_max_requests=config.prefill_max_requests,
+        dedupe_tokens=config.dedupe_tokens,
+        enable_mixed_chunk=config.enable_mixed_chunk,
+        itl_target_ms=config.itl_target_ms,
+        policy=config.policy,
+        eos_token_ids=loaded.eos_token_ids,
+        speculative_method=config.speculative_method,
+        speculative_num_tokens=config.speculative_num_tokens,
+        speculative_ngram_min=config.speculative_ngram_min,
+        speculative_ngram_max=config.speculative_ngram_max,
+    )
     runner = make_runner(
         loaded,
         page_size=config.page_size,
@@ -137,26 +154,16 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         host_kv_cache_bytes=config.host_kv_cache_bytes,
         draft=draft,
         adapters=adapters,
+        steps=steps,
+        mem_fraction_static=config.mem_fraction_static,
+        progress=_reporter(end),
     )
+    steps = replace(steps, prompt_logprobs=runner.forward.can_score)
+    if runner.step_tokens:
+        steps = within(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
     scheduler = Scheduler(
-        SchedulerConfig(
-            max_model_len=loaded.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            chunked_prefill_size=config.chunked_prefill_size,
-            max_prefill_tokens=config.max_prefill_tokens,
-            prefill_max_requests=config.prefill_max_requests,
-            dedupe_tokens=config.dedupe_tokens,
-            enable_mixed_chunk=config.enable_mixed_chunk,
-            itl_target_ms=config.itl_target_ms,
-            policy=config.policy,
-            eos_token_ids=loaded.eos_token_ids,
-            prompt_logprobs=runner.forward.can_score,
-            speculative_method=config.speculative_method,
-            speculative_num_tokens=config.speculative_num_tokens,
-            speculative_ngram_min=config.speculative_ngram_min,
-            speculative_ngram_max=config.speculative_ngram_max,
-        ),
+        steps,
         PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )
     # What the cache cannot hold can never be served either.

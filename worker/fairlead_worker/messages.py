@@ -230,7 +230,7 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Progress of the engine's start."""
 
     phase: str
-    """"imports", "config", "wait", "download", "weights", "fuse", "cache"."""
+    """"imports", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "cache", "grammars"."""
     percent: int
     detail: str = ""
     done: int = 0

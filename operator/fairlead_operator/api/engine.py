@@ -82,7 +82,9 @@ class Engine(Part):
     itl_target_ms: int = Field(
         0, ge=0, le=60_000, description="Milliseconds of a step with decodes that prefill keeps to. 0: chunks of chunkedPrefillSize."
     )
-    attention_backend: Literal["auto", "native", "cpu", "reference"] = Field("auto", description="auto: the fastest that the device has.")
+    attention_backend: Literal["auto", "flashinfer", "native", "cpu", "reference"] = Field(
+        "auto", description="auto: the fastest that the device has."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
     quantization: Literal["none", "int8"] = Field("none", description="int8: weights of linear layers, on CPUs.")
     policy: Literal["lpm", "fcfs"] = Field(

@@ -12,7 +12,7 @@ from fairlead_worker.kernels.registry import BACKENDS, make_backend
 
 LAYERS = (LayerSpec(4, 2, 8, 8, 1.0), LayerSpec(4, 1, 16, 4, 1.0, window=3), LayerSpec(4, 4, 4, 4, 1.0))
 SPEC = KVSpec(LAYERS, 5, torch.bfloat16, torch.device("cpu"))
-every_backend = pytest.mark.parametrize("name", BACKENDS)
+every_backend = pytest.mark.parametrize("name", [name for name in BACKENDS if name != "flashinfer"])  # its pages are the reference's
 
 
 def filled(name: str, pages: int = 7):

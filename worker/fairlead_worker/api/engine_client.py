@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fairlead_worker.api.start_up import StartUp
 from fairlead_worker.messages import (
     Abort,
     AdapterChanged,
@@ -47,6 +48,8 @@ STAGES = {
     "download": "Downloading",
     "weights": "Loading",
     "fuse": "Preparing",
+    "compile": "Preparing",
+    "profile": "Preparing",
     "cache": "Preparing",
 }
 """Steps of a load, in the words of `status.loading`."""
@@ -85,6 +88,8 @@ class EngineState:
     done: int = 0
     """Bytes of `total` that are there; both 0 in steps that count none."""
     total: int = 0
+    start_up: StartUp = field(default_factory=lambda: StartUp(time.monotonic()))
+    """How long each phase took."""
     advanced: float = field(default_factory=time.monotonic)
     """Monotonic time at which the load last got on."""
     reason: str = ""
@@ -286,6 +291,7 @@ class EngineClient:
             case Ready():
                 if self.state.phase != "failed":
                     self.state.phase, self.state.step, self.state.percent, self.state.ready = "ready", "ready", 100, message
+                    self.state.start_up.enter("prompts", self.state.heard)
                     self.state.load = Load(pages_total=message.pages, pages_free=message.pages)
                     self.ready.set()
             case AdapterChanged(number=number):
@@ -303,6 +309,7 @@ class EngineClient:
         state, step = self.state, f"{message.phase} {message.detail}".strip()
         if step != state.step:
             logger.info("loading: %s", step)
+        state.start_up.enter(message.phase, state.heard)
         if (step, message.percent, message.done) != (state.step, state.percent, state.done):
             state.advanced = state.heard
         state.phase, state.step, state.stage, state.percent = "loading", step, STAGES.get(message.phase, "Loading"), message.percent

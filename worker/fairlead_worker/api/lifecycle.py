@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -159,11 +160,14 @@ class Life:
         except Exception as error:
             self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
             return
+        start_up = self.client.state.start_up
         if self.worker.warming:
+            start_up.enter("warm", time.monotonic())
             await warm(self.worker)
             self.worker.warming = False
         if self.publisher is not None and not self.worker.draining:
-            self.publisher.start()
+            self.publisher.start(lambda: start_up.join(time.monotonic()))
+        logger.info("start-up: %s", start_up.finish(time.monotonic()))
         logger.info(
             "ready: %s, %d pages of %d tokens, context %d, attention %s",
             ", ".join(self.config.names),

@@ -147,6 +147,10 @@ class _EngineCollector(Collector):
         hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
         hits.add_metric((self._model_name, "host"), host.cached_tokens)
         yield hits
+        start_up = GaugeMetricFamily("fairlead_start_up_seconds", "Time of each phase of the start.", labels=("model_name", "phase"))
+        for phase, seconds in self._engine.state.start_up.seconds.items():
+            start_up.add_metric((self._model_name, phase), seconds)
+        yield start_up
         if load.drafts is not None:
             yield from self._speculation(load.drafts)
 

@@ -1,7 +1,7 @@
 """From the engine's reports to the index: which blocks this worker holds, and how busy it is. Redis away never matters here."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairlead_index.access import RedisAccess
 from fairlead_index.groups import namespace_of
@@ -19,8 +19,11 @@ class Publisher:
         namespace = namespace_of(config.index_namespace, config.pod, config.index_groups)
         self.writer = IndexWriter(redis, namespace, card, lease_seconds=config.lease_seconds)
         self._page_size = page_size
+        self._on_joined: Callable[[], None] | None = None
 
-    def start(self) -> None:
+    def start(self, on_joined: Callable[[], None] | None = None) -> None:
+        """`on_joined`: called once, with the first report that finds the worker in the index."""
+        self._on_joined = on_joined
         self.writer.start()
 
     def on_events(self, events: Sequence[CacheEvent]) -> None:
@@ -33,6 +36,9 @@ class Publisher:
 
     def on_load(self, load: Load) -> None:
         self.writer.report(worker_load(load, self._page_size))
+        if self._on_joined is not None and self.writer.joined:
+            self._on_joined()
+            self._on_joined = None
 
     async def leave(self) -> None:
         await self.writer.leave()

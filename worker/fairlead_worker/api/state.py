@@ -38,6 +38,7 @@ async def ready(worker: Worker, exchange: Exchange) -> None:
     document: dict[str, Any] = {"ready": serving, "phase": phase, "percent": state.percent, "reason": state.reason or state.step}
     if phase in ("starting", "loading"):
         document |= {"stage": stage, "bytes": state.done, "total_bytes": state.total}
+    document["start_up_seconds"] = {name: round(spent, 3) for name, spent in state.start_up.seconds.items()}
     await exchange.whole(200 if serving else 503, msgspec.json.encode(document))
 
 

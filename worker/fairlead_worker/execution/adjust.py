@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fairlead_worker.engine.request import Request
+from fairlead_worker.kernels.transfer import to_device
 
 _ROOM = 64
 """Free places of a new history: it doubles when they are used up."""
@@ -103,10 +104,12 @@ class Histories:
         histories = [self._of[request.id].followed_by(draft) for (_, request), draft in zip(rows, ahead, strict=True)]
         lengths = [len(ids) for ids, _ in histories]
         place = _places([i for i, _ in rows], lengths), torch.from_numpy(np.concatenate([ids for ids, _ in histories]))
-        counts = torch.from_numpy(np.concatenate([counts for _, counts in histories])).to(device)
+        counts = to_device(torch.from_numpy(np.concatenate([counts for _, counts in histories])), device)
         settings = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in (request.sampling for _, request in rows)]
-        repetition, frequency, presence = torch.from_numpy(np.repeat(np.array(settings, np.float32), lengths, 0)).to(device).unbind(1)
-        index = tuple(part.to(device) for part in place)
+        repetition, frequency, presence = to_device(torch.from_numpy(np.repeat(np.array(settings, np.float32), lengths, 0)), device).unbind(
+            1
+        )
+        index = tuple(to_device(part, device) for part in place)
         values = logits[index]
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits[index] = values - frequency * counts - presence * (counts > 0)
@@ -118,8 +121,8 @@ def _bias(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
     entries = [(i, token, value) for i, request in rows for token, value in request.sampling.logit_bias if token < vocabulary]
     if entries:
         at, tokens, values = zip(*entries, strict=True)
-        index = torch.tensor(at, device=device), torch.tensor(tokens, device=device)
-        logits[index] += torch.tensor(values, dtype=logits.dtype, device=device)
+        index = to_device(at, device), to_device(tokens, device)
+        logits[index] += to_device(values, device, logits.dtype)
 
 
 def _allow(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
@@ -128,9 +131,12 @@ def _allow(logits: torch.Tensor, rows: Sequence[tuple[int, Request]]) -> None:
         return
     vocabulary, device = logits.shape[1], logits.device
     allowed = [np.array([token for token in request.sampling.allowed_token_ids if token < vocabulary], np.int64) for _, request in rows]
-    index = _places([i for i, _ in rows], [len(ids) for ids in allowed]).to(device), torch.from_numpy(np.concatenate(allowed)).to(device)
+    index = (
+        to_device(_places([i for i, _ in rows], [len(ids) for ids in allowed]), device),
+        to_device(torch.from_numpy(np.concatenate(allowed)), device),
+    )
     kept = logits[index]
-    logits[torch.tensor([i for i, _ in rows], device=device)] = float("-inf")
+    logits[to_device([i for i, _ in rows], device)] = float("-inf")
     logits[index] = kept
 
 

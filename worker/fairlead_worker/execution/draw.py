@@ -11,6 +11,7 @@ import torch
 
 from fairlead_worker.execution.blocks import BLOCK, reduce_blocks, take_blocks
 from fairlead_worker.execution.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import Sampling
 
 
@@ -20,27 +21,34 @@ def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tenso
     Where logits are no numbers, or every token is forbidden, some token of the vocabulary: another id would fail the next step, and with
     it everybody's requests.
     """
-    temperature = torch.tensor([s.temperature for s in samplings], dtype=logits.dtype, device=logits.device)
+    temperature = to_device([s.temperature for s in samplings], logits.device, logits.dtype)
     temperature.clamp_(min=torch.finfo(logits.dtype).tiny)  # 1e-50 is more than 0 for its sender, and 0 in float32
     # The largest is subtracted first, so that a tiny temperature cannot make infinity minus infinity.
     scaled = (logits - logits.amax(1, keepdim=True)).div_(temperature[:, None])
     tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
     rows = widths(samplings, logits.shape[1])
-    whole, unsorted = rows.whole, rows.sorted
+    unsorted = list(rows.sorted)
+    filtered: list[tuple[list[int], torch.Tensor]] = []
     for some, width in ((rows.narrow, NARROW), (rows.wide, WIDE)):
         if some:
-            kept, ids, enough = keep_among(_take(scaled, some), [samplings[i] for i in some], width)
-            tokens[some] = _among(kept, ids, noise[some])
-            unsorted = unsorted + [i for i, fits in zip(some, enough.tolist(), strict=True) if not fits]
-    if whole:
-        tokens[whole] = _search(drop_unlikely(_take(scaled, whole), [samplings[i] for i in whole]), noise[whole])
+            index = to_device(some, logits.device)
+            kept, ids, enough = keep_among(_take(scaled, index), [samplings[i] for i in some], width)
+            tokens[index] = _among(kept, ids, noise[index])
+            filtered.append((some, enough))
+    if rows.whole:
+        index = to_device(rows.whole, logits.device)
+        tokens[index] = _search(drop_unlikely(_take(scaled, index), [samplings[i] for i in rows.whole]), noise[index])
+    # Last, for it waits for the device.
+    for some, enough in filtered:
+        unsorted += [i for i, fits in zip(some, enough.tolist(), strict=True) if not fits]
     if unsorted:
-        tokens[unsorted] = _search(keep_sorted(scaled[unsorted], [samplings[i] for i in unsorted]), noise[unsorted])
+        index = to_device(unsorted, logits.device)
+        tokens[index] = _search(keep_sorted(scaled[index], [samplings[i] for i in unsorted]), noise[index])
     return tokens
 
 
-def _take(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """These rows; all of them without a copy."""
+def _take(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """These rows, in order; all of them without a copy."""
     return logits if len(rows) == logits.shape[0] else logits[rows]
 
 

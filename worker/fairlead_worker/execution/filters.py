@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import Sampling
 
 NARROW, WIDE = 64, 1024
@@ -49,12 +50,13 @@ def keep_among(scaled: torch.Tensor, samplings: Sequence[Sampling], width: int) 
     vocabulary, device = scaled.shape[1], scaled.device
     width = min(width, vocabulary)
     ordered, tokens = torch.topk(scaled, width)
-    top_k = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device=device)
+    kept = [s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings]
+    top_k = to_device(kept, device)
     ordered = ordered.masked_fill(torch.arange(width, device=device) >= top_k[:, None], float("-inf"))
     # Of the tokens that top_k leaves; where it leaves all, of the whole vocabulary.
     probabilities = ordered.softmax(1, dtype=torch.float64)
     unlimited = top_k > width
-    if bool(unlimited.any()):
+    if max(kept) > width:
         probabilities = torch.where(unlimited[:, None], scaled.softmax(1).gather(1, tokens).double(), probabilities)
     top_p = _top_p(samplings, device)
     enough = ~unlimited | (probabilities.sum(1) >= top_p)
@@ -65,7 +67,7 @@ def keep_sorted(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Te
     """scaled [rows, vocabulary] -> the same with dropped tokens at -inf, by sorting all of it."""
     vocabulary, device = scaled.shape[1], scaled.device
     ordered, tokens = torch.sort(scaled, dim=1, descending=True, stable=True)
-    top_k = torch.tensor([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device=device)
+    top_k = to_device([s.top_k if 0 < s.top_k < vocabulary else vocabulary for s in samplings], device)
     ordered = ordered.masked_fill(torch.arange(vocabulary, device=device) >= top_k[:, None], float("-inf"))
     ordered = _finish(ordered, ordered.softmax(1, dtype=torch.float64), _top_p(samplings, device), samplings)
     return torch.empty_like(scaled).scatter_(1, tokens, ordered)
@@ -75,7 +77,8 @@ def drop_unlikely(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.
     """In place. min_p: tokens below that share of the likeliest one's probability to -inf. The largest of a row is 0, so it stays."""
     if not any(s.min_p > 0 for s in samplings):
         return scaled
-    floor = torch.tensor([s.min_p for s in samplings], device=scaled.device).log()
+    # The logarithm on the host: a device's own may differ in its last bit, and so might the choice.
+    floor = to_device(torch.tensor([s.min_p for s in samplings]).log(), scaled.device)
     return scaled.masked_fill_(scaled < floor[:, None], float("-inf"))
 
 
@@ -88,4 +91,4 @@ def _finish(ordered: torch.Tensor, probabilities: torch.Tensor, top_p: torch.Ten
 
 
 def _top_p(samplings: Sequence[Sampling], device: torch.device) -> torch.Tensor:
-    return torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
+    return to_device([s.top_p for s in samplings], device, torch.float64)

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+
+from fairlead_worker.kernels.transfer import to_device
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
@@ -16,6 +19,37 @@ def uniform(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
     stream = _mix(np.array([seed & _MASK for seed in seeds], np.uint64) + _GOLDEN)
     bits = _mix(stream + np.array(positions, np.uint64) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def uniform_on(device: torch.device, seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+    """The same numbers, bit for bit, as [n] float64 on `device`; computed there, so that positions can come to live there."""
+    if device.type == "cpu":
+        return torch.from_numpy(uniform(seeds, positions))
+    signed = [((seed + (1 << 63)) & _MASK) - (1 << 63) for seed in seeds]
+    return uniform_tensor(to_device(signed, device, torch.int64), to_device(positions, device, torch.int64))
+
+
+def uniform_tensor(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """seeds and positions [n] int64, seeds as two's complement, on any device -> [n] float64. Products wrap around in torch too."""
+    stream = _mix_signed(seeds + _signed(_GOLDEN))
+    bits = _mix_signed(stream + positions * _signed(_GOLDEN))
+    return _shifted(bits, 11).double() * 2.0**-53
+
+
+def _mix_signed(x: torch.Tensor) -> torch.Tensor:
+    """`_mix`, in the signed integers that every device of torch's can multiply."""
+    x = (x ^ _shifted(x, 30)) * _signed(np.uint64(0xBF58476D1CE4E5B9))
+    x = (x ^ _shifted(x, 27)) * _signed(np.uint64(0x94D049BB133111EB))
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right with zeros, where torch's own shift of signed numbers repeats the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: np.uint64) -> int:
+    return int(number.astype(np.int64))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 
 from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.transfer import to_device
 
 
 def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
@@ -37,14 +38,14 @@ def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:
     adapters = [row.request.adapter for row in rows]
     sampling = token_indptr[1:][np.array([row.samples for row in rows], bool)] - 1
     return PackedStep(
-        tokens=torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slots=torch.from_numpy(slots).to(device),
+        tokens=to_device(torch.from_numpy(np.frombuffer(tokens, np.uint32).astype(np.int64)), device),
+        positions=to_device(torch.from_numpy(positions), device),
+        slots=to_device(torch.from_numpy(slots), device),
         starts=starts,
         counts=counts,
         page_indptr=torch.from_numpy(indptr),
         page_indices=torch.from_numpy(indices),
-        sampling=torch.from_numpy(sampling).to(device),
+        sampling=to_device(torch.from_numpy(sampling), device),
         adapters=adapters if any(adapters) else (),
     )
 

@@ -4,6 +4,8 @@ import time
 
 import torch
 
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.limits import StepLimits, within
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.adjust import Histories
@@ -16,12 +18,16 @@ from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import positions_to_score, score
+from fairlead_worker.execution.sizing import CudaMemory, find_room
 from fairlead_worker.execution.verify import verify
+from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels.base import Backend, KVSpec
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.model.progress import Progress, no_progress
 
 
 class ModelRunner:
@@ -51,6 +57,8 @@ class ModelRunner:
         self.histories = Histories()
         self.grammars = grammars
         """None: no request has a grammar."""
+        self.step_tokens = 0
+        """Tokens of the largest step that memory has room for; 0: not measured."""
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -124,8 +132,14 @@ def make_runner(
     draft: LoadedModel | None = None,
     adapters: AdapterSet | None = None,
     grammars: Grammars | None = None,
+    steps: SchedulerConfig | None = None,
+    mem_fraction_static: float = 0.92,
+    progress: Progress = no_progress,
 ) -> ModelRunner:
-    """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
+    """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: what memory has room for.
+
+    On a GPU that is found out by running the largest step of `steps`, and `mem_fraction_static` bounds it (`find_room`); where that step
+    does not fit, `step_tokens` of the runner says which does. Without `steps`, and on a CPU: a share of the free memory.
 
     `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
@@ -136,17 +150,31 @@ def make_runner(
     spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
-    pages = kv_pages or (kv_cache_bytes or kv_budget(loaded.device)) // page_bytes
+    step_tokens, room = 0, kv_cache_bytes
+    if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":
+
+        def attempt(tokens: int) -> None:
+            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress), adapters=adapters)
+            run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits)
+
+        _prepared(make_backend(backend, spec, 1), progress)
+        progress("profile", 0)
+        tokens = StepLimits.of(steps, page_size).tokens
+        found = find_room(CudaMemory(loaded.device), mem_fraction_static, tokens, 2 * page_size, attempt)
+        step_tokens, room = found.step_tokens, found.kv_bytes
+    progress("cache", 0)
+    pages = kv_pages or (room if step_tokens else room or kv_budget(loaded.device)) // page_bytes
     if pages < 1:
         raise ValueError(
-            f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes; raise --kv-cache-bytes or free memory"
+            f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
+            "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
         )
-    made = make_backend(backend, spec, pages)
+    made = _prepared(make_backend(backend, spec, pages), progress)
     drafter = None
     if draft is not None and draft_spec is not None:
-        drafted = make_backend(backend, draft_spec, pages)
+        drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
         drafter = Drafter(choose_forward(draft, drafted, native_decoder), draft, drafted, loaded.vocabulary_size)
-    return ModelRunner(
+    runner = ModelRunner(
         loaded,
         made,
         native_decoder,
@@ -155,3 +183,13 @@ def make_runner(
         adapters=adapters,
         grammars=grammars,
     )
+    runner.step_tokens = step_tokens
+    return runner
+
+
+def _prepared(backend: Backend, progress: Progress) -> Backend:
+    """With its kernels built: at the start, and not at the first request."""
+    if isinstance(backend, FlashInferBackend):
+        progress("compile", 0)
+        backend.prepare()
+    return backend

@@ -9,7 +9,8 @@ from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.blocks import largest
 from fairlead_worker.execution.draw import draw
 from fairlead_worker.execution.masks import Masks
-from fairlead_worker.execution.noise import uniform
+from fairlead_worker.execution.noise import uniform_on
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import TokenLogprobs
 
 
@@ -37,7 +38,7 @@ def sample(
     changed = [i for i, request in enumerate(requests) if not request.plain]
     chosen_by = [requests[i] for i in changed]
     further = [len(ahead[i]) if ahead else 0 for i in changed]
-    own = (logits if len(changed) == len(requests) else logits[changed]).float()
+    own = (logits if len(changed) == len(requests) else logits[to_device(changed, logits.device)]).float()
     adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, [ahead[i] for i in changed] if ahead else ()), chosen_by, further)
     if masks is not None:
         adjusted = masks.apply(adjusted, changed)
@@ -46,14 +47,15 @@ def sample(
     if random:
         drawn = [chosen_by[i] for i in random]
         positions = [len(chosen_by[i].tokens) + further[i] for i in random]
-        noise = uniform([request.sampling.seed for request in drawn], positions)
-        rows = adjusted if len(random) == len(changed) else adjusted[random]
-        choice[random] = draw(rows, [request.sampling for request in drawn], torch.from_numpy(noise).to(logits.device))
+        noise = uniform_on(logits.device, [request.sampling.seed for request in drawn], positions)
+        index = to_device(random, logits.device)
+        rows = adjusted if len(random) == len(changed) else adjusted[index]
+        choice[index] = draw(rows, [request.sampling for request in drawn], noise)
     if len(changed) == len(requests):
         tokens = choice
     else:
         tokens = largest(logits)
-        tokens[changed] = choice
+        tokens[to_device(changed, logits.device)] = choice
     return tokens.tolist(), _logprobs(logits, tokens, requests)
 
 
@@ -69,8 +71,8 @@ def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], furth
     ]
     if not early:
         return logits
-    rows, tokens = torch.tensor(early, device=logits.device).T
-    return logits.index_put((rows, tokens), torch.tensor(float("-inf"), device=logits.device))
+    rows, tokens = to_device(torch.tensor(early).T, logits.device)
+    return logits.index_put((rows, tokens), logits.new_full((), float("-inf")))
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> list[tuple[TokenLogprobs, ...]]:
@@ -78,7 +80,7 @@ def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Req
     asked = [(i, request.sampling.logprobs) for i, request in enumerate(requests) if request.sampling.logprobs is not None]
     if not asked:
         return []
-    rows = [i for i, _ in asked]
+    rows = to_device([i for i, _ in asked], logits.device)
     distribution = logits[rows].float().log_softmax(1)
     chosen = distribution.gather(1, tokens[rows, None])[:, 0].tolist()
     top, ids = torch.topk(distribution, min(max(count for _, count in asked), logits.shape[1]))

@@ -4,10 +4,17 @@ from collections.abc import Callable
 
 from fairlead_worker.kernels.base import Backend, KVSpec
 from fairlead_worker.kernels.cpu import CpuBackend
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.flashinfer_library import library, unsupported
 from fairlead_worker.kernels.native import NativeBackend, serves
 from fairlead_worker.kernels.reference import ReferenceBackend
 
-BACKENDS: dict[str, Callable[[KVSpec, int], Backend]] = {"native": NativeBackend, "cpu": CpuBackend, "reference": ReferenceBackend}
+BACKENDS: dict[str, Callable[[KVSpec, int], Backend]] = {
+    "flashinfer": FlashInferBackend,
+    "native": NativeBackend,
+    "cpu": CpuBackend,
+    "reference": ReferenceBackend,
+}
 
 
 def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
@@ -25,5 +32,6 @@ def make_backend(name: str, spec: KVSpec, pages: int) -> Backend:
 
 def _best(spec: KVSpec) -> str:
     if spec.device.type != "cpu":
-        return "reference"
+        served = any(not unsupported(kind, spec.dtype) for kind in spec.layers)
+        return "flashinfer" if served and library() is not None else "reference"
     return "native" if serves(spec) else "cpu"

@@ -1,0 +1,141 @@
+"""`make gpu-check`: stages one after the other, each with a bound of time, every finding written as it comes.
+
+Without a device it says so in one line and exits 0. Exit status 1 where a check failed. With `--bundle`, what this machine lacks is taken
+from there (`make gpu-bundle`).
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 460.0
+"""Of all stages together: under eight minutes with the start."""
+Rows = Iterator[dict[str, Any]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same stages, tiny, FlashInfer interpreted")
+    parser.add_argument("--bundle", type=Path, help="folder of `make gpu-bundle`")
+    parser.add_argument("--out", type=Path, help="folder for the JSON; bench/results/gpu on a GPU, else none")
+    parser.add_argument("--only", default="", help="stages, comma-separated; empty: all")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all stages together")
+    given = parser.parse_args(arguments)
+    if given.bundle is not None and "GPU_CHECK_UNPACKED" not in os.environ:
+        from bench.gpu.bundle import unpack
+
+        os.environ |= {"GPU_CHECK_UNPACKED": "1", "PYTHONPATH": unpack(given.bundle)}
+        os.execv(sys.executable, [sys.executable, "-m", "bench.gpu", *(sys.argv[1:] if arguments is None else arguments)])
+    import torch
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("gpu-check: no GPU found on this machine (torch.cuda.is_available() is false); nothing was checked")
+        return 0
+    return run(given.device, given.out, [name for name in given.only.split(",") if name], given.seconds)
+
+
+def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
+    import torch
+    from bench.gpu.device import Device
+    from bench.gpu.report import Report
+
+    device = Device(torch.device(kind), kind == "cpu", time.monotonic() + seconds)
+    folder = out or (ROOT / "bench" / "results" / "gpu" if device.cuda else None)
+    report = Report(folder, device.facts())
+    for name, bound, stage in stages(device):
+        if only and name not in only:
+            continue
+        if device.left() < 5:
+            report.end(name, "skipped: no time was left")
+            continue
+        carry_out(report, name, min(bound, device.left()), stage)
+    print(f"gpu_check {'failed' if report.failed else 'ok'}" + "".join(f"\n  {line}" for line in report.failed), flush=True)
+    if report.path is not None:
+        print(f"written: {report.path}", flush=True)
+    return 1 if report.failed else 0
+
+
+def stages(device: Any) -> list[tuple[str, float, Callable[[], Rows]]]:
+    """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them."""
+    from bench.gpu import attention, compile, engine, memory, sampling, serving, speed
+
+    builds: list[compile.Builds] = []
+    kinds = set(compile.KINDS)
+
+    def start_compilers() -> Rows:
+        flashinfer = importlib.util.find_spec("flashinfer")
+        yield {"what": "FlashInfer is installed", "ok": flashinfer is not None}
+        if flashinfer is not None:
+            builds.append(compile.start(list(compile.KINDS)))
+
+    def compiled() -> Rows:
+        kinds.clear()
+        for build in builds:
+            yield from build.wait(min(180.0, device.left() - 150))
+            kinds.update(build.built)
+
+    def attended() -> Rows:
+        yield from attention.check(device, kinds)
+        for build in builds:
+            before = set(kinds)
+            yield from build.stop()
+            kinds.update(build.built)
+            if late := kinds - before:
+                yield from attention.check(device, late)
+
+    first: list[tuple[str, float, Callable[[], Rows]]] = [("compilers", 10, start_compilers)] if device.cuda else []
+    then: list[tuple[str, float, Callable[[], Rows]]] = [("compiled", 190, compiled)] if device.cuda else []
+    return [
+        *first,
+        ("sampling", 40, lambda: sampling.check(device)),
+        ("greedy", 90, lambda: engine.greedy(device)),
+        *then,
+        ("attention", 70, attended),
+        ("logits", 30, lambda: engine.logits(device)),
+        ("memory", 60, lambda: memory.check(device)),
+        ("speed", 60, lambda: speed.measure(device, kinds if device.cuda else set())),
+        ("serving", 150, lambda: serving.serve(device)),
+    ]
+
+
+def carry_out(report: Any, name: str, seconds: float, stage: Callable[[], Rows]) -> None:
+    """The rows of one stage until it ends, fails, or its time is over: that is looked at between rows."""
+    report.begin(name)
+    ends = time.monotonic() + seconds
+    rows = stage()
+    try:
+        for row in rows:
+            report.add(name, row)
+            if time.monotonic() > ends:
+                report.end(name, f"out of time after {seconds:.0f} s")
+                return
+        report.end(name, "done")
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        report.end(name, f"failed: {type(error).__name__}: {str(error)[-600:]}")
+    finally:
+        rows.close()  # type: ignore[attr-defined]  # a generator
+        release()
+
+
+def release() -> None:
+    """What a stage had on the device goes back before the next one."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""FlashInfer's kernels for the checks, compiled in processes of their own while other stages run: `python -m bench.gpu.compile KIND`.
+
+Only a handful: each kind of layer is a module of its own (element type, head size, window, cap), and nvcc takes a minute for one.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bench.gpu.report import ROOT
+
+KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
+    "bf16-128": ("bfloat16", 8, 128, None, None),
+    "bf16-64": ("bfloat16", 8, 64, None, None),
+    "bf16-128-window": ("bfloat16", 8, 128, 100, None),
+    "bf16-256-window-cap": ("bfloat16", 8, 256, 100, 30.0),
+    "fp16-128": ("float16", 8, 128, None, None),
+    "bf16-128-single": ("bfloat16", 2, 128, None, None),
+    "bf16-256-cap": ("bfloat16", 8, 256, None, 30.0),
+    "bf16-128-fa3": ("bfloat16", 8, 128, None, None),
+}
+"""Element type, query heads on two KV heads, head size, window, cap; the ones that most depends on first. Those with 8 heads share one
+module between prefill and decode (tensor cores); "single" adds the other decode kernel, "fa3" the prefill kernels for Hopper alone."""
+
+
+NEEDED = 4
+"""The first ones are waited for; the others, which compile at a lower priority, are used where they are there in time."""
+JOBS = 4
+"""Compilers at once for each kind: the needed ones keep 16 cores busy, and all together take 64 GiB at most."""
+
+
+@dataclass
+class Builds:
+    """The running compilers."""
+
+    processes: dict[str, subprocess.Popen[str]]
+    began: float
+    built: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
+
+    def wait(self, seconds: float) -> Iterator[dict[str, object]]:
+        """A row for each kind as it is there, until the needed ones are or `seconds` are over."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._told.issuperset(list(self.processes)[:NEEDED]):
+            yield from self.finished()
+            time.sleep(0.1)
+        yield from self.finished()
+
+    def finished(self) -> Iterator[dict[str, object]]:
+        """A row for each that ended since the last time."""
+        for kind, process in self.processes.items():
+            if kind not in self._told and process.poll() is not None:
+                self._told.add(kind)
+                row: dict[str, object] = {"what": kind, "ok": process.returncode == 0, "seconds": round(time.monotonic() - self.began, 1)}
+                if process.returncode == 0:
+                    self.built.add(kind)
+                    yield row
+                else:
+                    yield row | {"said": (process.stdout.read() if process.stdout else "")[-1500:]}
+
+    def stop(self) -> Iterator[dict[str, object]]:
+        """What is not there yet is given up, with all its compilers: what is measured next should have the machine to itself."""
+        yield from self.finished()
+        for kind, process in self.processes.items():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self._told.add(kind)
+                yield {"what": kind, "said": f"given up after {time.monotonic() - self.began:.0f} s"}
+
+
+def start(kinds: list[str]) -> Builds:
+    """Compile all of `kinds` beside each other."""
+    environment = os.environ | {"MAX_JOBS": str(JOBS)}
+    made: dict[str, subprocess.Popen[str]] = {}
+    for place, kind in enumerate(kinds):
+        command = ["nice", "-n", "0" if place < NEEDED else "10", sys.executable, "-m", "bench.gpu.compile", kind]
+        made[kind] = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+    return Builds(made, time.monotonic())
+
+
+def main(kind: str) -> int:
+    """Build and run the kernels of one kind, as the worker does at its start."""
+    import torch
+
+    from fairlead_worker.kernels.base import KVSpec
+    from fairlead_worker.kernels.flashinfer import FlashInferBackend
+
+    spec = KVSpec((layer(kind),), 16, getattr(torch, KINDS[kind][0]), torch.device("cuda"))
+    backend = FlashInferBackend(spec, 4, prefill_kernels=kernels(kind))
+    backend.prepare()
+    return 0 if backend.kinds else 1
+
+
+def kernels(kind: str) -> str:
+    """Which prefill kernels one of KINDS is for."""
+    return "fa3" if kind.endswith("fa3") else "fa2"
+
+
+def layer(kind: str):  # type: ignore[no-untyped-def]  # the type's module imports torch
+    """One of KINDS as the worker names it."""
+    from fairlead_worker.kernels.base import LayerSpec
+
+    _, heads, dim, window, softcap = KINDS[kind]
+    return LayerSpec(heads, 2, dim, dim, dim**-0.5, window, softcap)
+
+
+if __name__ == "__main__":
+    import logging
+
+    logging.basicConfig(level=logging.INFO)
+    sys.exit(main(sys.argv[1]))

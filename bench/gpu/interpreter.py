@@ -1,0 +1,155 @@
+"""FlashInfer's interface as its documentation defines it, in plain torch, one row and one page at a time: slow, and right on any device.
+
+Takes the place of the module in `FlashInferBackend`, so that what we hand to FlashInfer (page tables, windows, scales, layouts) is run on a
+CPU. It refuses what the real kernels refuse. Written from FlashInfer's documentation of its arguments, not from the reference backend.
+"""
+
+import torch
+
+HEAD_DIMS = (64, 128, 256)
+KV = tuple[torch.Tensor, torch.Tensor]
+
+
+class _Plan:
+    """What a wrapper keeps from `plan` to `run`."""
+
+    def __init__(
+        self,
+        query_indptr: list[int],
+        page_indptr: torch.Tensor,
+        page_indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        shape: tuple[int, int, int, int],
+        sm_scale: float,
+        window_left: int,
+        logits_soft_cap: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        for name, part in (("indptr", page_indptr), ("indices", page_indices), ("last_page_len", last_page_len)):
+            assert part.dtype == torch.int32 and part.device.type == "cpu" and part.is_contiguous(), f"{name}: int32 on the CPU"
+        self.heads, self.kv_heads, self.dim, self.page_size = shape
+        assert self.heads % self.kv_heads == 0 and self.dim in HEAD_DIMS
+        assert q_data_type in (torch.float16, torch.bfloat16) and kv_data_type == q_data_type
+        self.query_indptr, self.page_indptr = query_indptr, page_indptr.tolist()
+        self.page_indices, self.last_page_len = page_indices.tolist(), last_page_len.tolist()
+        assert len(self.page_indptr) == len(query_indptr) == len(self.last_page_len) + 1
+        assert len(self.page_indices) == self.page_indptr[-1]
+        assert all(1 <= length <= self.page_size for length in self.last_page_len)
+        self.scale, self.window_left, self.softcap, self.dtype = sm_scale, window_left, logits_soft_cap, q_data_type
+
+    def run(self, q: torch.Tensor, kv: KV, out: torch.Tensor) -> torch.Tensor:
+        """q [T, heads, dim] -> `out`, in float64 inside."""
+        assert q.shape == (self.query_indptr[-1], self.heads, self.dim), (q.shape, self.query_indptr[-1])
+        assert q.dtype == out.dtype == kv[0].dtype == kv[1].dtype == self.dtype and q.stride(-1) == 1
+        assert kv[0].shape == kv[1].shape and kv[0].shape[1:] == (self.page_size, self.kv_heads, self.dim)
+        assert out.shape == q.shape and out.is_contiguous()
+        for row, last in enumerate(self.last_page_len):
+            begin, end = self.query_indptr[row], self.query_indptr[row + 1]
+            pages = self.page_indices[self.page_indptr[row] : self.page_indptr[row + 1]]
+            key, value = (torch.cat([part[page] for page in pages])[: (len(pages) - 1) * self.page_size + last].double() for part in kv)
+            for query in range(begin, end):
+                seen = len(key) - (end - begin) + (query - begin) + 1  # causal, the last query seeing every key
+                first = 0 if self.window_left < 0 else max(0, seen - 1 - self.window_left)
+                # [heads, dim]: each group of query heads against its own KV head
+                queries = q[query].double().view(self.kv_heads, -1, self.dim)
+                scores = torch.einsum("ghd,lgd->ghl", queries, key[first:seen]) * self.scale
+                if self.softcap > 0:
+                    scores = self.softcap * torch.tanh(scores / self.softcap)
+                mixed = torch.einsum("ghl,lgd->ghd", scores.softmax(-1), value[first:seen])
+                out[query] = mixed.reshape(self.heads, self.dim).to(out.dtype)
+        return out
+
+
+class BatchPrefillWithPagedKVCacheWrapper:
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
+        assert kv_layout == "NHD" and backend in ("auto", "fa2", "fa3") and float_workspace_buffer.dtype == torch.uint8
+        self._plan: _Plan | None = None
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+    ) -> None:
+        assert causal and qo_indptr.dtype == torch.int32 and qo_indptr.device.type == "cpu"
+        shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
+        paged = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
+        kind = (scale, window_left, logits_soft_cap or 0.0, q_data_type, kv_data_type or q_data_type)
+        self._plan = _Plan(qo_indptr.tolist(), *paged, shape, *kind)
+
+    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:
+        assert self._plan is not None
+        return self._plan.run(q, paged_kv_cache, out)
+
+
+class BatchDecodeWithPagedKVCacheWrapper:
+    def __init__(
+        self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, use_tensor_cores: bool = False, backend: str = "auto"
+    ) -> None:
+        assert kv_layout == "NHD" and backend in ("auto", "fa2") and not float_workspace_buffer.any(), "zeros at its first use"
+        self._plan: _Plan | None = None
+        self._tensor_cores = use_tensor_cores
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+    ) -> None:
+        assert self._tensor_cores or num_qo_heads // num_kv_heads in (1, 2, 3, 4, 8), "the other kernels' group sizes"
+        scale = head_dim**-0.5 if sm_scale is None else sm_scale
+        kind = (scale, window_left, logits_soft_cap or 0.0, q_data_type, kv_data_type or q_data_type)
+        shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        self._plan = _Plan(list(range(len(indptr))), indptr, indices, last_page_len, shape, *kind)
+
+    def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:
+        assert self._plan is not None
+        return self._plan.run(q, paged_kv_cache, out)
+
+
+def append_paged_kv_cache(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    paged_kv_cache: KV,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """Token by token, by the page tables alone."""
+    keys, values = paged_kv_cache
+    assert kv_layout == "NHD" and append_key.shape == append_value.shape and keys.stride() == values.stride()
+    assert append_key.dtype == append_value.dtype == keys.dtype and append_key.stride(-1) == append_value.stride(-1) == 1
+    assert all(part.dtype == torch.int32 for part in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len))
+    page_size = keys.shape[1]
+    for token, (row, position) in enumerate(zip(batch_indices.tolist(), positions.tolist(), strict=True)):
+        begin, end = int(kv_indptr[row]), int(kv_indptr[row + 1])
+        assert position < (end - begin - 1) * page_size + int(kv_last_page_len[row]), "room for it has been made"
+        page, slot = int(kv_indices[begin + position // page_size]), position % page_size
+        keys[page, slot], values[page, slot] = append_key[token], append_value[token]

@@ -1,0 +1,62 @@
+"""Models of random weights, made in place, and the engine around them."""
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.gpu.device import Device
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from fairlead.random_model.tokenizer import save_tokenizer
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.messages import Sampling, Submit
+
+SHAPES: dict[str, dict[str, int]] = {
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 128_256},
+    "small": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "vocab_size": 128_256},
+    "tiny": {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000},
+}
+"""Llama 3.1 8B's, with 8 KV heads; and with 2 a small one of the same vocabulary, and one for dry runs. Heads of 128, 64 and 64."""
+
+
+def save_llama(device: Device, folder: Path, shape: str) -> Path:
+    """A model in `folder`: weights drawn on the device, in bfloat16."""
+    sizes = SHAPES[shape]
+    config = LlamaConfig(**sizes, num_key_value_heads=8 if shape == "8b" else 2, max_position_embeddings=8192, tie_word_embeddings=False)
+    torch.manual_seed(1)
+    with device.device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    save_tokenizer(folder, vocab=sizes["vocab_size"], max_positions=8192)
+    return folder
+
+
+def scheduler_for(runner: ModelRunner, **settings: Any) -> Scheduler:
+    """A scheduler over the runner's pages."""
+    page_size = runner.backend.spec.page_size
+    config = SchedulerConfig(runner.loaded.max_model_len, eos_token_ids=(), **settings)
+    return Scheduler(config, PrefixCache(PagePool(runner.backend.pages, page_size), 4 * page_size, extend))
+
+
+def submit(scheduler: Scheduler, name: int, prompt: Sequence[int], sampling: Sampling) -> None:
+    """One request. AssertionError where it is refused."""
+    refused = scheduler.submit(Submit(str(name), array("I", prompt).tobytes(), sampling, 1))
+    assert refused is None, refused
+
+
+def serve(runner: ModelRunner, scheduler: Scheduler) -> dict[int, list[int]]:
+    """Step to the end: every request's tokens."""
+    tokens: dict[int, list[int]] = {}
+    while plan := scheduler.plan():
+        for output in scheduler.advance(plan, runner.execute(plan)):
+            tokens.setdefault(int(output.id), []).extend(memoryview(output.tokens).cast("I").tolist())
+    assert scheduler.idle
+    return tokens

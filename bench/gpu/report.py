@@ -1,0 +1,62 @@
+"""One JSON of everything that was found, written again after each finding: a run that is cut short still tells."""
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Report:
+    """The findings of one run. A finding is a row with `ok` where it checks something, without where it measures."""
+
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
+        """`folder`: where the file goes, named by date and commit; None: it is only printed."""
+        self.began = time.monotonic()
+        now, commit = datetime.now(UTC), revision()
+        self.document: dict[str, Any] = {"date": now.isoformat(timespec="seconds"), "commit": commit, **facts, "stages": {}}
+        self.path = None if folder is None else folder / f"{now:%Y-%m-%d}-{commit}.json"
+        self.failed: list[str] = []
+
+    def begin(self, stage: str) -> None:
+        self.document["stages"][stage] = {"state": "running", "at_seconds": round(time.monotonic() - self.began, 1), "rows": []}
+        self._write()
+
+    def add(self, stage: str, row: Mapping[str, Any]) -> None:
+        """One finding of a running stage."""
+        self.document["stages"][stage]["rows"].append(dict(row))
+        if row.get("ok") is False:
+            self.failed.append(f"{stage}: {row.get('what', row)}")
+        shown = "  ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items())
+        print(f"{time.monotonic() - self.began:6.1f} s  {stage:10} {shown}", flush=True)
+        self._write()
+
+    def end(self, stage: str, state: str) -> None:
+        """`state`: done, out of time, skipped with its reason, or failed with its reason."""
+        entry = self.document["stages"].setdefault(stage, {"rows": []})
+        entry["state"] = state
+        if "at_seconds" in entry:
+            entry["seconds"] = round(time.monotonic() - self.began - entry["at_seconds"], 1)
+        if state.startswith("failed"):
+            self.failed.append(f"{stage}: {state}")
+        print(f"{time.monotonic() - self.began:6.1f} s  {stage:10} {state}", flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(self.document, indent=1) + "\n")
+        fresh.replace(self.path)
+
+
+def revision() -> str:
+    """The commit of the tree: from git, or as the bundle says where the tree came without it."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False)
+    carried = ROOT / "build" / "gpu-bundle" / "commit"
+    return described.stdout.strip() or (carried.read_text().strip() if carried.is_file() else "unknown")

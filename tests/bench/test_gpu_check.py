@@ -1,0 +1,78 @@
+"""`make gpu-check` without a GPU: every stage on the CPU, tiny and with FlashInfer interpreted; its report; what it carries along."""
+
+import itertools
+import json
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from bench.gpu import bundle, compile
+from bench.gpu.__main__ import carry_out, main, stages
+from bench.gpu.device import Device
+from bench.gpu.report import Report
+from tests.models import one_thread
+
+__all__ = ["one_thread"]
+STAGES = ("sampling", "greedy", "attention", "logits", "memory", "speed", "serving")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1 and "no GPU found on this machine" in out
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
+    device = Device(torch.device("cpu"), True, time.monotonic() + 250)
+    report = Report(tmp_path, device.facts())
+    known = {stage: run for stage, _, run in stages(device)}
+    assert tuple(known) == STAGES, "on a GPU the compilers come with them"
+    carry_out(report, name, 250, known[name])
+    assert report.path is not None
+    written = json.loads(report.path.read_text())
+    assert not report.failed and written["stages"][name]["state"] == "done"
+    assert written["date"] and written["commit"] and written["flashinfer"] == "interpreted"
+    rows = written["stages"][name]["rows"]
+    assert rows and (name == "speed" or any(row.get("ok") for row in rows))
+
+
+def test_a_run_that_is_cut_short_has_told_what_it_found(tmp_path: Path) -> None:
+    report = Report(tmp_path, {})
+    carry_out(report, "endless", 0.05, lambda: ({"what": number, "ok": True} for number in itertools.count()))
+
+    def broken():
+        yield {"what": "wrong", "ok": False}
+        raise RuntimeError("the device is gone")
+
+    carry_out(report, "broken", 10, broken)
+    assert report.path is not None
+    written = json.loads(report.path.read_text())["stages"]
+    assert written["endless"]["rows"] and written["endless"]["state"].startswith("out of time")
+    assert written["broken"]["rows"] == [{"what": "wrong", "ok": False}]
+    assert written["broken"]["state"] == "failed: RuntimeError: the device is gone"
+    assert len(report.failed) == 2
+
+
+def test_the_kernels_that_are_compiled_are_the_ones_that_the_stages_use() -> None:
+    """A kind that were compiled in a stage's own time would be waited for there."""
+    heads = {kind: compile.layer(kind) for kind in compile.KINDS}
+    assert heads["bf16-128"].heads // heads["bf16-128"].kv_heads >= 4, "an 8B model's group: its decodes share the prefill's module"
+    assert {compile.kernels(kind) for kind in compile.KINDS} == {"fa2", "fa3"}
+
+
+def test_of_the_wheel_only_what_is_used_is_carried(tmp_path: Path) -> None:
+    wheel, archive = tmp_path / "flashinfer.whl", tmp_path / "flashinfer.tar.xz"
+    kept = ("flashinfer/__init__.py", "flashinfer/data/csrc/page.cu", "flashinfer/data/include/flashinfer/page.cuh", "x.dist-info/METADATA")
+    left = ("flashinfer/data/csrc/fused_moe/big.cu", "flashinfer/data/cutlass/examples/a.cu")
+    with zipfile.ZipFile(wheel, "w") as made:
+        for name in (*kept, *left):
+            made.writestr(name, name)
+    bundle.repack(wheel, archive)
+    with tarfile.open(archive) as packed:
+        assert sorted(packed.getnames()) == sorted(kept)
+    assert {"msgspec", "pyzmq", "llguidance"} <= {pin.partition("==")[0] for pin in bundle.pins()}

@@ -1,0 +1,108 @@
+"""Memory of a device whose free bytes are given: how much KV gets, and what happens to steps that do not fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.models import VOCABULARY, save_model
+
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.limits import StepLimits
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, find_room
+from fairlead_worker.execution.worst import run_worst, worst_plan
+from fairlead_worker.model.loader import load_model
+
+GIB = 1 << 30
+
+
+@dataclass
+class Given:
+    """A device of which weights and others hold `used` bytes, and a step `per_token` for each of its tokens and `fixed` besides."""
+
+    total: int
+    used: int
+    per_token: int
+    fixed: int = 0
+    running: int = 0
+    tried: list[int] = field(default_factory=list)
+
+    def free(self) -> int:
+        return self.total - self.used
+
+    def peak_of(self, run: Callable[[], None]) -> int:
+        run()
+        taken = self.fixed + self.per_token * self.running
+        if taken > self.free():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return taken
+
+    def attempt(self, tokens: int) -> None:
+        self.running = tokens
+        self.tried.append(tokens)
+
+
+def test_an_h200_with_an_8b_model() -> None:
+    device = Given(140 * GIB, 17 * GIB, 2 << 20, GIB)
+    room = find_room(device, 0.92, 768, 32, device.attempt)
+    assert room.step_tokens == 768 and device.tried == [768]
+    assert room.kv_bytes == device.free() - int(140 * GIB * (1 - 0.92)), "the fraction binds"
+    tight = find_room(device, 1.0, 768, 32, device.attempt)
+    assert tight.kv_bytes == device.free() - tight.step_bytes - int(140 * GIB * SPARE), "the step binds"
+
+
+def test_a_step_that_does_not_fit_is_made_smaller_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    device = Given(24 * GIB, 20 * GIB, 4 << 20)
+    room = find_room(device, 0.9, 8192, 32, device.attempt)
+    assert device.tried == [8192, 4096, 2048, 1024] and room.step_tokens == 1024
+    assert room.kv_bytes == 0, "it takes all that is left"
+    assert "a step of 8192 tokens does not fit into memory: steps are kept to 1024" in caplog.text
+
+
+def test_where_nothing_fits_it_says_what_to_do() -> None:
+    device = Given(24 * GIB, 23 * GIB, 0, 2 * GIB)
+    with pytest.raises(
+        MemoryError, match=r"a step of 32 tokens does not fit beside the weights: 1.00 GiB of 24.00 GiB are free; lower --max"
+    ):
+        find_room(device, 0.9, 1000, 32, device.attempt)
+    assert device.tried[-1] == 32
+
+
+@given(st.integers(4 * GIB, 200 * GIB), st.floats(0.05, 0.9), st.integers(0, 8 << 20), st.floats(0.3, 1.0), st.integers(64, 20_000))
+def test_kv_and_the_largest_step_always_fit(total: int, used: float, per_token: int, fraction: float, tokens: int) -> None:
+    device = Given(total, int(total * used), per_token)
+    try:
+        room = find_room(device, fraction, tokens, 32, device.attempt)
+    except MemoryError:
+        assert per_token * 32 > device.free()
+        return
+    assert room.step_tokens <= tokens and room.kv_bytes >= 0
+    assert room.kv_bytes == 0 or device.used + room.kv_bytes + per_token * room.step_tokens + LEAST_SPARE <= total
+    assert room.kv_bytes == 0 or device.used + room.kv_bytes <= total * fraction + 1
+
+
+def test_the_worst_plan_is_as_large_as_its_limits() -> None:
+    limits = StepLimits(prefill=500, decode=20, context=200)
+    plan = worst_plan(limits, 16)
+    assert sum(row.count for row in plan.rows) == limits.tokens and [row.count for row in plan.rows[20:]] == [200, 200, 100]
+    assert all(row.end == 200 and row.samples and set(row.pages) == {0} for row in plan.rows)
+
+
+def test_it_runs_on_one_page_of_a_real_model(tmp_path: Path) -> None:
+    """The whole way: packing, the model's layers, penalties, filters, log-probabilities."""
+    save_model("llama", tmp_path)
+    loaded = load_model(str(tmp_path))
+    config = SchedulerConfig(max_model_len=300, max_num_seqs=5, chunked_prefill_size=64)
+    runner = make_runner(loaded, page_size=16, kv_pages=1, backend="reference")
+    seen = []
+
+    def logits_of(plan) -> torch.Tensor:
+        seen.append(runner.logits(plan))
+        return seen[0]
+
+    run_worst(StepLimits.of(config, 16), 16, logits_of)
+    assert seen[0].shape == (6, VOCABULARY)

@@ -1,0 +1,128 @@
+"""The FlashInfer backend on a CPU: what it hands to the library, run by an interpreter of its documentation, against `reference`."""
+
+import logging
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from bench.gpu import interpreter
+from bench.gpu.batches import packed, steps, worst_error
+
+from fairlead_worker.kernels.base import KVSpec, LayerSpec
+from fairlead_worker.kernels.flashinfer import FlashInferBackend, workspace_bytes
+from fairlead_worker.kernels.reference import ReferenceBackend
+from fairlead_worker.kernels.registry import make_backend
+
+CPU = torch.device("cpu")
+PAGES = 3000
+LLAMA = LayerSpec(4, 2, 64, 64, 0.125)
+KINDS = {
+    "multi-head": (LayerSpec(2, 2, 64, 64, 0.125),),
+    "grouped, on tensor cores": (LayerSpec(8, 2, 64, 64, 0.2),),
+    "one KV head of 128": (LayerSpec(4, 1, 128, 128, 0.1),),
+    "window": (replace(LLAMA, window=9),),
+    "window of a token": (replace(LLAMA, window=1),),
+    "softcap": (replace(LLAMA, softcap=3.0),),
+    "gemma: two kinds by turns": tuple(LayerSpec(2, 1, 256, 256, 0.0625, window=(20, None)[i % 2], softcap=5.0) for i in range(3)),
+    "one kind is not FlashInfer's": (LLAMA, LayerSpec(2, 1, 80, 80, 0.1), LayerSpec(2, 1, 64, 32, 0.1), replace(LLAMA, window=30)),
+}
+ERROR = {torch.bfloat16: 0.012, torch.float16: 0.002}
+"""Against float32 from the same 16-bit inputs: the output's own rounding and that of a query's weights."""
+
+
+def backends(layers: tuple[LayerSpec, ...], page_size: int, dtype: torch.dtype) -> tuple[FlashInferBackend, ReferenceBackend]:
+    spec = KVSpec(layers, page_size, dtype, CPU)
+    return FlashInferBackend(spec, PAGES, interpreter), ReferenceBackend(replace(spec, dtype=torch.float32), PAGES)
+
+
+@pytest.mark.parametrize(("page_size", "dtype"), [(1, torch.bfloat16), (16, torch.float16), (5, torch.bfloat16), (64, torch.bfloat16)])
+@pytest.mark.parametrize("layers", KINDS.values(), ids=KINDS)
+def test_random_paged_batches_attend_as_the_reference_does(layers: tuple[LayerSpec, ...], page_size: int, dtype: torch.dtype) -> None:
+    tested, oracle = backends(layers, page_size, dtype)
+    rounds = steps(tested.spec, PAGES, random.Random(page_size), count=4, longest=40, requests=4)
+    error, tokens = worst_error(tested, oracle, rounds, torch.Generator().manual_seed(page_size))
+    assert tokens > 20
+    assert error < ERROR[dtype]
+
+
+def test_a_plan_for_each_kind_of_layer_and_a_warning_for_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        gemma, _ = backends(KINDS["gemma: two kinds by turns"], 16, torch.bfloat16)
+        assert [kind.window for kind in gemma.kinds] == [20, None] and not caplog.text
+        mixed, _ = backends((*KINDS["one kind is not FlashInfer's"], LayerSpec(2, 1, 80, 80, 0.1)), 16, torch.bfloat16)
+    assert [kind.window for kind in mixed.kinds] == [None, 30]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, "once for each kind, not for each layer"
+    assert "heads of 80" in said[0] and "`reference` attention" in said[0] and "2 of the layers" in said[0]
+    assert "keys of 64 with values of 32" in said[1]
+
+
+def test_float32_is_the_references() -> None:
+    tested, oracle = backends((LLAMA,), 16, torch.float32)
+    assert not tested.kinds
+    rounds = steps(tested.spec, PAGES, random.Random(3), count=3, longest=40)
+    assert worst_error(tested, oracle, rounds, torch.Generator().manual_seed(3))[0] == 0
+
+
+def test_strided_views_and_float32_queries_are_taken() -> None:
+    """Projections are stacked, heads come transposed, and some families turn queries in float32."""
+    torch.manual_seed(0)
+    stacked = torch.randn(9, (4 + 2 + 2) * 64).bfloat16()
+    query, key, value = (part.unflatten(1, (-1, 64)) for part in stacked.split([256, 128, 128], 1))
+    layouts = (
+        (query, key, value),
+        tuple(part.transpose(0, 1).contiguous().transpose(0, 1) for part in (query, key, value)),
+        tuple(part.transpose(1, 2).contiguous().transpose(1, 2) for part in (query, key, value)),
+        (query.float(), key.float(), value),
+    )
+    step = packed([(0, 9)], [[4, 2]], 8, CPU)
+    outputs = [backends((LLAMA,), 8, torch.bfloat16)[0].plan(step).attend(0, *layout) for layout in layouts]
+    assert all(torch.equal(output.bfloat16(), outputs[0]) for output in outputs)
+    assert outputs[3].dtype == torch.float32, "the model gets back what it gave"
+
+
+def test_prepare_runs_every_kernel_and_leaves_out_what_cannot_be_built(caplog: pytest.LogCaptureFixture) -> None:
+    """An image without a compiler, and a kind that was not built into it."""
+
+    class NoCompiler(interpreter.BatchDecodeWithPagedKVCacheWrapper):
+        def plan(self, *arguments: object, window_left: int = -1, **named: object) -> None:
+            if window_left >= 0:
+                raise RuntimeError("ninja: build stopped\nCould not find nvcc")
+            super().plan(*arguments, window_left=window_left, **named)
+
+    class Library:
+        BatchPrefillWithPagedKVCacheWrapper = interpreter.BatchPrefillWithPagedKVCacheWrapper
+        BatchDecodeWithPagedKVCacheWrapper = NoCompiler
+        append_paged_kv_cache = staticmethod(interpreter.append_paged_kv_cache)
+
+    spec = KVSpec((LLAMA, replace(LLAMA, window=4)), 4, torch.bfloat16, CPU)
+    backend = FlashInferBackend(spec, PAGES, Library())
+    with caplog.at_level(logging.WARNING):
+        backend.prepare()
+    assert backend.kinds == [LLAMA] and "Could not find nvcc" in caplog.text
+    oracle = ReferenceBackend(replace(spec, dtype=torch.float32), PAGES)
+    rounds = steps(spec, PAGES, random.Random(1), count=4, longest=30)
+    assert worst_error(backend, oracle, rounds, torch.Generator().manual_seed(1))[0] < ERROR[torch.bfloat16]
+
+
+def test_pages_are_the_references() -> None:
+    """The host tier's copies, and a page that another backend wrote."""
+    tested, _ = backends((LLAMA,), 4, torch.bfloat16)
+    plain = ReferenceBackend(tested.spec, PAGES)
+    content = torch.randn(2, tested.spec.page_bytes // 2).bfloat16()
+    for backend in (tested, plain):
+        backend.write_pages(torch.tensor([5, 1]), content)
+    assert torch.equal(tested.read_pages(torch.arange(6)), plain.read_pages(torch.arange(6)))
+
+
+def test_workspace_holds_the_partial_results_of_many_heads_on_one() -> None:
+    assert workspace_bytes([LLAMA], 132) == 128 << 20
+    falcon = LayerSpec(71, 1, 64, 64, 0.125)
+    assert workspace_bytes([LLAMA, falcon], 132) == 2 * 132 * 128 * 65 * 4 * 71
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_worker.kernels.flashinfer.library", lambda: None)
+    with pytest.raises(ValueError, match=r"install fairlead\[gpu\]"):
+        make_backend("flashinfer", KVSpec((LLAMA,), 16, torch.bfloat16, CPU), 4)

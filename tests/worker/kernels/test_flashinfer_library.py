@@ -1,0 +1,132 @@
+"""Our calls against the real FlashInfer's signatures, read from its source where it is installed: no device, and no import, is needed."""
+
+import ast
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from bench.gpu import interpreter
+from bench.gpu.batches import packed
+
+from fairlead_worker.kernels.base import KVSpec, LayerSpec
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
+
+LAYER = LayerSpec(8, 2, 64, 64, 0.125)
+PREFILL, DECODE = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"
+
+
+@dataclass
+class Call:
+    name: str
+    arguments: tuple[object, ...]
+    named: dict[str, object]
+
+
+class Recorder:
+    """The interpreter, and what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        for name in (PREFILL, DECODE):
+            setattr(self, name, self._recorded(name, getattr(interpreter, name)))
+        self.append_paged_kv_cache = self._recorded("append_paged_kv_cache", interpreter.append_paged_kv_cache)
+
+    def _recorded(self, name: str, function):
+        def call(*arguments: object, **named: object):
+            self.calls.append(Call(name, arguments, named))
+            made = function(*arguments, **named)
+            for method in ("plan", "run") if inspect.isclass(function) else ():
+                setattr(made, method, self._recorded(f"{name}.{method}", getattr(made, method)))
+            return made
+
+        return call
+
+
+def our_calls() -> list[Call]:
+    """Every kind of call that the backend makes: a mixed step and one of decodes, with a window and without."""
+    recorder = Recorder()
+    spec = KVSpec((LAYER, replace(LAYER, window=5, softcap=3.0)), 4, torch.bfloat16, torch.device("cpu"))
+    backend = FlashInferBackend(spec, 8, recorder)
+    for rows, tables in (([(0, 5), (3, 1)], [[1, 2], [4]]), ([(5, 1), (4, 1)], [[1, 2], [4, 5]])):
+        context = backend.plan(packed(rows, tables, 4, spec.device))
+        total = sum(count for _, count in rows)
+        for layer in range(2):
+            context.attend(layer, *(torch.randn(total, heads, 64).bfloat16() for heads in (8, 2, 2)))
+    return recorder.calls
+
+
+def test_all_that_is_used_is_called() -> None:
+    names = {call.name for call in our_calls()}
+    assert names == {
+        PREFILL,
+        DECODE,
+        "append_paged_kv_cache",
+        *(f"{name}.{method}" for name in (PREFILL, DECODE) for method in ("plan", "run")),
+    }
+
+
+def source() -> Path:
+    found = importlib.util.find_spec("flashinfer")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("flashinfer-python is not installed here (it is in fairlead[gpu] alone; `make gpu-bundle` fetches it)")
+    return Path(found.submodule_search_locations[0])
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Qualified names; of overloads the last, which is the function itself."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            for child in node.body:
+                if isinstance(child, ast.FunctionDef):
+                    yield f"{node.name}.{child.name}", child
+
+
+def signature(function: ast.FunctionDef, method: bool) -> inspect.Signature:
+    """Of the definition, with every default standing for itself."""
+    kinds, given = inspect.Parameter, function.args
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [inspect.Parameter.empty] * (len(plain) - len(given.defaults)) + [...] * len(given.defaults)
+    parameters = [kinds(arg.arg, kinds.POSITIONAL_OR_KEYWORD, default=default) for arg, default in zip(plain, defaults, strict=True)]
+    if given.vararg:
+        parameters.append(kinds(given.vararg.arg, kinds.VAR_POSITIONAL))
+    for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        parameters.append(kinds(arg.arg, kinds.KEYWORD_ONLY, default=kinds.empty if default is None else ...))
+    if given.kwarg:
+        parameters.append(kinds(given.kwarg.arg, kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters[1:] if method else parameters)
+
+
+def interpreted(name: str) -> list[str]:
+    """Parameters of the interpreter's function of that name."""
+    part: object = interpreter
+    for step in name.split("."):
+        part = getattr(part, step)
+    return list(inspect.signature(part).parameters)[1 if "." in name else 0 :]  # type: ignore[arg-type]  # a function or a class
+
+
+def test_the_real_functions_take_our_arguments() -> None:
+    folder = source()
+    found = {
+        name: node for file in ("prefill.py", "decode.py", "page.py") for name, node in functions(ast.parse((folder / file).read_text()))
+    }
+    for call in our_calls():
+        name = f"{call.name}.__init__" if call.name in (PREFILL, DECODE) else call.name
+        real = signature(found[name], "." in name)
+        real.bind(*call.arguments, **call.named)
+        if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in real.parameters.values()):
+            real = signature(found[f"{name.rpartition('.')[0]}._plan_impl"], True)  # decode's `plan` hands on what it does not name
+            real.bind(*call.arguments, **call.named)
+        positional = list(real.parameters)[: len(call.arguments)]
+        assert positional == interpreted(call.name)[: len(call.arguments)], f"{name}: a position means the same to both"
+
+
+def test_the_kernels_have_the_head_sizes_that_we_count_on() -> None:
+    text = (source() / "data/include/flashinfer/utils.cuh").read_text()
+    cases = text[text.index("define DISPATCH_HEAD_DIM(") :].partition("default:")[0]
+    assert all(f"case {dim}:" in cases for dim in interpreter.HEAD_DIMS)

@@ -1,0 +1,46 @@
+"""The largest step that can be planned, run for its memory before anything is served."""
+
+from array import array
+from collections.abc import Callable
+
+import torch
+
+from fairlead_worker.engine.limits import StepLimits
+from fairlead_worker.engine.plan import Row, StepPlan
+from fairlead_worker.engine.request import Request
+from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.sampler import sample
+from fairlead_worker.messages import Sampling
+
+COSTLY = Sampling(max_tokens=1, temperature=1.0, top_p=0.999, min_p=1e-6, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20, seed=1)
+"""Everything that a row may ask for which takes memory by the vocabulary."""
+
+
+def worst_plan(limits: StepLimits, page_size: int) -> StepPlan:
+    """Decodes at the end of the longest sequence, and a chunk that ends there; every row samples.
+
+    All pages of a row are page 0: what is computed is of no use, and takes the memory that a real step takes, with one page of KV.
+    """
+    context = limits.context
+    text = array("I", bytes(4 * context))
+    pages = array("i", bytes(4 * -(-context // page_size)))
+
+    def row(number: int, count: int) -> Row:
+        request = Request(str(number), text, context, COSTLY, 0, number)
+        return Row(request, context - count, count, pages, True)
+
+    chunks, left = [], limits.prefill
+    while left > 0:  # several prompts where one is shorter than a step
+        chunks.append(min(left, context))
+        left -= chunks[-1]
+    rows = [row(number, 1) for number in range(limits.decode)]
+    rows += [row(limits.decode + number, count) for number, count in enumerate(chunks)]
+    return StepPlan(rows, prefill_tokens=limits.prefill, decodes=limits.decode, samples=len(rows))
+
+
+def run_worst(limits: StepLimits, page_size: int, logits_of: Callable[[StepPlan], torch.Tensor]) -> None:
+    """The forward pass of the worst plan, and choosing its tokens in the costliest way. Raises torch.OutOfMemoryError."""
+    plan = worst_plan(limits, page_size)
+    logits = logits_of(plan)
+    short = [Request(str(number), array("I", [0, 1]), 1, COSTLY, 0, number) for number in range(len(logits))]
+    sample(logits, short, Histories())

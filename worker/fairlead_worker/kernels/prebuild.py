@@ -1,0 +1,57 @@
+"""FlashInfer's kernels compiled ahead: `python -m fairlead_worker.kernels.prebuild`, with nvcc, at the build of an image.
+
+They go where FlashInfer looks first (`flashinfer/data/aot`), so that a pod needs no compiler, and neither its start nor its first request
+waits for one. No GPU is needed: FLASHINFER_CUDA_ARCH_LIST says for which ones ("9.0a 10.0a").
+"""
+
+import argparse
+import importlib
+import os
+import shutil
+import sys
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="prebuild", description=__doc__)
+    parser.add_argument("--head-dims", type=int, nargs="+", default=list(HEAD_DIMS), choices=HEAD_DIMS)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"], choices=("bfloat16", "float16"))
+    parser.add_argument("--list", action="store_true", help="say which modules there are, and build nothing")
+    given = parser.parse_args(arguments)
+    specs = modules(given.head_dims, [getattr(torch, name) for name in given.dtypes])
+    print(f"{len(specs)} modules", flush=True)
+    if given.list:
+        print("\n".join(specs))
+        return 0
+    if not os.environ.get("FLASHINFER_CUDA_ARCH_LIST"):
+        print('prebuild: set FLASHINFER_CUDA_ARCH_LIST, as in "9.0a" for Hopper', file=sys.stderr)
+        return 2
+    importlib.import_module("flashinfer.jit").build_jit_specs(list(specs.values()), verbose=False, skip_prebuilt=True)
+    environment = importlib.import_module("flashinfer.jit.env")
+    for name in specs:
+        built, target = Path(environment.FLASHINFER_JIT_DIR) / name / f"{name}.so", Path(environment.FLASHINFER_AOT_DIR) / name
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(built, target)
+    print(f"in {environment.FLASHINFER_AOT_DIR}", flush=True)
+    return 0
+
+
+def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object]:
+    """What to build, by name: for each kind of layer the prefill kernels, which decode on tensor cores too, and the other decode kernels;
+    and the one that stores KV. Caps come with a window and without (Gemma 2), as windows do."""
+    aot, page = importlib.import_module("flashinfer.aot"), importlib.import_module("flashinfer.jit.page")
+    specs = [page.gen_page_module()]
+    for dim, dtype, window, softcap in product(head_dims, dtypes, (False, True), (False, True)):
+        if softcap and dim == 64:
+            continue  # no family has that
+        specs += aot.gen_fa2(dtype, dtype, dim, dim, window, softcap)
+    return {spec.name: spec for spec in specs}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
