@@ -1,6 +1,7 @@
 """One forward pass: a step plan in, tokens out."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -15,9 +16,9 @@ from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
-from fairlead_worker.execution.scoring import positions_to_score, score
+from fairlead_worker.execution.scoring import blocks, positions_to_score, score
 from fairlead_worker.execution.verify import verify
-from fairlead_worker.kernels.base import Backend, KVSpec
+from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.model.adapters import AdapterSet
@@ -106,6 +107,16 @@ class ModelRunner:
         return logits, score(plan, targets, logits_at, self.loaded.vocabulary_size)
 
     @torch.inference_mode()
+    def follow(self, step: PackedStep, places: torch.Tensor | None) -> None:
+        """For a rank other than 0: the pass that rank 0 makes of `step`, and logits at `places`, as many at a time as `score` takes."""
+        if places is None:
+            self.forward(step, self.backend.plan(step))
+            return
+        _, logits_at = self.forward.score(step, self.backend.plan(step), places)
+        for some in blocks(len(places), self.loaded.vocabulary_size):
+            logits_at(some)
+
+    @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """[sampling positions, vocabulary]: the head runs on the last token of the sampling rows, and on all of those that speculate."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
@@ -124,19 +135,21 @@ def make_runner(
     draft: LoadedModel | None = None,
     adapters: AdapterSet | None = None,
     grammars: Grammars | None = None,
+    agree: Callable[[int], int] = int,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: a share of the free memory.
 
     `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
+    `agree`: what each rank of a divided model has room for -> pages of all of them.
 
     ValueError where not even one page fits, or the backend is unknown.
     """
     spec = KVSpec(loaded.layers, page_size, loaded.dtype, loaded.device)
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
-    pages = kv_pages or (kv_cache_bytes or kv_budget(loaded.device)) // page_bytes
+    pages = agree(kv_pages or (kv_cache_bytes or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes; raise --kv-cache-bytes or free memory"
