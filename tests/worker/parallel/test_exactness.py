@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import save_model
+from tests.models import FAMILIES, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.parallel.pair import Pair
 
@@ -20,6 +20,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head for both ranks, and biases": ("qwen2", {"num_key_value_heads": 1}),
     "qwen3 with its embedding for a head": ("qwen3", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3", {}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "a vocabulary that two do not divide": ("llama", {"vocab_size": 511}),
 }
 
@@ -32,7 +33,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)
-def test_two_ranks_are_one_model(pair: Pair, tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+def test_two_ranks_are_one_model(pair: Pair, tmp_path: Path, family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if family not in FAMILIES:
+        monkeypatch.setitem(FAMILIES, family, (family, FAMILIES["llama"][1]))
     model = save_model(family, tmp_path, **changes)
     prompts = [[token % 511 for token in prompt] for prompt in PROMPTS]
     expected = generate(model, prompts)

@@ -17,7 +17,12 @@ from fairlead.random_model.build import make_model
 
 FLAGS = ("--tensor-parallel", "2", "--dtype", "float32", "--chunked-prefill-size", "32")
 PROMPT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen " * 3
-SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["age"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,8 @@ class Group:
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """[..., n] of each rank -> [..., size * n], on every rank."""
+        if not tensor.numel():  # a step in which no row samples: the same on every rank
+            return tensor.new_empty(*tensor.shape[:-1], self.size * tensor.shape[-1])
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts, -1)
