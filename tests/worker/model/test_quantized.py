@@ -100,3 +100,11 @@ def test_what_cannot_be_had_is_refused_by_name(
     monkeypatch.setattr(quantized, "find_spec", lambda name: None if name in missing else name)
     with pytest.raises(ModelLoadError, match=cause):
         load_model(str(tmp_path), quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8", "int4"])
+def test_a_divided_model_is_not_quantized(quantization: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"--quantization {quantization} goes with one device: leave out --tensor-parallel 2"):
+        quantized.made_at_load("file:///m", quantization, torch.device("cpu"), ranks=2)
+    with pytest.raises(ModelLoadError, match=r"quantized \(torchao\), and those are not divided"):
+        quantized.check_checkpoint("file:///m", "torchao", ranks=2)

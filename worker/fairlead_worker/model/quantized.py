@@ -32,11 +32,11 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
 
 def made_at_load(uri: str, quantization: str, device: torch.device, ranks: int) -> dict[str, Any]:
     """Arguments of `from_pretrained` for `--quantization fp8` or `int4`; {} for others. Raises ModelLoadError."""
+    wanted = f"--quantization {quantization}"
+    if ranks > 1 and quantization != "none":  # scales of a part are not those of the whole
+        raise ModelLoadError(uri, f"{wanted} goes with one device: leave out --tensor-parallel {ranks}, or the quantization")
     if quantization not in ("fp8", "int4"):
         return {}
-    wanted = f"--quantization {quantization}"
-    if ranks > 1:
-        raise ModelLoadError(uri, f"{wanted} goes with one device: leave out --tensor-parallel {ranks}, or the quantization")
     if quantization == "int4" and device.type == "cpu":
         raise ModelLoadError(uri, f"{wanted} is for GPUs, and this is a CPU: int8 is what CPUs have")
     _need(uri, wanted, "torchao")
