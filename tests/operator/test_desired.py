@@ -295,7 +295,7 @@ def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None
         InferenceService.parse({**manifest(), "metadata": metadata})
 
 
-def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
     engine = {
         "kvCache": {"size": "1Gi", "hostSize": "2Gi"},
         "threads": 2,
@@ -329,9 +329,9 @@ def test_workers_and_routers_know_every_flag_that_they_are_given(capsys: pytest.
     assert (routing.policy, routing.index_mode) == ("PrefixAware", "mirror")
 
     made = objects(service(engine={"tensorParallel": 2}))
-    with pytest.raises(SystemExit):
-        WorkerConfig.from_command_line(given("worker"))
-    assert "set spec.engine.tensorParallel to 1" in capsys.readouterr().err
+    assert WorkerConfig.from_command_line(given("worker")).tensor_parallel == 2
+    pod = made["Deployment", "qwen-worker"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
 
 
 def test_a_worker_is_replaced_only_when_routers_can_know_its_successor_and_a_stuck_process_is_not_waited_for() -> None:

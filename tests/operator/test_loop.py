@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, cast
 
+import pytest
 from tests.operator.manifests import SETTINGS, manifest, service
 
 from fairlead_operator.reconcile.client import Cluster
@@ -61,15 +62,27 @@ class Recording(EmptyCluster):
         return {**body, "status": status, "metadata": {**body["metadata"], "resourceVersion": "6"}}
 
 
-async def test_a_model_over_several_gpus_is_refused_in_words_and_what_runs_stays() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "model", "words"),
+    [
+        (
+            16,
+            {},
+            "whose GPUs are one node's: set it to 8 or less. What runs stays as it is. (Over several nodes",
+        ),
+        (2, {"adapters": [{"name": "sql", "uri": "hf://a/sql"}]}, "leave out spec.model.adapters"),
+    ],
+)
+async def test_what_cannot_be_divided_is_refused_in_words_and_what_runs_stays(ranks: int, model: dict[str, Any], words: str) -> None:
     store, cluster = Store(lambda _: None), Recording()
-    body = manifest(engine={"tensorParallel": 16}, resources={"gpus": 16})
+    body = manifest(engine={"tensorParallel": ranks}, resources={"gpus": ranks})
+    body["spec"]["model"] |= model
     body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
     store.put(body)
     assert await Loop(OWNER, tools(store, cluster)).one_pass() is None
     (ready,) = [each for each in cluster.status["conditions"] if each["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "TensorParallelUnsupported")
-    assert "spec.engine.tensorParallel is 16" in ready["message"] and "LeaderWorkerSet" in ready["message"]
+    assert f"spec.engine.tensorParallel is {ranks}" in ready["message"] and words in ready["message"]
     assert cluster.asked == 0, "no child was looked at, made or taken away"
 
 

@@ -85,8 +85,11 @@ class WorkerConfig(BaseSettings):
         Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),
     ] = True
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Annotated[Literal["none", "int8"], Field(description="int8: weights of linear layers, on a CPU")] = "none"
-    tensor_parallel: Annotated[Positive, Field(description="devices that share one model; this release serves with 1")] = 1
+    quantization: Annotated[
+        Literal["none", "int8", "fp8", "int4"],
+        Field(description="weights of linear layers, made so at load: int8 on a CPU, fp8 or int4 (GPUs) by torchao"),
+    ] = "none"
+    tensor_parallel: Annotated[Positive, Field(description="devices of this pod that share one model")] = 1
     drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
     threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from its cores and CPU quota")] = 0
@@ -185,9 +188,9 @@ class WorkerConfig(BaseSettings):
                 f"--block-tokens {self.block_tokens} is not a multiple of --page-size {self.page_size}; "
                 f"try --block-tokens {-(-self.block_tokens // self.page_size) * self.page_size}"
             )
-        if self.tensor_parallel != 1:
+        if self.tensor_parallel > 1 and (self.lora or self.allow_runtime_lora_updating):
             raise ValueError(
-                f"--tensor-parallel {self.tensor_parallel}: this release runs a model on one device; set spec.engine.tensorParallel to 1"
+                f"--tensor-parallel {self.tensor_parallel} serves no LoRA adapters: leave out --lora and --allow-runtime-lora-updating"
             )
         if self.itl_target_ms and self.chunked_prefill_size <= 0:
             raise ValueError("--itl-target-ms cuts prompts into chunks; give --chunked-prefill-size above 0 with it")

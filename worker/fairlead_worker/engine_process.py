@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,16 +22,21 @@ import msgspec
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.cores import engine_threads
 from fairlead_worker.messages import Failed, Loading, Ready
+from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
     from fairlead_index.prompt import PromptFormat
+    from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.grammars import Grammars
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.model.adapters import AdapterSet
+    from fairlead_worker.model.cache import ModelCache
+    from fairlead_worker.model.loader import LoadedModel, Locate
     from fairlead_worker.model.progress import Progress
+    from fairlead_worker.parallel.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +62,31 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, args=(rope, start.address), name="parent watch", daemon=True).start()
     end = ZmqEngineEnd(start.address)
     try:
-        return run(WorkerConfig.model_validate(start.config), end)
+        return run(WorkerConfig.model_validate(start.config), end, start.address)
     finally:
         end.close()
 
 
-def run(config: WorkerConfig, end: EngineEnd) -> int:
-    """Build the engine, then serve until `Stop` (0) or until it fails (1)."""
+def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
+    """Build the engine, then serve until `Stop` (0) or until it fails (1). `folder`: for sockets; None: the system's temporary one."""
+    ranks = Ranks(config.tensor_parallel, config.model_dump(), end, folder) if config.tensor_parallel > 1 else None
+    status = 1
     try:
-        scheduler, runner, ready, adapters = build(config, end)
+        status = _run(config, end, ranks)
+    finally:
+        if ranks is not None:
+            ranks.close(0 if status else GRACE_SECONDS)
+    return status
+
+
+def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
+    try:
+        with nullcontext() if ranks is None else ranks.together():
+            scheduler, runner, ready, adapters = build(config, end, ranks)
     except Exception as error:
         if type(error).__name__ not in EXPLAINED:
             logger.exception("the engine could not start")
-        end.send(Failed(reason=_reason(error)))
+        end.send(Failed(reason=(f"rank 0 of {ranks.size}: " if ranks is not None else "") + reason_of(error)))
         return 1
     from fairlead_worker.engine.loop import run_plain
     from fairlead_worker.engine.watch import StepWatch
@@ -89,76 +107,43 @@ def run(config: WorkerConfig, end: EngineEnd) -> int:
         watch.close()
 
 
-def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner, Ready, AdapterSet | None]":
+def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, AdapterSet | None]":
     """Config to model, pages and scheduler, with progress on the way. Imports torch, which takes seconds: the first of the steps."""
     end.send(Loading(phase="imports", percent=0))
-    import torch
-
     from fairlead_index.hashing import extend
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.cache.prefix import PrefixCache
-    from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.limits import within
     from fairlead_worker.engine.scheduler import Scheduler
-    from fairlead_worker.execution.runner import make_runner
     from fairlead_worker.model.adapter_source import adapter_folder
     from fairlead_worker.model.adapters import AdapterSet
     from fairlead_worker.model.cache import ModelCache
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
-    from fairlead_worker.model.loader import load_model
+    from fairlead_worker.parallel.group import Group, check_devices
+    from fairlead_worker.parallel.lead import Located, lead
 
     cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
-    torch.set_num_threads(config.threads or engine_threads())
-    loaded = load_model(
-        config.model,
-        dtype=config.dtype,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        max_model_len=config.max_model_len,
-        quantization=config.quantization,
-        progress=_reporter(end),
-        cache=cache,
-    )
+    group = None
+    if ranks is None:
+        loaded = load(config, _reporter(end), cache)
+    else:
+        check_devices(config)
+        group = Group.join(ranks.store, 0, ranks.size)
+        loaded = load(config, _reporter(end), cache, group, Located(ranks))
     draft = None
     if config.speculative_model:
         draft = load_draft(config.speculative_model, loaded, dtype=config.dtype, progress=_reporter(end, "of the draft model"), cache=cache)
     # Before the KV cache, which takes what memory is left.
-    adapters = AdapterSet(loaded, config.max_loras, config.max_lora_rank) if config.max_loras else None
+    adapters = AdapterSet(loaded, config.max_loras, config.max_lora_rank) if config.max_loras and ranks is None else None
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
         adapters.load(number, name, uri, adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache))
-    steps = SchedulerConfig(
-        max_model_len=loaded.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        chunked_prefill_size=config.chunked_prefill_size,
-        max_prefill_tokens=config.max_prefill_tokens,
-        prefill_max_requests=config.prefill_max_requests,
-        dedupe_tokens=config.dedupe_tokens,
-        enable_mixed_chunk=config.enable_mixed_chunk,
-        itl_target_ms=config.itl_target_ms,
-        policy=config.policy,
-        eos_token_ids=loaded.eos_token_ids,
-        speculative_method=config.speculative_method,
-        speculative_num_tokens=config.speculative_num_tokens,
-        speculative_ngram_min=config.speculative_ngram_min,
-        speculative_ngram_max=config.speculative_ngram_max,
-    )
-    runner = make_runner(
-        loaded,
-        page_size=config.page_size,
-        backend=config.attention_backend,
-        native_decoder=config.native_decoder,
-        kv_pages=config.kv_pages,
-        kv_cache_bytes=config.kv_cache_bytes,
-        host_kv_cache_bytes=config.host_kv_cache_bytes,
-        draft=draft,
-        adapters=adapters,
-        steps=steps,
-        mem_fraction_static=config.mem_fraction_static,
-        progress=_reporter(end),
-    )
-    steps = replace(steps, prompt_logprobs=runner.forward.can_score)
+    runner = make(config, loaded, group, draft, adapters, _reporter(end))
+    if ranks is not None:
+        lead(runner, ranks)
+    steps = replace(steps_of(config, loaded), prompt_logprobs=runner.forward.can_score)
     if runner.step_tokens:
         steps = within(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
@@ -183,6 +168,85 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
     )
     return scheduler, runner, ready, adapters
+
+
+def load(
+    config: WorkerConfig,
+    progress: "Progress | None" = None,
+    cache: "ModelCache | None" = None,
+    group: "Group | None" = None,
+    locate: "Locate | None" = None,
+) -> "LoadedModel":
+    """The model of `config`, or the part of it that `group` says: every rank calls this with the same configuration."""
+    import torch
+
+    from fairlead_worker.model.loader import load_model
+    from fairlead_worker.model.progress import no_progress
+    from fairlead_worker.model.uri import resolve
+
+    torch.set_num_threads(max(1, (config.threads or engine_threads()) // config.tensor_parallel))
+    return load_model(
+        config.model,
+        dtype=config.dtype,
+        device=group.device if group is not None else "cuda" if torch.cuda.is_available() else "cpu",
+        max_model_len=config.max_model_len,
+        quantization=config.quantization,
+        progress=progress or no_progress,
+        cache=cache,
+        group=group,
+        locate=locate or resolve,
+    )
+
+
+def make(
+    config: WorkerConfig,
+    loaded: "LoadedModel",
+    group: "Group | None" = None,
+    draft: "LoadedModel | None" = None,
+    adapters: "AdapterSet | None" = None,
+    progress: "Progress | None" = None,
+) -> "ModelRunner":
+    """The runner of `loaded`: as `load`. A draft model is rank 0's alone, for its guesses travel with the steps."""
+    from fairlead_worker.execution.runner import make_runner
+    from fairlead_worker.model.progress import no_progress
+
+    return make_runner(
+        loaded,
+        page_size=config.page_size,
+        backend=config.attention_backend,
+        native_decoder=config.native_decoder,
+        kv_pages=config.kv_pages,
+        kv_cache_bytes=config.kv_cache_bytes // config.tensor_parallel,
+        host_kv_cache_bytes=config.host_kv_cache_bytes // config.tensor_parallel,
+        draft=draft,
+        adapters=adapters,
+        steps=steps_of(config, loaded),
+        mem_fraction_static=config.mem_fraction_static,
+        progress=progress or no_progress,
+        agree=int if group is None else group.least,
+    )
+
+
+def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
+    """How the scheduler makes steps of this model, before memory has its say."""
+    from fairlead_worker.engine.config import SchedulerConfig
+
+    return SchedulerConfig(
+        max_model_len=loaded.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        chunked_prefill_size=config.chunked_prefill_size,
+        max_prefill_tokens=config.max_prefill_tokens,
+        prefill_max_requests=config.prefill_max_requests,
+        dedupe_tokens=config.dedupe_tokens,
+        enable_mixed_chunk=config.enable_mixed_chunk,
+        itl_target_ms=config.itl_target_ms,
+        policy=config.policy,
+        eos_token_ids=loaded.eos_token_ids,
+        speculative_method=config.speculative_method,
+        speculative_num_tokens=config.speculative_num_tokens,
+        speculative_ngram_min=config.speculative_ngram_min,
+        speculative_ngram_max=config.speculative_ngram_max,
+    )
 
 
 def _reporter(end: EngineEnd, detail: str = "") -> "Progress":
@@ -247,7 +311,8 @@ def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_mo
     )
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """One line for people, of what has kept the engine from starting."""
     text = " ".join(str(error).split())
     return text if type(error).__name__ in EXPLAINED else f"the engine could not start: {type(error).__name__}: {text}"
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 
@@ -12,6 +11,7 @@ import msgspec
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.load_watch import LoadWatch, stuck
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.ending import ending
 from fairlead_worker.engine_process import Start
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class EngineChild:
             # `Failed` may still be in the socket, and names the cause better than an exit status does.
             await asyncio.wait_for(self._client.gone.wait(), LAST_WORDS_SECONDS)
         except TimeoutError:
-            self._client.died(_ending(status))
+            self._client.died(ending("the engine process", status))
 
     async def watch(self) -> None:
         """Kill an engine that has been silent for too long, or whose load is stuck: a hung stream is worse than a dead one."""
@@ -104,11 +104,3 @@ class EngineChild:
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-
-
-def _ending(status: int) -> str:
-    if status >= 0:
-        return f"the engine process ended with status {status}"
-    name = signal.Signals(-status).name
-    hint = "; out of memory?" if -status == signal.SIGKILL else ""
-    return f"the engine process was ended by {name}{hint}"

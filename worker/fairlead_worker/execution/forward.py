@@ -63,7 +63,7 @@ class ModuleForward:
 def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> Forward:
     """The native decoder where it knows the model and says what the modules say; else the modules, with the reason in the log."""
     modules = ModuleForward(loaded.model)
-    if not native or not isinstance(backend, NativeBackend):
+    if not native or not isinstance(backend, NativeBackend) or loaded.ranks > 1:  # one call cannot stop for the other ranks' sums
         return modules
     name = type(loaded.model).__name__
     try:

@@ -12,12 +12,12 @@ GPU_SHARE = 0.85
 """Of the device memory free once the weights are loaded: the rest is for activations of the largest step."""
 
 
-def kv_budget(device: torch.device) -> int:
-    """Bytes for KV on `device`, measured now."""
+def kv_budget(device: torch.device, ranks: int = 1) -> int:
+    """Bytes for KV on `device`, measured now. `ranks`: processes that share a host's memory where that is the device."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_SHARE)
-    return min(CPU_MOST, int(free_memory() * CPU_SHARE))
+    return min(CPU_MOST, int(free_memory() * CPU_SHARE)) // ranks
 
 
 def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

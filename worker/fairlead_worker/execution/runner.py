@@ -1,6 +1,7 @@
 """One forward pass: a step plan in, tokens out."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -17,11 +18,11 @@ from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.sampler import sample
-from fairlead_worker.execution.scoring import positions_to_score, score
+from fairlead_worker.execution.scoring import blocks, positions_to_score, score
 from fairlead_worker.execution.sizing import CudaMemory, find_room
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.execution.worst import run_worst
-from fairlead_worker.kernels.base import Backend, KVSpec
+from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import TokenLogprobs
@@ -114,6 +115,16 @@ class ModelRunner:
         return logits, score(plan, targets, logits_at, self.loaded.vocabulary_size)
 
     @torch.inference_mode()
+    def follow(self, step: PackedStep, places: torch.Tensor | None) -> None:
+        """For a rank other than 0: the pass that rank 0 makes of `step`, and logits at `places`, as many at a time as `score` takes."""
+        if places is None:
+            self.forward(step, self.backend.plan(step))
+            return
+        _, logits_at = self.forward.score(step, self.backend.plan(step), places)
+        for some in blocks(len(places), self.loaded.vocabulary_size):
+            logits_at(some)
+
+    @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """[sampling positions, vocabulary]: the head runs on the last token of the sampling rows, and on all of those that speculate."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
@@ -135,6 +146,7 @@ def make_runner(
     steps: SchedulerConfig | None = None,
     mem_fraction_static: float = 0.92,
     progress: Progress = no_progress,
+    agree: Callable[[int], int] = int,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: what memory has room for.
 
@@ -144,6 +156,7 @@ def make_runner(
     `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
+    `agree`: what each rank of a divided model has room for -> pages of all of them.
 
     ValueError where not even one page fits, or the backend is unknown.
     """
@@ -160,10 +173,12 @@ def make_runner(
         _prepared(make_backend(backend, spec, 1), progress)
         progress("profile", 0)
         tokens = StepLimits.of(steps, page_size).tokens
-        found = find_room(CudaMemory(loaded.device), mem_fraction_static, tokens, 2 * page_size, attempt)
+        # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
+        least = 2 * page_size if loaded.ranks == 1 else tokens
+        found = find_room(CudaMemory(loaded.device), mem_fraction_static, tokens, least, attempt)
         step_tokens, room = found.step_tokens, found.kv_bytes
     progress("cache", 0)
-    pages = kv_pages or (room if step_tokens else room or kv_budget(loaded.device)) // page_bytes
+    pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "

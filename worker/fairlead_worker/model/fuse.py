@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.quantized import plain
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None)
 
 def _stackable(parent: nn.Module, name: str, children: tuple[str, ...]) -> bool:
     parts = [getattr(parent, child, None) for child in children]
-    if hasattr(parent, name) or not all(type(part) is nn.Linear and not _hooked(part) for part in parts):
+    if hasattr(parent, name) or not all(type(part) is nn.Linear and plain(part) and not _hooked(part) for part in parts):
         return False
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     return (

@@ -3,8 +3,9 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,15 @@ from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.model.quantized import check_checkpoint, made_at_load, read_plainly
 from fairlead_worker.model.uri import resolve
 from fairlead_worker.native.library import native
+from fairlead_worker.parallel.group import Group, connect
+from fairlead_worker.parallel.shards import Shards, Unshardable
+from fairlead_worker.parallel.weights import part_class, parts
+
+Locate = Callable[[str, Progress, ModelCache | None], Path]
+"""Where the files of a URI are; `resolve` fetches them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class LoadedModel:
     """Tokens of prompt and output that the model was made for."""
     dtype: torch.dtype
     device: torch.device
+    ranks: int = 1
+    """Over how many it is divided: `model` and `layers` are one rank's part."""
 
 
 def load_model(
@@ -55,22 +65,32 @@ def load_model(
     quantization: str = "none",
     progress: Progress = no_progress,
     cache: ModelCache | None = None,
+    group: Group | None = None,
+    locate: Locate = resolve,
 ) -> LoadedModel:
     """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`, `s3://bucket/folder`) onto `device`.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
-    quantization: none, or int8: weights of linear layers, on a CPU with the native library. Raises ModelLoadError.
+    quantization: none; int8: weights of linear layers, on a CPU with the native library; fp8 or int4: by torchao.
+    group: the ranks that share the model, all of which load it at the same time; None: it is not divided. Raises ModelLoadError.
     """
     progress("config", 0)
-    folder = resolve(uri, progress, cache)
-    config = _read_config(uri, folder)
+    folder = locate(uri, progress, cache)
+    ranks = 1 if group is None else group.size
+    config = _read_config(uri, folder, ranks)
+    stored = hasattr(config, "quantization_config")
+    if stored and quantization != "none":
+        raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
+    if stored:
+        read_plainly(config)
     limit = _max_model_len(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     if quantization == "int8":
         _check_int8(uri, torch_dtype, torch.device(device))
-    _check_weights(uri, folder)
+    given = made_at_load(uri, quantization, torch.device(device), ranks)
+    files = _check_weights(uri, folder)
     progress("config", 100)
-    model = _read_weights(uri, folder, config, torch_dtype, torch.device(device), progress)
+    model = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, group, given)
     try:
         layers = probe_layers(model)
     except UnsupportedAttention as error:
@@ -88,19 +108,19 @@ def load_model(
         vocabulary_size=model.get_input_embeddings().weight.shape[0],
         eos_token_ids=_eos_token_ids(folder, config),
         max_model_len=limit,
-        dtype=model.dtype,
+        dtype=torch_dtype,
         device=model.device,
+        ranks=ranks,
     )
 
 
-def _read_config(uri: str, folder: Path) -> PreTrainedConfig:
+def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
     try:
         raw = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(uri, f"config.json cannot be read: {error}") from error
     if "quantization_config" in raw:
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(uri, f"its weights are quantized ({method}), which is not supported; use unquantized weights")
+        check_checkpoint(uri, raw["quantization_config"].get("quant_method", "unknown"), ranks)
     kind = raw.get("model_type")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelLoadError(uri, f"unsupported architecture: transformers has no causal LM for model_type {kind!r}")
@@ -135,7 +155,8 @@ def _max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
     return wanted or int(own)
 
 
-def _check_weights(uri: str, folder: Path) -> None:
+def _check_weights(uri: str, folder: Path) -> list[str]:
+    """The files that hold the weights."""
     present = {path.name for path in folder.glob("*.safetensors")}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -145,7 +166,9 @@ def _check_weights(uri: str, folder: Path) -> None:
             raise ModelLoadError(uri, f"{index.name} cannot be read: {error!r}") from error
         if missing := sorted(needed - present):
             raise ModelLoadError(uri, f"missing weights: {', '.join(missing[:4])}{' …' if len(missing) > 4 else ''} not in {folder}")
-    elif "model.safetensors" not in present:
+    elif "model.safetensors" in present:
+        needed = {"model.safetensors"}
+    else:
         pickled = next(iter(sorted(folder.glob("*.bin"))), None)
         hint = f"{pickled.name} is pickled, and pickles run code: convert it to safetensors" if pickled else "no *.safetensors there"
         raise ModelLoadError(uri, f"missing weights: no model.safetensors in {folder}; {hint}")
@@ -153,29 +176,46 @@ def _check_weights(uri: str, folder: Path) -> None:
         raise ModelLoadError(
             uri, f"{locked[0]} in {folder} may not be read by user {os.getuid()}: make it readable, or run the pod as its owner"
         )
+    return sorted(needed)
 
 
 def _read_weights(
-    uri: str, folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+    uri: str,
+    folder: Path,
+    files: list[str],
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    group: Group | None,
+    further: dict[str, Any],
 ) -> PreTrainedModel:
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Tensor after tensor from the mapped files onto the device: what the host holds of them is the kernel's file cache, and no copy."""
+    size = sum((folder / name).stat().st_size for name in files)
     progress("weights", 0, 0, size)
+    given: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
+    if device.type != "cpu" and find_spec("accelerate"):  # without it, transformers reads to the host first
+        given["device_map"] = {"": device}
+    given |= further
+    shards = None if group is None else Shards(group.rank, group.size)
     try:
-        with _weight_progress(progress, size):
-            model, info = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+        with _weight_progress(progress, size), ExitStack() as opened:
+            if shards is None:
+                model, info = AutoModelForCausalLM.from_pretrained(
+                    folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, **given
+                )
+            else:
+                tensors = opened.enter_context(parts(folder, files, shards))
+                model, info = part_class(config, shards).from_pretrained(None, state_dict=tensors, **given)
+    except Unshardable as error:
+        raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {group.size if group else 1}): {error}") from error
     except Exception as error:
-        raise ModelLoadError(uri, f"weights cannot be loaded: {error}") from error
+        raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
     if missing := sorted(info["missing_keys"]):
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
-    model = model.to(device).eval().requires_grad_(False)
+    model = (model if "device_map" in given else model.to(device)).eval().requires_grad_(False)
+    if group is not None and shards is not None:
+        connect(model, shards, group)
     progress("weights", 100, size, size)
     return model
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fairlead_worker.model.fuse import close, sample_input
+from fairlead_worker.model.quantized import plain
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import Arena, NativeLinear, packed_bytes, room
 
@@ -74,7 +75,7 @@ def pack_linears(model: PreTrainedModel, *, int8: bool = False) -> int:
 
 
 def _packable(layer: nn.Module) -> bool:
-    return type(layer) in (nn.Linear, Conv1D) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
+    return type(layer) in (nn.Linear, Conv1D) and plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
 
 
 def maker_for(weights: Sequence[torch.Tensor], int8: bool = False) -> Make | None:

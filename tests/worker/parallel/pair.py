@@ -1,0 +1,95 @@
+"""Two ranks for tests: this process is rank 0, and the second one, started once, loads model after model."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+import torch.distributed as dist
+import zmq
+from tests.worker.exactness.harness import Engine
+
+from fairlead_worker.execution.host import PlainHostStore
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.model.loader import load_model
+from fairlead_worker.parallel.follower import Ear, serve
+from fairlead_worker.parallel.group import Group
+from fairlead_worker.parallel.lead import LedForward, LedHost
+from fairlead_worker.parallel.messages import End, Join, Load, ToRank
+from fairlead_worker.parallel.ranks import Ranks, store
+
+
+class Pair:
+    """Rank 0's side. Has of `Ranks` what leading takes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.bind(f"ipc://{directory / '1'}")
+        join = Join(str(directory), 1, 2, {})
+        self.process = subprocess.Popen([sys.executable, "-m", "tests.worker.parallel.pair"], stdin=subprocess.PIPE, bufsize=0)
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(join) + b"\n")
+        self.group = Group.join(store(directory), 0, 2)
+
+    def tell(self, message: ToRank) -> None:
+        self._socket.send(msgspec.msgpack.encode(message))
+
+    @staticmethod
+    def together() -> nullcontext[None]:
+        return nullcontext()
+
+    @contextmanager
+    def engine(self, model: Path, pages: int = 512, page_size: int = 16, host_slots: int = 0, **options: Any) -> Iterator[Engine]:
+        """A model that both ranks have a part of, behind the real scheduler."""
+        sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
+        self.tell(Load(json.dumps(sizes | {"model": str(model)})))
+        loaded = load_model(str(model), group=self.group)
+        engine = Engine(loaded, **sizes, **options)
+        ranks = cast(Ranks, self)
+        engine.runner.forward = LedForward(engine.runner.forward, ranks)
+        if engine.runner.host is not None:
+            engine.runner.host = LedHost(engine.runner.host, ranks)
+        try:
+            yield engine
+        finally:
+            self.tell(End())
+
+    def close(self) -> None:
+        self.tell(End())
+        assert self.process.wait(60) == 0
+        self._socket.close()
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """The second rank."""
+    torch.set_num_threads(1)
+    join = msgspec.json.decode(sys.stdin.buffer.readline(), type=Join)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    ear = Ear(join)
+    group = Group.join(store(Path(join.directory)), 1, 2)
+    while isinstance(message := ear.hear(), Load):
+        wanted = json.loads(message.folder)
+        loaded = load_model(wanted["model"], group=group)
+        runner = make_runner(loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"])
+        if wanted["host_slots"]:
+            runner.host = PlainHostStore(runner.backend, wanted["host_slots"])
+        serve(ear, runner)
+
+
+def _end_with_parent() -> None:
+    while sys.stdin.buffer.raw.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

@@ -1,0 +1,122 @@
+"""A rank other than 0: loads its part of the model, then computes what rank 0 computes. Started by `ranks.py`, and ends with it.
+
+`python -m fairlead_worker.parallel.follower` reads one line of JSON from its standard input (`Join`) and keeps reading: the end of that
+input is the end of rank 0, and so of this process.
+"""
+
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.parallel.messages import Copy, End, Join, LastWords, Load, Run, ToRank
+from fairlead_worker.parallel.ranks import store
+
+if TYPE_CHECKING:
+    from fairlead_worker.execution.runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+LINGER_MS = 2000
+
+
+class Ear:
+    """This rank's end of the sockets of `Ranks`."""
+
+    def __init__(self, join: Join) -> None:
+        self._rank = join.rank
+        self._context = zmq.Context()
+        self._in = self._context.socket(zmq.PULL)
+        self._in.set_hwm(0)
+        self._in.connect(f"ipc://{Path(join.directory) / str(join.rank)}")
+        self._out = self._context.socket(zmq.PUSH)
+        self._out.setsockopt(zmq.LINGER, LINGER_MS)
+        self._out.connect(f"ipc://{Path(join.directory) / 'from'}")
+        self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+
+    def hear(self) -> ToRank:
+        """The next message; waits for it as long as it takes."""
+        return self._decoder.decode(self._in.recv())
+
+    def say(self, reason: str) -> None:
+        """Last words: nothing else is ever said."""
+        self._out.send(msgspec.msgpack.encode(LastWords(self._rank, reason)))
+        self._in.close(0)
+        self._out.close()
+        self._context.term()
+
+
+def main() -> int:
+    # Rank 0 decides when this ends; a terminal's Ctrl-C or a container's SIGTERM to all is not for us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Unbuffered: a thread that waits in a buffered read would hold its lock.
+    rope = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115  # held for the process's life; a descriptor, not a path
+    join = msgspec.json.decode(rope.readline(), type=Join)
+    form = f"%(asctime)s %(levelname)s rank {join.rank} %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
+    threading.Thread(target=_end_with_rank_0, args=(rope,), name="rank 0 watch", daemon=True).start()
+    ear = Ear(join)
+    try:
+        follow(join, ear)
+    except Exception as error:
+        from fairlead_worker.engine_process import reason_of
+
+        logger.exception("rank %d ends", join.rank)
+        ear.say(reason_of(error))
+        return 1
+    return 0
+
+
+def follow(join: Join, ear: Ear) -> None:
+    """Until `End`. Whatever fails is the end of all ranks."""
+    from fairlead_worker.engine_process import load, make
+    from fairlead_worker.parallel.group import Group
+
+    config = WorkerConfig.model_validate(join.config)
+    group = Group.join(store(Path(join.directory)), join.rank, join.size)
+    message = ear.hear()
+    if not isinstance(message, Load):
+        return
+    folder = Path(message.folder)
+    loaded = load(config, group=group, locate=lambda uri, progress, cache: folder)
+    runner = make(config, loaded, group)
+    logger.info("rank %d of %d is ready on %s", join.rank, join.size, loaded.device)
+    serve(ear, runner)
+
+
+def serve(ear: Ear, runner: "ModelRunner") -> None:
+    """Computes what rank 0 computes, until `End`."""
+    from fairlead_worker.parallel.lead import to_step
+
+    while True:
+        match ear.hear():
+            case Run() as run:
+                runner.follow(*to_step(run, runner.loaded.device))
+            case Copy(saves=saves, loads=loads):
+                assert runner.host is not None, "rank 0 has a host tier of the same configuration"
+                runner.host.copy(saves, loads)
+            case Load():
+                raise AssertionError("a rank loads once")
+            case End():
+                return
+
+
+def _end_with_rank_0(rope: io.RawIOBase) -> None:
+    while rope.read(4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    os._exit(status)

@@ -1,0 +1,124 @@
+"""The ranks of a model as torch.distributed sees them, and the two layers that speak to the other ranks."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.parallel.shards import Shards
+
+LOADING = timedelta(hours=1)
+"""How long a rank waits for another: for a slow volume, as whoever watches the processes knows sooner of one that died."""
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""All ranks are in one pod: nothing of theirs listens where others could reach it. The environment wins."""
+
+
+class Group:
+    """This rank among the ranks of a model."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
+
+    @classmethod
+    def join(cls, store: Path, rank: int, size: int) -> "Group":
+        """Meets the other ranks through the file `store`: no port that others could have taken. Each on a GPU of its own, or on CPUs."""
+        device = torch.device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
+        for name, value in LOOPBACK.items():
+            os.environ.setdefault(name, value)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=LOADING)
+        return cls(rank, size, device)
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks, in place, with the same bits on each of them."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[..., n] of each rank -> [..., size * n], on every rank."""
+        if not tensor.numel():  # a step in which no row samples: the same on every rank
+            return tensor.new_empty(*tensor.shape[:-1], self.size * tensor.shape[-1])
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts, -1)
+
+    def least(self, number: int) -> int:
+        """Of what each rank says."""
+        told = torch.tensor(number, device=self.device)
+        dist.all_reduce(told, dist.ReduceOp.MIN)
+        return int(told)
+
+
+def check_devices(config: WorkerConfig) -> None:
+    """Raises ModelLoadError where there are fewer GPUs than ranks. Without any, ranks share the cores."""
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if 0 < seen < config.tensor_parallel:
+        raise ModelLoadError(
+            config.model,
+            f"--tensor-parallel {config.tensor_parallel} needs as many GPUs, and {seen} are seen here: set spec.resources.gpus to "
+            f"{config.tensor_parallel}, or spec.engine.tensorParallel to {seen}",
+        )
+
+
+class Summed(nn.Module):
+    """A layer whose answers are summed over the ranks. A bias is added once, after that."""
+
+    def __init__(self, layer: nn.Module, group: Group) -> None:
+        super().__init__()
+        self.layer = layer
+        self.bias: torch.Tensor | None = None
+        if isinstance(layer, nn.Linear):
+            self.in_features, self.out_features = layer.in_features, layer.out_features
+            self.bias, layer.bias = None if layer.bias is None else layer.bias.detach(), None  # type: ignore[assignment]  # torch: may be None
+        self._group = group
+
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        answer = self._group.add(self.layer(*inputs, **named))
+        return answer if self.bias is None else answer + self.bias
+
+
+class Gathered(nn.Module):
+    """A head of which each rank has a part of the vocabulary."""
+
+    def __init__(self, layer: nn.Module, group: Group) -> None:
+        super().__init__()
+        self.layer = layer
+        self._group = group
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._group.gather(self.layer(inputs))
+
+
+def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
+    """Joins the parts of a loaded model with those of the other ranks, in place."""
+    for path in shards.summed:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, Summed(model.get_submodule(path), group))
+    if not shards.head:
+        return
+    head = model.get_submodule(shards.head)
+    assert isinstance(head, nn.Linear)
+    if model.config.get_text_config(decoder=True).tie_word_embeddings:
+        head = _part(head, shards)
+    parent, _, name = shards.head.rpartition(".")
+    setattr(model.get_submodule(parent), name, Gathered(head, group))
+
+
+def _part(head: nn.Linear, shards: Shards) -> nn.Linear:
+    """This rank's part of a head that shares the embedding's weight: a view of it."""
+    each = head.out_features // shards.size
+    begin = shards.rank * each
+    with torch.device("meta"):
+        part = nn.Linear(head.in_features, each, bias=head.bias is not None)
+    part.weight = nn.Parameter(head.weight[begin : begin + each], requires_grad=False)
+    if head.bias is not None:
+        part.bias = nn.Parameter(head.bias[begin : begin + each], requires_grad=False)
+    return part

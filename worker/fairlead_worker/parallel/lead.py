@@ -1,0 +1,121 @@
+"""What rank 0 computes, computed by all ranks: each pass and each copy is told to the others before it is begun."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fairlead_worker.execution.forward import Forward, LogitsAt
+from fairlead_worker.execution.host import Copies, HostStore
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.model.cache import ModelCache
+from fairlead_worker.model.progress import Progress
+from fairlead_worker.model.uri import resolve
+from fairlead_worker.parallel.messages import Copy, Load, Run
+from fairlead_worker.parallel.ranks import Ranks
+
+
+def lead(runner: ModelRunner, ranks: Ranks) -> None:
+    """From now on the other ranks compute what `runner` computes. They have made a runner in the same way as this one was made."""
+    runner.forward = LedForward(runner.forward, ranks)
+    if runner.host is not None:
+        runner.host = LedHost(runner.host, ranks)
+
+
+class Located:
+    """`model.loader.Locate` of rank 0: fetches the files once, and tells the others where they are."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(self, uri: str, progress: Progress, cache: ModelCache | None) -> Path:
+        """Raises ModelLoadError."""
+        folder = resolve(uri, progress, cache)
+        self._ranks.tell(Load(str(folder.absolute())))
+        return folder
+
+
+class LedForward:
+    """Implements `execution.forward.Forward`."""
+
+    def __init__(self, inner: Forward, ranks: Ranks) -> None:
+        self._inner, self._ranks = inner, ranks
+        self.can_score = inner.can_score
+
+    def __call__(self, step: PackedStep, context: StepContext) -> torch.Tensor:
+        """Logits [S, vocabulary] of `step.sampling`."""
+        self._ranks.tell(to_message(step))
+        with self._ranks.together():
+            return self._inner(step, context)
+
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+        """The same, and logits at `places`, to be asked for as `execution.scoring.score` does: the other ranks go through them likewise."""
+        self._ranks.tell(to_message(step, places))
+        with self._ranks.together():
+            logits, inner_at = self._inner.score(step, context, places)
+
+        def logits_at(some: slice) -> torch.Tensor:
+            with self._ranks.together():
+                return inner_at(some)
+
+        return logits, logits_at
+
+
+class LedHost:
+    """Implements `execution.host.HostStore`: each rank keeps the KV of its own heads."""
+
+    def __init__(self, inner: HostStore, ranks: Ranks) -> None:
+        self._inner, self._ranks = inner, ranks
+        self.slots = inner.slots
+
+    def copy(self, saves: Copies, loads: Copies) -> None:
+        """On every rank."""
+        if saves or loads:
+            self._ranks.tell(Copy(_pairs(saves), _pairs(loads)))
+        self._inner.copy(saves, loads)
+
+
+def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
+    """Waits for the device, where the step's tensors are on one. ValueError for LoRA adapters, which ranks do not know."""
+    if step.adapters:
+        raise ValueError("LoRA adapters are not divided over ranks")
+    return Run(
+        tokens=_bytes(step.tokens),
+        positions=_bytes(step.positions),
+        slots=_bytes(step.slots),
+        starts=list(step.starts),
+        counts=list(step.counts),
+        page_indptr=_bytes(step.page_indptr),
+        page_indices=_bytes(step.page_indices),
+        sampling=_bytes(step.sampling),
+        places=None if places is None else _bytes(places),
+    )
+
+
+def to_step(message: Run, device: torch.device) -> tuple[PackedStep, torch.Tensor | None]:
+    """The step on `device`, and `places` [n] int64."""
+    step = PackedStep(
+        tokens=_tensor(message.tokens).to(device),
+        positions=_tensor(message.positions).to(device),
+        slots=_tensor(message.slots).to(device),
+        starts=message.starts,
+        counts=message.counts,
+        page_indptr=_tensor(message.page_indptr, np.int32),
+        page_indices=_tensor(message.page_indices, np.int32),
+        sampling=_tensor(message.sampling).to(device),
+    )
+    return step, None if message.places is None else _tensor(message.places).to(device)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _tensor(data: bytes, kind: type[np.generic] = np.int64) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(data), kind))
+
+
+def _pairs(copies: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(page, slot) for page, slot in copies]

@@ -1,0 +1,61 @@
+"""A rank's part of a model, read from safetensors: of each tensor only the bytes that the rank keeps.
+
+The reading itself is transformers' own (names of older checkpoints, tied weights, experts stacked, tensor after tensor onto the device).
+It is given slices of the files in place of tensors, and a model whose layers have this rank's size.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from fairlead_worker.parallel.shards import Shards
+
+
+class Part:
+    """Some of a tensor in a file, read when it is asked for. Stands in for a safetensors slice."""
+
+    def __init__(self, key: str, tensor: Any, shards: Shards) -> None:
+        self._key, self._tensor, self._shards = key, tensor, shards
+
+    def __getitem__(self, index: object) -> Any:
+        """All of this rank's part: whoever loads asks for nothing else, and not before the model has been made, which sets the cuts."""
+        assert index is Ellipsis, index
+        cut = self._shards.cut_of(self._key)
+        return self._tensor[...] if cut is None else self._tensor[cut.of(tuple(self._tensor.get_shape()))]
+
+    def get_shape(self) -> list[int]:
+        """Of the whole tensor."""
+        shape: list[int] = self._tensor.get_shape()
+        return shape
+
+    def get_dtype(self) -> str:
+        """As the file names it."""
+        kind: str = self._tensor.get_dtype()
+        return kind
+
+
+@contextmanager
+def parts(folder: Path, files: list[str], shards: Shards) -> Iterator[dict[str, Any]]:
+    """Name -> slice of each tensor in `files`, open for as long as the context is."""
+    with ExitStack() as opened:
+        found: dict[str, Any] = {}
+        for name in files:
+            file = opened.enter_context(safe_open(folder / name, framework="pt"))
+            for key in file.keys():  # noqa: SIM118  # no mapping
+                found[key] = Part(key, file.get_slice(key), shards)
+        yield found
+
+
+def part_class(config: PreTrainedConfig, shards: Shards) -> type[PreTrainedModel]:
+    """The class that transformers has for `config`, whose instances have layers of this rank's size."""
+    whole: type[PreTrainedModel] = AutoModelForCausalLM._model_mapping[type(config)]
+
+    def __init__(self: PreTrainedModel, config: PreTrainedConfig) -> None:
+        whole.__init__(self, config)
+        shards.shrink(self)
+
+    return type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
