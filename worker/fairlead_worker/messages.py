@@ -149,7 +149,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With the first token: of the prompt's second token and all after it, where they were asked for."""
     embedding: bytes = b""
-    """The pooled hidden states, float32, not normalised: the one output of a request with `pooling`."""
+    """The pooled hidden states, float32, of unit length: the one output of a request with `pooling`."""
 
 
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -143,7 +143,16 @@ class Engine:
             # For the policies that look at them.
             priority, tenant = number % 3, f"tenant {number % 2}"
             adapter = adapters[number] if adapters else 0
-            submit = Submit(name, array("I", prompt).tobytes(), settings, root + adapter, priority, tenant, adapter, pooling=pooling[number] if pooling else None)
+            submit = Submit(
+                name,
+                array("I", prompt).tobytes(),
+                settings,
+                root + adapter,
+                priority,
+                tenant,
+                adapter,
+                pooling=pooling[number] if pooling else None,
+            )
             refused = self.scheduler.submit(submit)
             assert refused is None, refused
         answers: dict[str, list[Output]] = {name: [] for name in names}

@@ -6,7 +6,7 @@ from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.pooling import Pool
 from fairlead_worker.engine.request import Request
-from fairlead_worker.messages import Output, Submit
+from fairlead_worker.messages import Output, Sampling, Submit
 
 
 class Refused(ValueError):
@@ -67,9 +67,7 @@ def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, p
     )
 
 
-def _accept_pooled(
-    message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int
-) -> Request:
+def _accept_pooled(message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
     """One that ends with its prompt, which may be as long as the longest sequence."""
     prompt = len(tokens)
     assert message.pooling is not None
@@ -82,7 +80,7 @@ def _accept_pooled(
         id=message.id,
         tokens=tokens,
         prompt_length=prompt,
-        sampling=message.sampling,
+        sampling=Sampling(max_tokens=1),
         root=message.root,
         arrival=arrival,
         priority=message.priority,

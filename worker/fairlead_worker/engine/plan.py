@@ -3,13 +3,10 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import TokenLogprobs
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +97,8 @@ class StepResult:
     """Forward passes of the draft model in that time."""
     endings: dict[str, str] = field(default_factory=dict)
     """Requests, by id, whose grammar ends behind these tokens: nothing can follow. With the reason where that is a failure, else ""."""
-    pooled: "Mapping[str, np.ndarray]" = field(default_factory=dict)
-    """By request id, the sum of the hidden states in `to_pool`: [hidden] float32 of each row that has any."""
+    pooled: Mapping[str, bytes] = field(default_factory=dict)
+    """By request id, what the pool of each row with positions in `to_pool` holds now."""
 
 
 class Runner(Protocol):

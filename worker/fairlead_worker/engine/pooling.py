@@ -1,6 +1,4 @@
-"""The hidden states of one prompt on their way to one vector, chunk after chunk."""
-
-import numpy as np
+"""The hidden states of one prompt on their way to one vector, chunk after chunk. What is in the bytes, `execution/pooling.py` knows."""
 
 from fairlead_worker.messages import PoolingKind
 
@@ -8,15 +6,15 @@ from fairlead_worker.messages import PoolingKind
 class Pool:
     """What the states of a prompt of `length` tokens have come to so far. Each position counts once, however often it is computed."""
 
-    __slots__ = ("_length", "_total", "kind", "taken")
+    __slots__ = ("_length", "kind", "sum", "taken")
 
     def __init__(self, kind: PoolingKind, length: int) -> None:
         self.kind = kind
         self.taken = 0
         """Leading positions that are in already; grows over retractions too."""
+        self.sum = b""
+        """[hidden] float32; once all are in, the embedding."""
         self._length = length
-        self._total: np.ndarray | None = None
-        """[hidden] float32."""
 
     @property
     def reusable(self) -> int:
@@ -27,12 +25,11 @@ class Pool:
         """Of the positions computed now, from `start` to `end`, those whose states are to be summed."""
         return range(max(start, self._length - 1 if self.kind == "last" else self.taken), end)
 
-    def add(self, states: np.ndarray, end: int) -> None:
-        """The sum of what was wanted up to `end`: [hidden] float32."""
-        self._total = states if self._total is None else self._total + states
-        self.taken = end
+    def add(self, sum: bytes, end: int) -> None:
+        """What was wanted up to `end` is in `sum`."""
+        self.sum, self.taken = sum, end
 
-    def vector(self) -> bytes:
-        """[hidden] float32, once all positions are in."""
-        assert self._total is not None and self.taken == self._length, "the whole prompt was computed"
-        return (self._total if self.kind == "last" else self._total / np.float32(self._length)).tobytes()
+    def embedding(self) -> bytes:
+        """[hidden] float32 of unit length."""
+        assert self.taken == self._length, "the whole prompt was computed"
+        return self.sum

@@ -194,7 +194,7 @@ class Scheduler:
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
         if request.pool is not None and computed == len(request.tokens):
             request.finish = "stop"
-            outputs.append(Output(request.id, b"", request.first_cached or 0, "stop", embedding=request.pool.vector()))
+            outputs.append(Output(request.id, b"", request.first_cached or 0, "stop", embedding=request.pool.embedding()))
         if request.finish is not None:
             self._finish(request)
             return

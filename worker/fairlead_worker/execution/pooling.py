@@ -1,9 +1,10 @@
-"""Hidden states of prompts, summed over what a step has computed of each."""
+"""Hidden states of prompts, summed over what was computed of each; the sum of a whole prompt becomes its embedding."""
 
 from itertools import accumulate
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from fairlead_worker.engine.plan import StepPlan
 
@@ -16,9 +17,22 @@ def places_to_pool(plan: StepPlan) -> torch.Tensor:
     return torch.tensor(places, dtype=torch.int64)
 
 
-def pool(plan: StepPlan, states: torch.Tensor) -> dict[str, np.ndarray]:
-    """states [n, hidden], of `places_to_pool` -> by request id their sum, [hidden] float32."""
-    counts = {row.request.id: len(wanted) for row in plan.rows if (wanted := row.request.to_pool(row.start, row.end))}
-    parts = states.float().split(list(counts.values()))
-    # In float32 whatever the model's dtype: a mean over thousands of tokens would lose digits in bfloat16.
-    return {name: part.sum(0).cpu().numpy() for name, part in zip(counts, parts, strict=True)}
+def pool(plan: StepPlan, states: torch.Tensor) -> dict[str, bytes]:
+    """states [n, hidden], of `places_to_pool` -> by request id what its pool is to hold now: [hidden] float32.
+
+    In float32 whatever the model's dtype: a sum over thousands of tokens would lose digits in bfloat16. Of unit length where the prompt
+    ends: a mean need not be divided for that.
+    """
+    rows = [(row, wanted) for row in plan.rows if (wanted := row.request.to_pool(row.start, row.end))]
+    pooled: dict[str, bytes] = {}
+    begin = 0
+    for row, wanted in rows:
+        total = states[begin : begin + len(wanted)].float().sum(0).cpu()
+        begin += len(wanted)
+        assert row.request.pool is not None, "it has positions to pool"
+        if row.request.pool.sum:
+            total += torch.from_numpy(np.frombuffer(row.request.pool.sum, np.float32).copy())
+        if row.end == row.request.prompt_length:
+            total = normalize(total, dim=0)
+        pooled[row.request.id] = total.numpy().tobytes()
+    return pooled

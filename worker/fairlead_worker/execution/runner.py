@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 import torch
 
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
@@ -15,8 +14,8 @@ from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
-from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.pooling import places_to_pool, pool
+from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.kernels.base import Backend, KVSpec
@@ -101,7 +100,7 @@ class ModelRunner:
         tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
         return [[token] for token in tokens], logprobs
 
-    def _look(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, np.ndarray]]:
+    def _look(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
         """As `logits`, with the log-probabilities of prompts' tokens, by row, and with pooled hidden states, by request."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
         to_score, targets = positions_to_score(plan)

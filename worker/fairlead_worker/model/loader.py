@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class LoadedModel:
     """Tokens of prompt and output that the model was made for."""
     dtype: torch.dtype
     device: torch.device
-    pooling: Pooling = Pooling()
+    pooling: Pooling = field(default_factory=Pooling)
     """How it makes embeddings, as its files say or `--pooling`."""
     generates: bool = True
     """False: the files have no head, as those of models made for embeddings."""

@@ -40,16 +40,19 @@ def read_pooling(folder: Path, config: PreTrainedConfig, wanted: str = "auto", m
 def _own(folder: Path) -> tuple[PoolingKind, str]:
     """What sentence-transformers' files say, and why that cannot be done. Without such files: the last token, which alone has seen all."""
     modules = _json(folder / "modules.json")
-    place = "1_Pooling"
+    place, named = "1_Pooling", False
     for module in modules if isinstance(modules, list) else ():
         name = str(module.get("type", "")).rpartition(".")[2]
         if name == "Pooling":
-            place = str(module.get("path", place))
+            place, named = str(module.get("path", place)), True
         elif name not in HARMLESS:
-            return "last", f"the model's modules.json has a {name} layer behind its pooling, which is not done here; --pooling leaves it out"
+            return (
+                "last",
+                f"the model has a {name} layer behind its pooling (modules.json), which is not done here: set --pooling",
+            )
     said = _json(folder / place / "config.json")
     if not isinstance(said, dict):
-        return "last", ""
+        return "last", f"{place}/config.json, which modules.json names, is not among the model's files: set --pooling" if named else ""
     modes = [key for key, value in said.items() if key.startswith("pooling_mode_") and value is True]
     if isinstance(said.get("pooling_mode"), str):
         modes = [said["pooling_mode"]]
