@@ -23,7 +23,7 @@ def test_each_position_counts_once_in_any_company(seed: int, mixed: bool, policy
     for _ in range(40):
         prompt = [chooser.randrange(2, 5) for _ in range(chooser.randrange(1, 30))]
         kind = chooser.choice(KINDS)
-        name = machine.submit(prompt, chooser.randrange(1, 24), priority=chooser.randrange(3), pooling=kind)
+        name = machine.submit(prompt, chooser.randrange(12, 24), priority=chooser.randrange(3), pooling=kind)
         wants[name] = list(range(len(prompt))) if kind == "mean" else [len(prompt) - 1] if kind == "last" else []
         for _ in range(chooser.randrange(3)):
             if machine.step():

@@ -26,8 +26,7 @@ def positions_to_score(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
 def score(
     plan: StepPlan, targets: torch.Tensor, logits_at: Callable[[slice], torch.Tensor], vocabulary: int
 ) -> list[tuple[TokenLogprobs, ...]]:
-    """For each row of `plan` what it has to score. `logits_at`: some of the places of `positions_to_score` -> [n, vocabulary]; it may know of
-    more places behind them."""
+    """For each row of `plan` what it has to score. `logits_at`: some of the places of `positions_to_score` -> [n, vocabulary]."""
     rows = [(row.request.to_score(row.start, row.end), row.request.sampling.prompt_logprobs or 0) for row in plan.rows]
     most = max(top for wanted, top in rows if wanted)
     block = max(1, BLOCK_LOGITS // vocabulary)

@@ -25,6 +25,8 @@ from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.model.rope import max_model_len as context_length
+from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.model.uri import resolve
 from fairlead_worker.native.library import native
 
@@ -73,13 +75,14 @@ def load_model(
     progress("config", 0)
     folder = resolve(uri, progress, cache)
     config = _read_config(uri, folder)
-    limit = _max_model_len(uri, config, max_model_len)
+    limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     if quantization == "int8":
         _check_int8(uri, torch_dtype, torch.device(device))
     _check_weights(uri, folder)
     progress("config", 100)
     model, generates = _read_weights(uri, folder, config, torch_dtype, torch.device(device), progress)
+    settle_rope(model, limit)
     try:
         layers = probe_layers(model)
     except UnsupportedAttention as error:
@@ -128,22 +131,6 @@ def _check_int8(uri: str, dtype: torch.dtype, device: torch.device) -> None:
         raise ModelLoadError(uri, "--quantization int8 needs the native library, which does not load here (the log says why); leave it out")
     if dtype not in DTYPES:
         raise ModelLoadError(uri, f"--quantization int8 goes with --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
-
-
-def _max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
-    text = config.get_text_config(decoder=True)
-    own = getattr(text, "max_position_embeddings", None)
-    if own is None:
-        raise ModelLoadError(uri, "its config has no max_position_embeddings (nor n_positions): the context length is unknown")
-    parameters = getattr(text, "rope_parameters", None) or {}
-    for rope in (parameters, *(nested for nested in parameters.values() if isinstance(nested, dict))):
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            # transformers picks these frequencies by the longest sequence of the batch, so that beyond the original length
-            # a request's tokens would depend on who shares its step.
-            own = min(own, rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", own))
-    if wanted > own:
-        raise ModelLoadError(uri, f"--max-model-len {wanted} is more than the model's {own}")
-    return wanted or int(own)
 
 
 def _check_weights(uri: str, folder: Path) -> None:
