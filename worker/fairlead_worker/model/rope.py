@@ -1,7 +1,7 @@
 """How long a model's context is, and rotary embeddings whose frequencies depend on the length of a text.
 
-Most scalings of a rope (linear, yarn, llama3) are the same for every text. Two are not: transformers chooses the frequencies of `dynamic` by
-the longest text that it sees, and those of `longrope` by whether that is longer than the original context. A step holds texts of many
+Most scalings of a rope (linear, yarn, llama3) are the same for every text. Two are not: transformers chooses the frequencies of `dynamic`
+by the longest text that it sees, and those of `longrope` by whether that is longer than the original context. A step holds texts of many
 lengths, and cached KV serves texts of other lengths than the one it was computed for: both need frequencies that are the same for all.
 """
 
@@ -32,8 +32,8 @@ def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
     if wanted > steady and any(rope["rope_type"] == "dynamic" for rope in _changing(text)):
         raise ModelLoadError(
             uri,
-            f"--max-model-len {wanted}: beyond {steady} tokens its rope (dynamic NTK) has other frequencies for each length, so that requests "
-            f"could share neither a step nor cached KV; at most {steady}, or give its config a rope_type yarn or linear",
+            f"--max-model-len {wanted}: beyond {steady} tokens its rope (dynamic NTK) has other frequencies for each length, so that "
+            f"requests could share neither a step nor cached KV; at most {steady}, or give its config a rope_type yarn or linear",
         )
     if not wanted and steady < own:
         logger.warning(
@@ -57,9 +57,7 @@ def settle_rope(model: PreTrainedModel, limit: int) -> None:
         frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, model.device, seq_len=original + 1)
         module.register_buffer("inv_freq", frequencies, persistent=False)
         module.rope_type = "default"  # type: ignore[assignment]  # nothing is chosen any more
-        logger.warning(
-            "texts of up to %d tokens: all are served with the long frequencies of longrope, also those below %d", limit, original
-        )
+        logger.warning("up to %d tokens: all texts are served with the long frequencies of longrope, those below %d too", limit, original)
 
 
 def _changing(text: PreTrainedConfig) -> Iterator[dict[str, Any]]:
