@@ -5,7 +5,7 @@ import pytest
 from tests.router.harness import Fleet
 from tests.router.stand_in_worker import Exchange
 
-from fairlead_index.pooled import POOLED
+from fairlead_index.pooled import EMBEDDINGS, NO_GENERATION, POOLED
 
 TEXT = "a ring that guides a rope " * 20
 
@@ -41,3 +41,16 @@ async def test_what_cannot_be_is_the_workers_to_say(fleet: Fleet) -> None:
     for body in ({}, {"input": ""}, {"input": [[]]}, {"input": [True]}, {"input": [2**40]}, {"input": {"text": 1}}, {"query": 3}):
         assert (await router.client.post("/v1/embeddings", json=body)).status_code == 200
     assert all(received.tokens is None for received in worker.received) and len(worker.received) == 7
+
+
+async def test_the_probe_embeds_where_the_model_has_no_head(fleet: Fleet) -> None:
+    async def headless(exchange: Exchange) -> None:
+        if exchange.request.path == EMBEDDINGS:
+            await whole(exchange)
+        else:
+            await exchange.whole(400, {"error": {"message": "no head", "code": NO_GENERATION}})
+
+    worker = await fleet.worker(behaviour=headless)
+    router = await fleet.router(worker)
+    assert (await router.client.get("/fairlead/probe")).status_code == 200
+    assert [received.path for received in worker.received] == ["/v1/completions", EMBEDDINGS]

@@ -56,7 +56,7 @@ def settle_rope(model: PreTrainedModel, limit: int) -> None:
             continue
         frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, model.device, seq_len=original + 1)
         module.register_buffer("inv_freq", frequencies, persistent=False)
-        module.rope_type = "default"  # type: ignore[assignment]  # nothing is chosen any more
+        module.rope_type = "default"  # nothing is chosen any more
         logger.warning("up to %d tokens: all texts are served with the long frequencies of longrope, those below %d too", limit, original)
 
 
