@@ -21,7 +21,7 @@ import msgspec
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.cores import engine_threads
-from fairlead_worker.messages import Failed, Loading, Ready
+from fairlead_worker.messages import Failed, Loading, Pooling, Ready
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
@@ -166,6 +166,8 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
+        pooling=loaded.pooling if runner.forward.can_score else Pooling(refused="this model's hidden states cannot be had apart"),
+        generates=loaded.generates,
     )
     return scheduler, runner, ready, adapters
 
@@ -191,6 +193,8 @@ def load(
         device=group.device if group is not None else "cuda" if torch.cuda.is_available() else "cpu",
         max_model_len=config.max_model_len,
         quantization=config.quantization,
+        pooling=config.pooling,
+        matryoshka=config.matryoshka,
         progress=progress or no_progress,
         cache=cache,
         group=group,
@@ -242,6 +246,7 @@ def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
         itl_target_ms=config.itl_target_ms,
         policy=config.policy,
         eos_token_ids=loaded.eos_token_ids,
+        generates=loaded.generates,
         speculative_method=config.speculative_method,
         speculative_num_tokens=config.speculative_num_tokens,
         speculative_ngram_min=config.speculative_ngram_min,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from fairlead_index.pooled import EMBEDDINGS, NO_GENERATION
 from fairlead_index.split import SplitReport
 from fairlead_operator.api import InferenceService
 from fairlead_operator.loading_status import LoadingSeen
@@ -56,13 +57,25 @@ class Prober:
                 status, text = await self._ask("GET" if keyed else "POST", url, asked, TIMEOUT)
         except _FAILURES as error:
             return f"{url}: {type(error).__name__}: {error}"
+        if status == 400 and NO_GENERATION in text:
+            return await self._embed(f"{base}{EMBEDDINGS}", service)
         if status != 200:
             return f"{url} answered {status}: {text[:300]}"
         try:
-            choices = json.loads(text)["choices"]
-        except (ValueError, KeyError, TypeError):
+            answer = json.loads(text)
+            choices = answer["data"] if answer.get("object") == "list" else answer["choices"]  # the router's own probe may embed
+        except (ValueError, KeyError, TypeError, AttributeError):
             return f"{url} answered 200 without choices: {text[:300]}"
         return "" if choices else f"{url} answered 200 with no choice"
+
+    async def _embed(self, url: str, service: InferenceService) -> str:
+        """As `complete`, of a model that has no head."""
+        try:
+            async with self._completions:
+                status, text = await self._ask("POST", url, {"model": service.served_model_name, "input": PROMPT}, TIMEOUT)
+            return "" if status == 200 and json.loads(text)["data"] else f"{url} answered {status}: {text[:300]}"
+        except (*_FAILURES, ValueError, KeyError, TypeError) as error:
+            return f"{url}: {type(error).__name__}: {error}"
 
     async def loading(self, address: str) -> LoadingSeen | None:
         """How far the worker at `address` (host:port) is; None when it does not say."""

@@ -7,6 +7,7 @@ a second.
 import asyncio
 from time import monotonic
 
+from fairlead_index.pooled import EMBEDDINGS, NO_GENERATION
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.call import Call
@@ -17,6 +18,8 @@ from fairlead_router.wire.reply import Reply
 PATH = "/fairlead/probe"
 FRESH_SECONDS = 1.0
 _BODY = b'{"prompt": "Ready?", "max_tokens": 1, "temperature": 0}'
+_TEXT = b'{"input": "Ready?"}'
+"""For a model that has no head, and says so (`NO_GENERATION`)."""
 
 
 class _Kept(Reply):
@@ -65,13 +68,17 @@ class Probe:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _complete(self) -> tuple[int, bytes]:
+        status, body = await self._post("/v1/completions", _BODY)
+        return await self._post(EMBEDDINGS, _TEXT) if status == 400 and NO_GENERATION.encode() in body else (status, body)
+
+    async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         kind = (b"content-type", b"application/json")
-        call = Call("POST", "/v1/completions", f"probe-{monotonic():.0f}", [kind], len(_BODY), "")
+        call = Call("POST", path, f"probe-{monotonic():.0f}", [kind], len(body), "")
         reply = _Kept()
         try:
             self._front.admit_anyone(call)
-            call.body = _BODY
-            await self._front.forward(call, await self._prompts.read(call.path, _BODY), reply)
+            call.body = body
+            await self._front.forward(call, await self._prompts.read(call.path, body), reply)
         except ApiError as error:
             return error.status, error.body
         finally:

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead_worker.api import chat, completions, lora, state, tokenized
+from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+from fairlead_worker.api import chat, completions, embeddings, lora, similarity, state, tokenized
 from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
 
@@ -32,6 +33,9 @@ def build(worker: Worker) -> ASGIApp:
     routes = [
         route("POST", "/v1/completions", completions.completions),
         route("POST", "/v1/chat/completions", chat.chat_completions),
+        route("POST", EMBEDDINGS, embeddings.embeddings),
+        *(route("POST", path, similarity.score) for path in SCORES),
+        *(route("POST", path, similarity.rerank) for path in RERANKS),
         route("POST", "/v1/load_lora_adapter", lora.load),
         route("POST", "/v1/unload_lora_adapter", lora.unload),
         route("GET", "/v1/models", state.models),

@@ -24,6 +24,7 @@ from fairlead_worker.messages import (
     LoadAdapter,
     Loading,
     Output,
+    PoolingKind,
     Ready,
     Sampling,
     Step,
@@ -74,6 +75,8 @@ class Submission:
     tenant: str = ""
     adapter: int = 0
     grammar: str = ""
+    pooling: PoolingKind | None = None
+    """Not to be generated: its hidden states are wanted."""
 
 
 @dataclass(slots=True)
@@ -215,6 +218,7 @@ class EngineClient:
                 tenant=submission.tenant,
                 adapter=submission.adapter,
                 grammar=submission.grammar,
+                pooling=submission.pooling,
             )
         )
         self._receivers[id] = deliver

@@ -11,6 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fairlead_index.pooled import POOLED
 from fairlead_worker.api.engine_client import EngineGone, EngineRefuses
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
@@ -20,7 +21,8 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS, LINGER_BYTES = 1.0, 2 << 20
 """How long and how much of a refused body is read and thrown away: a connection closed on unread data is reset, and a reset
 may overtake the answer."""
-GENERATING = ("/v1/completions", "/v1/chat/completions")
+GENERATING = ("/v1/completions", "/v1/chat/completions", *POOLED)
+"""For the engine."""
 INFERENCE = (*GENERATING, "/tokenize", "/detokenize")
 
 

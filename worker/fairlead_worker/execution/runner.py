@@ -11,14 +11,15 @@ from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
-from fairlead_worker.execution.forward import Forward, ModuleForward, choose_forward
+from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
 from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.sampler import sample
-from fairlead_worker.execution.scoring import blocks, positions_to_score, score
+from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.sizing import CudaMemory, find_room
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.execution.worst import run_worst
@@ -74,7 +75,7 @@ class ModelRunner:
             self.drafter.draft(plan)
         drafted = time.perf_counter()
         grammars = self._begin_masks(plan)
-        logits, scores = self._score(plan) if plan.scores else (self.logits(plan), [])
+        logits, scores, pooled = self._look(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
         rows = [row for row in plan.rows if row.samples]
         masks = None if grammars is None else grammars.masks(rows)
         tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
@@ -87,6 +88,7 @@ class ModelRunner:
             draft_seconds=drafted - drafting,
             draft_forwards=0 if self.drafter is None else self.drafter.forwards,
             endings=endings,
+            pooled=pooled,
         )
 
     def _begin_masks(self, plan: StepPlan) -> Grammars | None:
@@ -107,22 +109,24 @@ class ModelRunner:
         tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
         return [[token] for token in tokens], logprobs
 
-    def _score(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]]]:
-        """As `logits`, and of each row the log-probabilities of its prompt's tokens."""
+    def _look(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
+        """As `logits`, with the log-probabilities of prompts' tokens, by row, and with pooled hidden states, by request."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
-        places, targets = positions_to_score(plan)
-        logits, logits_at = self.forward.score(step, self.backend.plan(step), places.to(self.loaded.device))
-        return logits, score(plan, targets, logits_at, self.loaded.vocabulary_size)
+        to_score, targets = positions_to_score(plan)
+        places = torch.cat((to_score, places_to_pool(plan)))
+        logits, seen = self.forward.score(step, self.backend.plan(step), places.to(self.loaded.device))
+        scores = score(plan, targets, seen.logits, self.loaded.vocabulary_size) if plan.scores else []
+        pooled = pool(plan, seen.states(slice(len(to_score), None))) if plan.pools else {}
+        return logits, scores, pooled
 
     @torch.inference_mode()
-    def follow(self, step: PackedStep, places: torch.Tensor | None) -> None:
-        """For a rank other than 0: the pass that rank 0 makes of `step`, and logits at `places`, as many at a time as `score` takes."""
+    def follow(self, step: PackedStep, places: torch.Tensor | None) -> Places | None:
+        """For a rank other than 0: the pass that rank 0 makes of `step`, and what there is to see at `places`."""
+        context = self.backend.plan(step)
         if places is None:
-            self.forward(step, self.backend.plan(step))
-            return
-        _, logits_at = self.forward.score(step, self.backend.plan(step), places)
-        for some in blocks(len(places), self.loaded.vocabulary_size):
-            logits_at(some)
+            self.forward(step, context)
+            return None
+        return self.forward.score(step, context, places)[1]
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:

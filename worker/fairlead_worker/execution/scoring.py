@@ -1,6 +1,6 @@
 """Log-probabilities of prompt tokens: each of the model's own distribution after the tokens before it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -29,20 +29,16 @@ def score(
     """For each row of `plan` what it has to score. `logits_at`: some of the places of `positions_to_score` -> [n, vocabulary]."""
     rows = [(row.request.to_score(row.start, row.end), row.request.sampling.prompt_logprobs or 0) for row in plan.rows]
     most = max(top for wanted, top in rows if wanted)
+    block = max(1, BLOCK_LOGITS // vocabulary)
     scored: list[TokenLogprobs] = []
-    for some in blocks(len(targets), vocabulary):
+    for begin in range(0, len(targets), block):
+        some = slice(begin, min(begin + block, len(targets)))
         scored += _score_block(logits_at(some), targets[some], most)
     answer: list[tuple[TokenLogprobs, ...]] = []
     each = iter(scored)
     for wanted, top in rows:
         answer.append(tuple(_cut(next(each), top) for _ in wanted))
     return answer
-
-
-def blocks(places: int, vocabulary: int) -> Iterator[slice]:
-    """Some of `places` at a time."""
-    block = max(1, BLOCK_LOGITS // vocabulary)
-    return (slice(begin, begin + block) for begin in range(0, places, block))
 
 
 def _score_block(logits: torch.Tensor, targets: torch.Tensor, most: int) -> list[TokenLogprobs]:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.digest import model_digest
@@ -22,9 +23,12 @@ from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.packed import DTYPES, pack_linears
+from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
 from fairlead_worker.model.quantized import check_checkpoint, made_at_load, read_plainly
+from fairlead_worker.model.rope import max_model_len as context_length
+from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.model.uri import resolve
 from fairlead_worker.native.library import native
 from fairlead_worker.parallel.group import Group, connect
@@ -54,6 +58,10 @@ class LoadedModel:
     device: torch.device
     ranks: int = 1
     """Over how many it is divided: `model` and `layers` are one rank's part."""
+    pooling: Pooling = field(default_factory=Pooling)
+    """How it makes embeddings, as its files say or `--pooling`."""
+    generates: bool = True
+    """False: the files have no head, as those of models made for embeddings."""
 
 
 def load_model(
@@ -63,6 +71,8 @@ def load_model(
     device: str | torch.device = "cpu",
     max_model_len: int = 0,
     quantization: str = "none",
+    pooling: str = "auto",
+    matryoshka: bool = False,
     progress: Progress = no_progress,
     cache: ModelCache | None = None,
     group: Group | None = None,
@@ -72,6 +82,7 @@ def load_model(
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
     quantization: none; int8: weights of linear layers, on a CPU with the native library; fp8 or int4: by torchao.
+    pooling, matryoshka: see `read_pooling`.
     group: the ranks that share the model, all of which load it at the same time; None: it is not divided. Raises ModelLoadError.
     """
     progress("config", 0)
@@ -83,14 +94,15 @@ def load_model(
         raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
     if stored:
         read_plainly(config)
-    limit = _max_model_len(uri, config, max_model_len)
+    limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     if quantization == "int8":
         _check_int8(uri, torch_dtype, torch.device(device))
     given = made_at_load(uri, quantization, torch.device(device), ranks)
     files = _check_weights(uri, folder)
     progress("config", 100)
-    model = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, group, given)
+    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, group, given)
+    settle_rope(model, limit)
     try:
         layers = probe_layers(model)
     except UnsupportedAttention as error:
@@ -111,6 +123,8 @@ def load_model(
         dtype=torch_dtype,
         device=model.device,
         ranks=ranks,
+        pooling=read_pooling(folder, config, pooling, matryoshka),
+        generates=generates,
     )
 
 
@@ -137,22 +151,6 @@ def _check_int8(uri: str, dtype: torch.dtype, device: torch.device) -> None:
         raise ModelLoadError(uri, "--quantization int8 needs the native library, which does not load here (the log says why); leave it out")
     if dtype not in DTYPES:
         raise ModelLoadError(uri, f"--quantization int8 goes with --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
-
-
-def _max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
-    text = config.get_text_config(decoder=True)
-    own = getattr(text, "max_position_embeddings", None)
-    if own is None:
-        raise ModelLoadError(uri, "its config has no max_position_embeddings (nor n_positions): the context length is unknown")
-    parameters = getattr(text, "rope_parameters", None) or {}
-    for rope in (parameters, *(nested for nested in parameters.values() if isinstance(nested, dict))):
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            # transformers picks these frequencies by the longest sequence of the batch, so that beyond the original length
-            # a request's tokens would depend on who shares its step.
-            own = min(own, rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", own))
-    if wanted > own:
-        raise ModelLoadError(uri, f"--max-model-len {wanted} is more than the model's {own}")
-    return wanted or int(own)
 
 
 def _check_weights(uri: str, folder: Path) -> list[str]:
@@ -189,8 +187,9 @@ def _read_weights(
     progress: Progress,
     group: Group | None,
     further: dict[str, Any],
-) -> PreTrainedModel:
-    """Tensor after tensor from the mapped files onto the device: what the host holds of them is the kernel's file cache, and no copy."""
+) -> tuple[PreTrainedModel, bool]:
+    """The model, and whether it has a head of its own. Tensor after tensor goes from the mapped files onto the device: what the host holds
+    of them is the kernel's file cache, and no copy."""
     size = sum((folder / name).stat().st_size for name in files)
     progress("weights", 0, 0, size)
     given: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
@@ -211,13 +210,15 @@ def _read_weights(
         raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {group.size if group else 1}): {error}") from error
     except Exception as error:
         raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    headless = missing == ["lm_head.weight"] and not any("ForCausalLM" in name for name in config.architectures or ())
+    if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = (model if "device_map" in given else model.to(device)).eval().requires_grad_(False)
     if group is not None and shards is not None:
         connect(model, shards, group)
     progress("weights", 100, size, size)
-    return model
+    return model, not headless
 
 
 def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:

@@ -17,10 +17,11 @@ import msgspec
 import zmq
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.parallel.messages import Copy, End, Join, LastWords, Load, Run, ToRank
+from fairlead_worker.parallel.messages import Copy, End, Join, LastWords, Load, Look, Run, ToRank
 from fairlead_worker.parallel.ranks import store
 
 if TYPE_CHECKING:
+    from fairlead_worker.execution.forward import Places
     from fairlead_worker.execution.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -97,10 +98,14 @@ def serve(ear: Ear, runner: "ModelRunner") -> None:
     """Computes what rank 0 computes, until `End`."""
     from fairlead_worker.parallel.lead import to_step
 
+    seen: Places | None = None
     while True:
         match ear.hear():
             case Run() as run:
-                runner.follow(*to_step(run, runner.loaded.device))
+                seen = runner.follow(*to_step(run, runner.loaded.device))
+            case Look(start=start, stop=stop):
+                assert seen is not None, "rank 0 looks at places of the last pass"
+                seen.logits(slice(start, stop))
             case Copy(saves=saves, loads=loads):
                 assert runner.host is not None, "rank 0 has a host tier of the same configuration"
                 runner.host.copy(saves, loads)

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairlead_worker.execution.forward import Forward, LogitsAt
+from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.progress import Progress
 from fairlead_worker.model.uri import resolve
-from fairlead_worker.parallel.messages import Copy, Load, Run
+from fairlead_worker.parallel.messages import Copy, Load, Look, Run
 from fairlead_worker.parallel.ranks import Ranks
 
 
@@ -50,17 +50,29 @@ class LedForward:
         with self._ranks.together():
             return self._inner(step, context)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
-        """The same, and logits at `places`, to be asked for as `execution.scoring.score` does: the other ranks go through them likewise."""
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+        """The same, and a look at `places`."""
         self._ranks.tell(to_message(step, places))
         with self._ranks.together():
-            logits, inner_at = self._inner.score(step, context, places)
+            logits, seen = self._inner.score(step, context, places)
+        return logits, LedPlaces(seen, self._ranks)
 
-        def logits_at(some: slice) -> torch.Tensor:
-            with self._ranks.together():
-                return inner_at(some)
 
-        return logits, logits_at
+class LedPlaces:
+    """Implements `execution.forward.Places`."""
+
+    def __init__(self, inner: Places, ranks: Ranks) -> None:
+        self._inner, self._ranks = inner, ranks
+
+    def logits(self, some: slice) -> torch.Tensor:
+        """[n, vocabulary]: of every rank's part of the head."""
+        self._ranks.tell(Look(some.start, some.stop))
+        with self._ranks.together():
+            return self._inner.logits(some)
+
+    def states(self, some: slice) -> torch.Tensor:
+        """[n, hidden]: the same on every rank."""
+        return self._inner.states(some)
 
 
 class LedHost:

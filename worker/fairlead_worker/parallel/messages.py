@@ -33,7 +33,14 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     page_indices: bytes
     sampling: bytes
     places: bytes | None = None
-    """Tokens of the step whose logits are wanted too, int64; None: of none."""
+    """Tokens of the step that are looked at too, int64; None: none."""
+
+
+class Look(msgspec.Struct, tag="look", frozen=True):
+    """The logits of some of the last pass's places: each rank's head has a part of the vocabulary."""
+
+    start: int
+    stop: int
 
 
 class Copy(msgspec.Struct, tag="copy", frozen=True):
@@ -54,4 +61,4 @@ class LastWords(msgspec.Struct, frozen=True):
     reason: str
 
 
-ToRank = Load | Run | Copy | End
+ToRank = Load | Run | Look | Copy | End

@@ -1,0 +1,73 @@
+"""How long a model's context is, and rotary embeddings whose frequencies depend on the length of a text.
+
+Most scalings of a rope (linear, yarn, llama3) are the same for every text. Two are not: transformers chooses the frequencies of `dynamic`
+by the longest text that it sees, and those of `longrope` by whether that is longer than the original context. A step holds texts of many
+lengths, and cached KV serves texts of other lengths than the one it was computed for: both need frequencies that are the same for all.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from fairlead_worker.model.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+
+def max_model_len(uri: str, config: PreTrainedConfig, wanted: int) -> int:
+    """Tokens of prompt and output. `wanted`: 0 for the model's own, which ends where its frequencies would begin to change.
+
+    Raises ModelLoadError for one that cannot be.
+    """
+    text = config.get_text_config(decoder=True)
+    own = getattr(text, "max_position_embeddings", None)
+    if own is None:
+        raise ModelLoadError(uri, "its config has no max_position_embeddings (nor n_positions): the context length is unknown")
+    if wanted > own:
+        raise ModelLoadError(uri, f"--max-model-len {wanted} is more than the model's {own}")
+    steady = min([int(own), *(_original(text, rope) for rope in _changing(text))])
+    if wanted > steady and any(rope["rope_type"] == "dynamic" for rope in _changing(text)):
+        raise ModelLoadError(
+            uri,
+            f"--max-model-len {wanted}: beyond {steady} tokens its rope (dynamic NTK) has other frequencies for each length, so that "
+            f"requests could share neither a step nor cached KV; at most {steady}, or give its config a rope_type yarn or linear",
+        )
+    if not wanted and steady < own:
+        logger.warning(
+            "%s serves %d tokens of the %d that its config names: beyond, the frequencies of its rope change with the length of a text; "
+            "for longrope, --max-model-len up to %d serves all texts with the long ones",
+            uri, steady, own, own,
+        )  # fmt: skip
+    return wanted or steady
+
+
+def settle_rope(model: PreTrainedModel, limit: int) -> None:
+    """Where texts may be longer than longrope's original context, all have its long frequencies: those that transformers uses for such
+    texts. Shorter ones differ from it then (as with vLLM), for they may grow, and share KV with longer ones."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) != "longrope":
+            continue
+        config: Any = module.config
+        original = _original(config, config.rope_parameters)
+        if limit <= original:
+            continue
+        frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, model.device, seq_len=original + 1)
+        module.register_buffer("inv_freq", frequencies, persistent=False)
+        module.rope_type = "default"  # nothing is chosen any more
+        logger.warning("up to %d tokens: all texts are served with the long frequencies of longrope, those below %d too", limit, original)
+
+
+def _changing(text: PreTrainedConfig) -> Iterator[dict[str, Any]]:
+    """The model's ropes whose frequencies depend on the length."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    for rope in (parameters, *(nested for nested in parameters.values() if isinstance(nested, dict))):
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            yield rope
+
+
+def _original(text: PreTrainedConfig, rope: dict[str, Any]) -> int:
+    own = text.max_position_embeddings
+    return int(rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", own))
