@@ -2,6 +2,8 @@
 
 import time
 from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fairlead_index.prompt import PromptEncoder
@@ -52,11 +54,7 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
-    model = worker.check_model(request.model)
-    with worker.adapters.use(model) as adapter:
-        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-        prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
-        prepared = prepare(worker, [prompt], how, adapter, await worker.grammar(how.constraint))
+    async with prepared_chat(worker, exchange, request, given, len(body)) as (model, prepared):
         options = request.stream_options
         reply = Reply(
             model=model,
@@ -70,7 +68,23 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
         await answer(exchange, worker, prepared, reply)
 
 
-async def _prompt(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":
+@asynccontextmanager
+async def prepared_chat(
+    worker: Worker, exchange: Exchange, request: ChatRequest, given: "array[int] | None", size: int
+) -> "AsyncIterator[tuple[str, Prepared]]":
+    """The model's name and what the engine is asked for: a chat's, whichever API it came by. The adapter is held for as long.
+
+    `given`: the prompt's tokens, where the router has made them. `size`: bytes of the body.
+    """
+    model = worker.check_model(request.model)
+    with worker.adapters.use(model) as adapter:
+        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
+        prompt = given if given is not None else await encoded(worker, request, how.salt, size)
+        yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(how.constraint))
+
+
+async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":
+    """The prompt's tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     continues = bool(request.continue_final_message)
