@@ -58,8 +58,8 @@ class Shape:
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        return {"index": index, "delta": {"content": piece.text}, "logprobs": None}
+    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        return [{"index": index, "delta": {"content": piece.text}, "logprobs": None}]
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]:
         return {"index": index, "finish_reason": "stop"}
@@ -77,7 +77,7 @@ def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, cont
     written = writer.begin() + b"".join(writer.add([(place % 2, Piece(text))]) for place, text in enumerate(texts))
     events = [event.removeprefix("data: ") for event in written.decode().split("\n\n")[: len(texts)]]
     for place, (event, text) in enumerate(zip(events, texts, strict=True)):
-        document = reply.document("text_completion", [reply.shape.delta(place % 2, Piece(text))])
+        document = reply.document("text_completion", reply.shape.deltas(place % 2, Piece(text)))
         if continuous_usage:
             document["usage"] = Answered().usage()
         elif include_usage:

@@ -18,6 +18,7 @@ from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
 from fairlead_worker.api.tokenized import split
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
 
 
 class ChatShape:
@@ -34,15 +35,16 @@ class ChatShape:
     def opening(self, index: int) -> dict[str, Any] | None:
         return _delta(index, {"role": "assistant", "content": ""})
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        return _delta(index, {"content": piece.text}, chat_logprobs(self._encoder, piece))
+    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        shown = [_delta(index, _shown(event)) for event in piece.events] or [_delta(index, {"content": ""})]
+        shown[0]["logprobs"] = chat_logprobs(self._encoder, piece)
+        return shown
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]:
         return _delta(index, {}) | _finish(choice)
 
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
+        return {"index": index, "message": _message(piece), "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
 
     def beside(self) -> dict[str, Any]:
         """vLLM has the prompt's log-probabilities beside the choices."""
@@ -102,9 +104,41 @@ async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int) ->
     )
 
 
-def _delta(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _shown(event: Event) -> dict[str, Any]:
+    match event:
+        case Text(text):
+            return {"content": text}
+        case Reasoning(text):
+            return _reasoning(text)
+        case CallBegun(index, id, name):
+            return {"tool_calls": [{"index": index} | _call(id, name, "")]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _message(piece: Piece) -> dict[str, Any]:
+    """All of an answer. It has no content where it does nothing but call."""
+    whole = gather(piece.events)
+    message: dict[str, Any] = {"role": "assistant", "content": whole.text or (None if whole.calls else ""), "refusal": None}
+    if whole.reasoning:
+        message |= _reasoning(whole.reasoning)
+    if whole.calls:
+        message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in whole.calls]
+    return message
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Under the name that vLLM has now, and the one that it had, as DeepSeek has it."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _finish(choice: Choice) -> dict[str, Any]:
-    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+    return {"finish_reason": choice.shown_reason, "stop_reason": choice.stop_reason}

@@ -26,7 +26,8 @@ class Shape(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """What choice `index` of a stream begins with, before any token."""
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]: ...
+    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        """A chunk for each of the piece's events, and at least one: it may carry log-probabilities only."""
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]: ...
 
@@ -116,12 +117,14 @@ class ChunkWriter:
         choice = self.prepared.choices[index]
         if index not in self._opened:
             self._opening(index)
-        if piece.logprobs or (piece.text and self.reply.continuous_usage):
-            self._chunk(self.reply.shape.delta(index, piece))
-        elif piece.text:
+        plain = piece.plain
+        if piece.logprobs or plain is None or (plain and self.reply.continuous_usage):
+            for delta in self.reply.shape.deltas(index, piece):
+                self._chunk(delta)
+        elif plain:
             head, tail = self._frames.get(index) or self._frame(index)
             self._out += head
-            self._out += msgspec.json.encode(piece.text)
+            self._out += msgspec.json.encode(plain)
             self._out += tail
         # Pieces of a batch were all taken in already: the finish belongs to the last of them.
         if piece.last:
@@ -129,7 +132,8 @@ class ChunkWriter:
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         before, self._out = self._out, bytearray()
-        self._chunk(self.reply.shape.delta(index, Piece(_MARK)))
+        for delta in self.reply.shape.deltas(index, Piece(_MARK)):
+            self._chunk(delta)
         head, _, tail = bytes(self._out).partition(msgspec.json.encode(_MARK))
         self._out = before
         self._frames[index] = head, tail
