@@ -83,7 +83,7 @@ def deployed(folder: Path) -> Iterator[Endpoints]:
 
         def router(*flags: str) -> str:
             port = free_port()
-            command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", str(port), *index, *flags]
+            command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", str(port), *flags]
             with (folder / f"router-{port}.log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log)
             stack.callback(process.wait)
@@ -93,8 +93,8 @@ def deployed(folder: Path) -> Iterator[Endpoints]:
         there, nowhere = (f"static://127.0.0.1:{port}" for port in (worker.port, free_port()))
         endpoints = Endpoints(
             worker=worker.url,
-            router=router("--workers", there),
-            guarded=router("--workers", there, "--api-keys-file", str(folder / "keys.yaml")),
+            router=router("--workers", there, *index),
+            guarded=router("--workers", there, *index, "--api-keys-file", str(folder / "keys.yaml")),
             forsaken=router("--workers", nowhere, "--hold-timeout", "0"),
         )
         worker.wait_ready()
