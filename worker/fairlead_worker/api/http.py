@@ -18,9 +18,9 @@ from fairlead_worker.api.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-LINGER_SECONDS, LINGER_BYTES = 1.0, 2 << 20
-"""How long and how much of a refused body is read and thrown away: a connection closed on unread data is reset, and a reset
-may overtake the answer."""
+LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
+"""How long and how much of a refused body is read and thrown away, as by the router: a connection closed on unread data is reset, and a reset
+overtakes the answer. Clients send a body whole before they read: openai's shows a reset as a connection error, and sends all of it again."""
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
