@@ -26,6 +26,8 @@ RENAMED = {
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "reasoning_effort": "output_config.effort",
 }
 """Of a chat's fields, those that errors must call by another name here."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -89,7 +91,8 @@ def chat_body(body: MessagesBody) -> dict[str, Any]:
     chat["tools"] = [_tool(where, tool) for where, tool in objects(body.tools, "tools")] if body.tools else None
     chat["tool_choice"], chat["parallel_tool_calls"] = _choice(body.tool_choice)
     chat["response_format"] = _format((body.output_config or {}).get("format"))
-    chat["chat_template_kwargs"] = _thinking(body)
+    chat["reasoning_effort"] = _effort(body)
+    chat["chat_template_kwargs"] = _template_kwargs(body)
     user = (body.metadata or {}).get("user_id")
     chat["user"] = text(user, "metadata.user_id") if user is not None else None
     return {name: value for name, value in chat.items() if value is not None}
@@ -222,25 +225,31 @@ def _format(form: Any) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
 
 
-def _thinking(body: MessagesBody) -> Any:
-    """Variables of templates. The budget is a word to those that know one (Seed-OSS): nothing is cut off for it."""
+def _effort(body: MessagesBody) -> str | None:
+    """Of a chat: "none" where there shall be no thinking."""
+    if (body.thinking or {}).get("type") == "disabled":
+        return "none"
+    effort = (body.output_config or {}).get("effort")
+    return None if effort is None else text(effort, "output_config.effort")
+
+
+def _template_kwargs(body: MessagesBody) -> Any:
+    """What else templates have for thinking: a switch, and a budget, which is a word to those that know one (Seed-OSS's): nothing is cut
+    off for it. What the client itself says to the template stands above."""
     wanted: dict[str, Any] = {}
-    if (effort := (body.output_config or {}).get("effort")) is not None:
-        wanted |= {"reasoning_effort": text(effort, "output_config.effort")}
     if body.thinking is not None:
+        refuse_unlike(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")
         match body.thinking.get("type"):
             case "enabled":
                 budget = body.thinking.get("budget_tokens")
                 if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
                     refuse("thinking.budget_tokens", "must be a positive integer")
-                wanted |= {"enable_thinking": True, "thinking_budget": budget}
-            case "disabled":
-                wanted |= {"enable_thinking": False}
+                wanted = {"enable_thinking": True, "thinking": True, "thinking_budget": budget}
             case "adaptive":
-                wanted |= {"enable_thinking": True}
+                wanted = {"enable_thinking": True, "thinking": True}
+            case "disabled":
+                pass
             case kind:
                 refuse("thinking.type", f"is {kind!r:.60}; it must be enabled, disabled or adaptive")
-        refuse_unlike(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")
-    if isinstance(body.chat_template_kwargs, dict):
-        return {**wanted, **body.chat_template_kwargs}
-    return body.chat_template_kwargs if body.chat_template_kwargs is not None else wanted or None
+    given = body.chat_template_kwargs
+    return {**wanted, **given} if isinstance(given, dict) else wanted or given

@@ -36,6 +36,7 @@ RENAMED = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
 }
 """Of a chat's fields, those that errors must call by another name here."""
 
@@ -114,7 +115,7 @@ def chat_body(body: ResponsesBody) -> dict[str, Any]:
     chat["response_format"] = _format(body.text or {})
     if body.top_logprobs or LOGPROBS in (body.include or ()):
         chat["logprobs"], chat["top_logprobs"] = True, body.top_logprobs or 0
-    chat["chat_template_kwargs"] = _reasoning(body.reasoning or {}, body.chat_template_kwargs)
+    chat["reasoning_effort"] = _effort(body.reasoning or {})
     return {name: value for name, value in chat.items() if value is not None}
 
 
@@ -222,13 +223,7 @@ def _format(given: dict[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
 
 
-def _reasoning(given: dict[str, Any], template_kwargs: Any) -> Any:
-    """The effort, as templates read it: gpt-oss's by its name, Qwen's and others' as a switch. What the client itself says stands above."""
+def _effort(given: dict[str, Any]) -> str | None:
     refuse_unlike(given, {"summary": ("auto",), "generate_summary": ("auto",), "mode": ("standard",), "context": ("auto",)}, "reasoning.")
     effort = given.get("effort")
-    if effort is None:
-        return template_kwargs
-    wanted: dict[str, Any] = {"enable_thinking": effort != "none"}
-    if effort != "none":
-        wanted["reasoning_effort"] = text(effort, "reasoning.effort")
-    return {**wanted, **template_kwargs} if isinstance(template_kwargs, dict) else wanted
+    return None if effort is None else text(effort, "reasoning.effort")
