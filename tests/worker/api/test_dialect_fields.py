@@ -60,10 +60,10 @@ def test_a_chats_rules_hold_for_its_fields(path: str) -> None:
 
 def test_errors_of_a_chat_are_told_in_the_dialects_names() -> None:
     with pytest.raises(ApiError) as told, renamed(BODIES[MESSAGES][1].RENAMED):
-        raise invalid("stop: at most 16 strings, not 17; it would stop everything", param="stop")
+        raise invalid("stop: at most 16, not 17; it would stop everything", param="stop")
     assert (told.value.param, told.value.message) == (
         "stop_sequences",
-        "stop_sequences: at most 16 strings, not 17; it would stop everything",
+        "stop_sequences: at most 16, not 17; it would stop everything",
     )
     with pytest.raises(ApiError) as told, renamed(BODIES[RESPONSES][1].RENAMED):
         raise invalid("response_format.json_schema.schema: more than max_completion_tokens", param="response_format.json_schema.schema")

@@ -37,8 +37,8 @@ NOTES: dict[str, dict[str, str]] = {
     MESSAGES: {
         "cache_control": "here and in blocks: every prefix is cached, marked or not",
         "max_tokens": "required, but for `count_tokens`",
-        "messages": "text, `thinking`, `tool_use`, `tool_result` (text; `is_error` puts `Error:` before it), system messages; refused: others; "
-        "a last message of the assistant is continued",
+        "messages": "text, `thinking`, `tool_use`, `tool_result` (text; `is_error` puts `Error:` before it), system messages; refused: "
+        "others; a last message of the assistant is continued",
         "metadata": "`user_id`, as a chat's `user`",
         "model": "as in chats",
         "output_config": "`format`, see [structured output](structured-output.md); `effort` as a chat's `reasoning_effort`",
