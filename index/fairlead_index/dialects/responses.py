@@ -36,6 +36,7 @@ RENAMED = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "messages": "input",
+    "prompt": "input",
     "reasoning_effort": "reasoning.effort",
 }
 """Of a chat's fields, those that errors must call by another name here."""
