@@ -28,7 +28,6 @@ NOTES: dict[str, dict[str, str]] = {
         "refused: others",
         "safety_identifier": "given back",
         "stop": "as in chats",
-        "store": "nothing is stored, and the answer says `store: false`",
         "stream": "typed events, each with its name and number",
         "stream_options": "`include_obfuscation` false",
         "text": "`format`: `text`, `json_object` or `json_schema`, see [structured output](structured-output.md); `verbosity`: `medium`",
