@@ -64,9 +64,8 @@ def test_responses_tools_and_forms() -> None:
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
     chat = responses(tools=tools, tool_choice=allowed)
     listed = [{"type": "function", "function": {"name": "g"}}]
-    assert (
-        chat["tool_choice"] == {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": listed}} and len(chat["tools"]) == 2
-    )
+    assert chat["tool_choice"] == {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": listed}}
+    assert len(chat["tools"]) == 2
     form = {"type": "json_schema", "name": "n", "schema": {}, "strict": True}
     assert responses(text={"format": form})["response_format"]["json_schema"] == {"name": "n", "schema": {}, "strict": True}
     chat = responses(max_output_tokens=3, top_logprobs=2, reasoning={"effort": "low"}, seed=5, cache_salt="s")
