@@ -69,7 +69,6 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
         how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
         use = tool_use(request)
         prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
-        worker.check_tokens(prompt)
         form = worker.reading.form(how.constraint, use, prompt)
         parsers = worker.reading.parsers(form, use, prompt)
         prepared = prepare(worker, [prompt], how, adapter, await worker.grammar(form), parsers)
