@@ -266,8 +266,16 @@ def test_calls_and_reasoning_before_them(model: Model) -> None:
     opened, maybe = Thought("<t>", "</t>", True), Thought("<t>", "</t>", False)
     assert accepts(opened, f"any {{ text\n</t>\n\n{both}") and not accepts(opened, both)
     assert accepts(maybe, f"<t>text</t>{both}") and accepts(maybe, both) and not accepts(maybe, f"text</t>{both}")
-    special = Thought("<|im_start|>t", "<|im_end|>so<|im_start|>", False, "<|im_start|>x")
-    assert accepts(special, f"<|im_start|>t any<|im_end|>so<|im_start|>{both}") and accepts(special, f"<|im_start|>x{both}")
+    special = Thought("<|im_start|>t", "<|im_start|>so", False, "<|im_start|>x")
+    assert accepts(special, f"<|im_start|>t any<|im_start|>so{both}") and accepts(special, f"<|im_start|>x{both}")
+    assert not accepts(special, f"<|im_start|>t any{both}") and not accepts(special, both)
+
+
+def test_text_that_spells_a_special_token_is_text(model: Model) -> None:
+    """Forced text would be tokenized as a whole, with the special token for its name, which no text matches."""
+    serving = Serving(model)
+    grammars = [model.grammar("regex", r"<\|im_start\|>[ab]{1,3}"), model.grammar("choice", ["<|im_start|>a", "<|im_start|>b"])]
+    assert all(model.tokenizer.decode(answer.tokens).startswith("<|im_start|>") for answer in serving.serve(list(map(Ask, grammars))))
 
 
 def test_ebnf_and_lark(model: Model) -> None:

@@ -47,7 +47,7 @@ def test_a_family_is_read(sample: Sample) -> None:
     calls = [(call.name, json.loads(call.arguments)) for call in message.calls]
     assert (message.text, message.reasoning, calls) == (sample.text, sample.reasoning, sample.calls)
     assert reason == ("tool_calls" if sample.calls else "stop")
-    for seed in range(40):
+    for seed in range(20):
         cut, cut_reason = _read(_reader(sample), _cut(sample.written, seed), sample.tail)
         assert (_without_ids(gather(cut)), cut_reason) == (_without_ids(message), reason)
 
@@ -67,8 +67,9 @@ def test_cut_anywhere_it_is_the_same_in_pieces_and_no_call_is_called_whole(sampl
         written = sample.written[:end]
         whole, reason = _read(_reader(sample), [written], sample.tail, "length")
         assert reason == "length"
-        pieces, _ = _read(_reader(sample), list(written), sample.tail, "length")
-        assert _without_ids(gather(pieces)) == _without_ids(gather(whole))
+        if end % 4 == 0:
+            pieces, _ = _read(_reader(sample), list(written), sample.tail, "length")
+            assert _without_ids(gather(pieces)) == _without_ids(gather(whole))
         _, stopped = _read(_reader(sample), [written], sample.tail, "stop")
         if stopped == "tool_calls":
             assert all(isinstance(json.loads(call.arguments), dict) for call in gather(whole).calls)
@@ -104,7 +105,7 @@ _WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(["harmony", *CALLS]), st.lists(_WORDS, max_size=25).map("".join), st.integers(0, 10**6))
 def test_any_text_is_read_the_same_in_any_pieces(parser: str, written: str, seed: int) -> None:
     reader = Reader(parser, parser if parser == "harmony" else "mistral" if parser == "mistral" else "think")

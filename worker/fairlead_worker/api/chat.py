@@ -94,7 +94,6 @@ async def prepared_chat(
         how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
         use = tool_use(request)
         prompt = given if given is not None else await encoded(worker, request, how.salt, size)
-        worker.check_tokens(prompt)
         form = worker.reading.form(how.constraint, use, prompt)
         parsers = worker.reading.parsers(form, use, prompt)
         yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(form), parsers), use

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 WHITESPACE = "( |\\n[ \\t]{0,32})?"
 """Between the parts of JSON: nothing, a blank, or a new line and its indentation. Without a bound, models may write blanks for ever."""
 
+_NAMES = r"<\|[^|<>]+\|>|\[/?[A-Z_]+\]|<[^<>|\n]{1,60}>"
+"""What names of special tokens look like."""
+_NO_FORCING = '%llguidance {"no_forcing": true}'
+
 
 def lower(constraint: Constraint, special: Callable[[str], int | None]) -> str:
     """The grammar, for `Compiler.matcher`. `special`: the id of a special token. Raises ValueError with the reason."""
     grammar = _lowered(constraint, special)
+    if constraint.kind in ("regex", "choice", "grammar") and _spells(constraint.text, special):
+        grammar = _unforced(grammar)
     return grammar if constraint.thought is None else _after(constraint.thought, grammar, special)
 
 
@@ -88,14 +94,30 @@ def _after(thought: Thought, grammar: str, special: Callable[[str], int | None])
     over = f"free[lazy]: TEXT {first}\nthought: free {ended}" if first.startswith('"') else f"thought: TEXT {first} {ended}"
     begun = "" if thought.opened else " ".join(_pieces(thought.start, special))
     direct = "" if thought.opened else f" | {' '.join(_pieces(thought.answer, special))} @answer"
-    outer = "\n".join(["%llguidance {}", f"start: {begun} thought @answer{direct}", over, r"TEXT: /(.|\n)*/", r"BLANK: /[ \n]{0,4}/"])
+    header = _NO_FORCING if "no_forcing" in grammar else "%llguidance {}"
+    outer = "\n".join([header, f"start: {begun} thought @answer{direct}", over, r"TEXT: /(.|\n)*/", r"BLANK: /[ \n]{0,4}/"])
     inner = msgspec.json.decode(grammar)["grammars"][0] if grammar.startswith('{"grammars"') else {"lark_grammar": grammar}
     return _written({"grammars": [{"lark_grammar": outer}, inner | {"name": "answer"}]})
 
 
+def _spells(text: str, special: Callable[[str], int | None]) -> bool:
+    """Whether a text has the name of a special token in it: the markers of calls often are such tokens."""
+    return any(special(name) is not None for name in set(re.findall(_NAMES, text.replace("\\", ""))))
+
+
+def _unforced(grammar: str) -> str:
+    """Text that must come is otherwise tokenized as a whole, with special tokens for their names: tokens that the grammar then refuses."""
+    if grammar.startswith('{"grammars"'):
+        document = msgspec.json.decode(grammar)
+        document["grammars"][0]["lark_grammar"] = f"{_NO_FORCING}\n{document['grammars'][0]['lark_grammar']}"
+        return _written(document)
+    bare = grammar.removeprefix("%llguidance {}")
+    return grammar if bare.startswith("%llguidance") else f"{_NO_FORCING}\n{bare}"
+
+
 def _pieces(text: str, special: Callable[[str], int | None]) -> list[str]:
     """A marker as the special tokens that it has, and the text between them."""
-    parts = re.split(r"(<\|[^|<>]+\|>|\[/?[A-Z_]+\]|<[^<>|]+>)", text)
+    parts = re.split(f"({_NAMES})", text)
     return [_literal(part, special) for part in parts if part]
 
 

@@ -5,13 +5,14 @@ Patterns are tried on text that grows: a *partial* match (of the `regex` library
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import regex
 
+from fairlead_worker.parsing.gap import Gap
 from fairlead_worker.parsing.scanner import Scanner
-from fairlead_worker.parsing.stage import Out, Stage, first, overlap
+from fairlead_worker.parsing.stage import Out, Plain, Stage, first, overlap
 
 _NAME = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
 _HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{)'
@@ -37,6 +38,10 @@ class JsonFormat:
     def stage(self, opening: str, back: Stage) -> Stage:
         """What follows a marker, or the beginning of an answer."""
         return _Head(self, opening, back)
+
+    def gap(self, back: Stage) -> Stage:
+        """What follows a call."""
+        return Gap(self.tail, lambda: _Head(self, "", back), back)
 
 
 JSON_CALLS: dict[str, JsonFormat] = {
@@ -75,13 +80,22 @@ FORCED = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at
 """An answer that a grammar has made: `[{"name": …, "parameters": {…}}, …]`."""
 
 
+class Format(Protocol):
+    """What all formats of calls have."""
+
+    @property
+    def markers(self) -> tuple[str, ...]: ...
+    @property
+    def at_start(self) -> str: ...
+    def stage(self, opening: str, back: Stage) -> Stage: ...
+
+
 class Content:
     """Text in which calls may begin."""
 
     thinks = False
 
-    def __init__(self, format: Any) -> None:
-        """`format`: has `markers`, `at_start` and `stage`."""
+    def __init__(self, format: Format) -> None:
         self._format = format
         self._begun = not format.at_start
 
@@ -116,17 +130,7 @@ class Given:
         if not stripped:
             return ("" if final else text), self
         out.begin(self._name)
-        return stripped, _Arguments(JsonFormat((), ""), Scanner(), 0, _Rest())
-
-
-class _Rest:
-    """After all that was wanted: blanks, or what a stop string has left."""
-
-    thinks = False
-
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        out.text(text)
-        return "", self
+        return stripped, _Arguments(JsonFormat((), ""), Scanner(), 0, Plain())
 
 
 @dataclass(slots=True)
@@ -184,7 +188,7 @@ class _Arguments:
         out.arguments(text[:used])
         if ended:
             out.end()
-            return text[used:], _Closing(self.format, self.scanner, self.back) if self.depth else _Gap(self.format, self.back)
+            return text[used:], _Closing(self.format, self.scanner, self.back) if self.depth else self.format.gap(self.back)
         return text[used:], self if used == len(text) else self.back
 
 
@@ -200,30 +204,8 @@ class _Closing:
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
         used, ended = self.scanner.scan(text)
         if ended:
-            return text[used:], _Gap(self.format, self.back)
+            return text[used:], self.format.gap(self.back)
         return text[used:], self if used == len(text) else self.back
-
-
-@dataclass(slots=True)
-class _Gap:
-    """After a call."""
-
-    format: JsonFormat
-    back: Stage
-    thinks = False
-
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        if not self.format.tail:
-            return text, self.back
-        found = regex.match(self.format.tail, text, partial=True)
-        if found is None:
-            return text, self.back
-        if found.partial:
-            return ("" if final else text), self
-        groups = found.groupdict()
-        if groups.get("more"):
-            return text[found.start("more") :], _Head(self.format, "", self.back)
-        return text[found.end() :], self.back
 
 
 @dataclass(slots=True)
@@ -251,7 +233,7 @@ class _AnyObject:
         out.begin(call[0])
         out.arguments(call[1])
         out.end()
-        return text[used:], _Gap(self.format, self.back)
+        return text[used:], self.format.gap(self.back)
 
 
 def _call(written: str) -> tuple[str, str] | None:

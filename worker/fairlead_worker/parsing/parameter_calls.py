@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import regex
 
+from fairlead_worker.parsing.gap import Gap
 from fairlead_worker.parsing.stage import Out, Stage, overlap
 
 _NAME = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
@@ -27,6 +28,10 @@ class ParameterFormat:
 
     def stage(self, opening: str, back: Stage) -> Stage:
         return _Head(self, opening, back)
+
+    def gap(self, back: Stage) -> Stage:
+        """What follows a call."""
+        return Gap(self.tail, lambda: _Head(self, "", back), back)
 
 
 PARAMETER_CALLS: dict[str, ParameterFormat] = {
@@ -102,7 +107,7 @@ class _Parameters:
         if groups["end"]:
             out.arguments("{}" if self.separator == "{" else "}")
             out.end()
-            return text[found.end() :], _Gap(self.format, self.back)
+            return text[found.end() :], self.format.gap(self.back)
         key = groups["key"].strip()
         told = groups.get("string")
         text_wanted = told == "true" if told else is_text(self.schema, key)
@@ -155,27 +160,6 @@ class _Value:
             out.arguments(text)  # not lost, though it is not whole
             return "", self
         return text, self
-
-
-@dataclass(slots=True)
-class _Gap:
-    """After a call."""
-
-    format: ParameterFormat
-    back: Stage
-    thinks = False
-
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        if not self.format.tail:
-            return text, self.back
-        found = regex.match(self.format.tail, text, partial=True)
-        if found is None:
-            return text, self.back
-        if found.partial:
-            return ("" if final else text), self
-        if found["more"]:
-            return text[found.start("more") :], _Head(self.format, "", self.back)
-        return text[found.end() :], self.back
 
 
 def is_text(schema: Any, key: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import regex
 
+from fairlead_worker.parsing.gap import Gap
 from fairlead_worker.parsing.scanner import Scanner
 from fairlead_worker.parsing.stage import Out, Stage
 
@@ -68,21 +69,7 @@ class _Calls:
             out.begin(name)
             out.arguments(msgspec.json.encode(arguments).decode())
             out.end()
-        return text[used:], _Close(self.back)
-
-
-@dataclass(slots=True)
-class _Close:
-    back: Stage
-    thinks = False
-
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = regex.match(_CLOSE, text, partial=True)
-        if found is None:
-            return text, self.back
-        if found.partial:
-            return ("" if final else text), self
-        return text[found.end() :], self.back
+        return text[used:], Gap(_CLOSE, lambda: _Head("", self.back), self.back)
 
 
 def _read(written: str) -> list[tuple[str, dict[str, Any]]] | None:
