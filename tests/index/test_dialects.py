@@ -4,9 +4,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fairlead_index.dialects import CHAT, MESSAGES, RESPONSES, errors
 from fairlead_index.dialects.chats import read_chat
+from fairlead_index.dialects.messages import MessagesBody
+from fairlead_index.dialects.responses import ResponsesBody
 from fairlead_index.errors import PromptError
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -127,6 +131,8 @@ def test_messages_thinking_stops_and_continuation() -> None:
     assert messages(output_config={"effort": "high"})["reasoning_effort"] == "high"
     begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "I"}]
     assert messages(messages=begun)["continue_final_message"] is True and "continue_final_message" not in messages()
+    silent = [{"role": "user", "content": "q"}, {"role": "assistant", "content": []}]
+    assert "continue_final_message" not in messages(messages=silent)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +157,38 @@ def test_a_refusal_names_the_field(path: str, fields: dict[str, Any], field: str
     with pytest.raises(PromptError) as refused:
         (responses if path == RESPONSES else messages)(**fields)
     assert refused.value.field == field
+
+
+WORDS = (
+    "allowed_tools any arguments auto budget_tokens call_id content custom display effort enabled encrypted_content "
+    "format function function_call id input input_schema input_text is_error json_schema message mode name output "
+    "reasoning role summary text thinking tool tool_result tool_use tools type user"
+).split()
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from(["", *WORDS]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize(("path", "body"), [(RESPONSES, ResponsesBody), (MESSAGES, MessagesBody)])
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_whatever_comes_is_a_chat_or_refused_by_name(path: str, body: type[msgspec.Struct], data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(body.__struct_fields__), min_size=1, max_size=3, unique=True))
+    fields = {
+        name: data.draw(
+            ANYTHING | st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": ANYTHING}), max_size=2)
+        )
+        for name in names
+    }
+    try:
+        chat = (responses if path == RESPONSES else messages)(**fields)
+        assert isinstance(chat["messages"], list)
+    except PromptError as refused:
+        assert refused.field and refused.reason
+    except msgspec.ValidationError:
+        pass  # of a field's type; the worker names it
 
 
 def test_errors_in_each_form() -> None:

@@ -127,7 +127,7 @@ def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
     last = turns.messages[-1] if turns.messages else {}
     if role == "assistant" and "tool_calls" in last:
         refuse("messages", "the last one has a tool_use; its tool_result must follow")
-    return turns.messages, role == "assistant" and last.get("content") is not None
+    return turns.messages, role == last.get("role") == "assistant" and last.get("content") is not None
 
 
 def _user(turns: Turns, content: Any, where: str) -> None:
@@ -212,11 +212,13 @@ def _choice(given: dict[str, Any] | None) -> tuple[Any, bool | None]:
     if given is None:
         return None, None
     parallel = False if given.get("disable_parallel_tool_use") is True else None
-    if given.get("type") == "tool":
-        return {"type": "function", "function": {"name": member(given, "name", "tool_choice")}}, parallel
-    if given.get("type") not in _CHOICES:
-        refuse("tool_choice.type", f"is {given.get('type')!r:.60}; it must be auto, any, tool or none")
-    return _CHOICES[given["type"]], parallel
+    match given.get("type"):
+        case "tool":
+            return {"type": "function", "function": {"name": member(given, "name", "tool_choice")}}, parallel
+        case "auto" | "any" | "none" as kind:
+            return _CHOICES[kind], parallel
+        case kind:
+            return refuse("tool_choice.type", f"is {kind!r:.60}; it must be auto, any, tool or none")
 
 
 def _format(form: Any) -> dict[str, Any] | None:

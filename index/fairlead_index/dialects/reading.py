@@ -51,7 +51,8 @@ def refuse_unlike(body: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]
     """Fields of which only some values are done."""
     for name, values in allowed.items():
         if (given := body.get(name)) is not None and given not in values:
-            refuse(f"{field}{name}", f"{given!r:.80} is not supported; leave it out, or give {' or '.join(map(repr, values))}")
+            other = f", or give {' or '.join(map(repr, values))}" if values else ""
+            refuse(f"{field}{name}", f"{given!r:.80} is not supported; leave it out{other}")
 
 
 class Turns:
