@@ -4,10 +4,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fairlead_index.dialects import COMPLETIONS
 from fairlead_index.pooled import POOLED
 from fairlead_router.request import pooled
 
-_CHAT = "/v1/chat/completions"
 _COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
 _MOST = 2**31 - 1
@@ -43,8 +43,8 @@ class Asked(msgspec.Struct, frozen=True):
         if path in POOLED:
             return cls(priority=_number(body.priority), output=0, prompts=pooled.texts(body), salt=salt)
         bound = _number(body.max_tokens)
-        bound = (_number(body.max_completion_tokens) or bound) if path == _CHAT else _COMPLETION_TOKENS if bound is None else bound
-        prompt = body.prompt if path != _CHAT else None
+        bound = (_number(body.max_completion_tokens) or bound) if path != COMPLETIONS else _COMPLETION_TOKENS if bound is None else bound
+        prompt = body.prompt if path == COMPLETIONS else None
         prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
         each = max(_number(body.n) or 1, _number(body.best_of) or 1)
         return cls(body.stream is True, _number(body.priority), bound, prompts * min(each, 1024), prompts, salt)

@@ -2,8 +2,11 @@
 
 import time
 from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+from fairlead_index.chat_request import encoding_of
 from fairlead_index.prompt import PromptEncoder
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.errors import invalid
@@ -15,7 +18,9 @@ from fairlead_worker.api.sampling import wanted
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
 from fairlead_worker.api.tokenized import split
+from fairlead_worker.api.tools import ToolUse, tool_use
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
 
 
 class ChatShape:
@@ -24,23 +29,32 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, id: str, encoder: PromptEncoder, prepared: Prepared) -> None:
+    def __init__(self, id: str, encoder: PromptEncoder, prepared: Prepared, may_call: bool = False, reasoning: bool = True) -> None:
+        """`may_call`: the answer may have no content. `reasoning`: it is shown."""
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
         self._prepared = prepared
+        self._may_call, self._reasoning = may_call, reasoning
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return _delta(index, {"role": "assistant", "content": ""})
+        return _delta(index, {"role": "assistant", "content": None if self._may_call else ""})
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        return _delta(index, {"content": piece.text}, chat_logprobs(self._encoder, piece))
+    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        logprobs = chat_logprobs(self._encoder, piece)
+        shown = [_delta(index, _shown(event)) for event in self._events(piece)]
+        if logprobs is not None:
+            shown = shown or [_delta(index, {})]
+            shown[0]["logprobs"] = logprobs
+        return shown
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]:
         return _delta(index, {}) | _finish(choice)
 
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
+        return {"index": index, "message": _message(self._events(piece)), "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
+
+    def _events(self, piece: Piece) -> list[Event]:
+        return piece.events if self._reasoning else [event for event in piece.events if not isinstance(event, Reasoning)]
 
     def beside(self) -> dict[str, Any]:
         """vLLM has the prompt's log-probabilities beside the choices."""
@@ -52,16 +66,12 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
-    model = worker.check_model(request.model)
-    with worker.adapters.use(model) as adapter:
-        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-        prompt = given if given is not None else await _prompt(worker, request, how.salt, len(body))
-        prepared = prepare(worker, [prompt], how, adapter, await worker.grammar(how.constraint))
+    async with prepared_chat(worker, exchange, request, given, len(body)) as (model, prepared, use):
         options = request.stream_options
         reply = Reply(
             model=model,
             created=int(time.time()),
-            shape=ChatShape(exchange.request_id, worker.encoder, prepared),
+            shape=ChatShape(exchange.request_id, worker.encoder, prepared, bool(use.callable), request.include_reasoning is not False),
             stream=bool(request.stream),
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
@@ -70,27 +80,67 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
         await answer(exchange, worker, prepared, reply)
 
 
-async def _prompt(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":
+@asynccontextmanager
+async def prepared_chat(
+    worker: Worker, exchange: Exchange, request: ChatRequest, given: "array[int] | None", size: int
+) -> "AsyncIterator[tuple[str, Prepared, ToolUse]]":
+    """The model's name, what the engine is asked for, and which tools may be called: of a chat, whichever API it came by. The adapter is
+    held for as long.
+
+    `given`: the prompt's tokens, where the router has made them. `size`: bytes of the body.
+    """
+    model = worker.check_model(request.model)
+    with worker.adapters.use(model) as adapter:
+        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
+        use = tool_use(request)
+        prompt = given if given is not None else await encoded(worker, request, how.salt, size)
+        form = worker.reading.form(how.constraint, use, prompt)
+        parsers = worker.reading.parsers(form, use, prompt)
+        yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(form), parsers), use
+
+
+async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":
+    """The prompt's tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
-    continues = bool(request.continue_final_message)
-    generation_prompt = not continues if request.add_generation_prompt is None else request.add_generation_prompt
-    return await worker.encode(
-        lambda: worker.encoder.encode_chat(
-            request.messages,
-            tools=request.tools or None,
-            add_generation_prompt=generation_prompt,
-            continue_final_message=continues,
-            template_kwargs=request.chat_template_kwargs,
-            scope=salt,
-        ),
-        size,
-    )
+    return await worker.encode(lambda: worker.encoder.encode_chat(**encoding_of(request), scope=salt), size)
 
 
-def _delta(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _shown(event: Event) -> dict[str, Any]:
+    match event:
+        case Text(text):
+            return {"content": text}
+        case Reasoning(text):
+            return _reasoning(text)
+        case CallBegun(index, id, name):
+            return {"tool_calls": [{"index": index} | _call(id, name, "")]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _message(events: list[Event]) -> dict[str, Any]:
+    """All of an answer. It has no content where it does nothing but call."""
+    whole = gather(events)
+    message: dict[str, Any] = {"role": "assistant", "content": whole.text or (None if whole.calls else ""), "refusal": None}
+    if whole.reasoning:
+        message |= _reasoning(whole.reasoning)
+    if whole.calls:
+        message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in whole.calls]
+    return message
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Under the name that vLLM has now, and the one that it had, as DeepSeek has it."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _finish(choice: Choice) -> dict[str, Any]:
-    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+    return {"finish_reason": choice.shown_reason, "stop_reason": choice.stop_reason}

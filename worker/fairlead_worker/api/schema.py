@@ -81,6 +81,11 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -127,6 +132,11 @@ def parse(data: bytes, type: type[Body]) -> Body:
         # A client may put anything into a name: what is not one is not repeated.
         names = sorted(name for name in unknown if name.isascii() and name.isidentifier() and len(name) <= 64)
         logger.debug("ignored %d unknown fields: %s", len(unknown), ", ".join(names[:20]))
+    return converted(raw, type)
+
+
+def converted(raw: dict[str, Any], type: type[Body]) -> Body:
+    """Fields as `type`; an ApiError 400 that names the one that is wrong otherwise."""
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:

@@ -1,0 +1,37 @@
+"""Real clients from PyPI, as their users make them, beside one worker and its routers."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import openai
+import pytest
+import pytest_asyncio
+from tests.clients.deployment import Endpoints, deployed
+from tests.clients.either import settled
+
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    """Started for this session, or what `FAIRLEAD_CLIENTS` describes, as who writes these tests keeps one running."""
+    given = os.environ.get("FAIRLEAD_CLIENTS")
+    if given:
+        yield Endpoints(**json.loads(given))
+        return
+    with deployed(tmp_path_factory.mktemp("clients")) as endpoints:
+        yield endpoints
+
+
+@pytest.fixture(scope="session", params=["worker", "router"])
+def url(request: pytest.FixtureRequest, deployment: Endpoints) -> str:
+    """Of either, since a client must not notice which it is."""
+    return deployment.worker if request.param == "worker" else deployment.router
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=[openai.OpenAI, openai.AsyncOpenAI], ids=["sync", "async"])
+async def api(request: pytest.FixtureRequest, url: str) -> AsyncIterator[openai.OpenAI | openai.AsyncOpenAI]:
+    client = request.param(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=SECONDS)
+    yield client
+    await settled(client.close())
