@@ -7,6 +7,7 @@ from time import monotonic
 
 import msgspec
 
+from fairlead_index.dialects import COUNT_TOKENS
 from fairlead_index.split import SplitReport
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
@@ -23,7 +24,8 @@ from fairlead_router.wire.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-PASSED = ("/tokenize", "/detokenize")
+PASSED = ("/tokenize", "/detokenize", COUNT_TOKENS)
+"""Paths whose requests need a worker, but no engine."""
 MODEL = "/v1/models/"
 
 
@@ -131,12 +133,13 @@ class App:
 
     async def _refuse(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:
         call.status = error.status
+        body = error.document(call.path)
         if call.waits and call.held is not None:
-            call.held.fail(error.body)
+            call.held.fail(body)
             return
-        headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(error.body))]
+        headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         reply.start(error.status, [*headers, *error.headers, (b"x-request-id", call.id.encode())])
-        reply.write(error.body)
+        reply.write(body)
         if (b"connection", b"close") in error.headers:
             await linger(request)
         reply.end()

@@ -1,12 +1,12 @@
-"""Errors in OpenAI's shape."""
+"""Errors: OpenAI's shape, or that of the path's API."""
 
-import msgspec
+from fairlead_index.dialects import errors as dialects
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class ApiError(Exception):
-    """An answer that is an error: status, OpenAI's fields, and headers of its own."""
+    """An answer that is an error: status, OpenAI's fields, and headers of its own. `body`: where no other API was asked."""
 
     def __init__(
         self,
@@ -22,11 +22,18 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.headers = headers or []
+        self._kind, self._param = kind, param
         self.body = error_body(message, kind, param, code)
 
+    def document(self, path: str) -> bytes:
+        """The error in the form of the API that `path` belongs to."""
+        return error_body(str(self), self._kind, self._param, self.code, path, self.status)
 
-def error_body(message: str, kind: str, param: str | None = None, code: str | int | None = None) -> bytes:
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+def error_body(
+    message: str, kind: str, param: str | None = None, code: str | int | None = None, path: str = "", status: int = 500
+) -> bytes:
+    return dialects.document(path, status, message, kind, param, code)
 
 
 def unavailable(message: str, retry_after: int) -> ApiError:

@@ -4,7 +4,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-_CHAT = "/v1/chat/completions"
+from fairlead_index.dialects import COMPLETIONS
+
 _COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
 _MOST = 2**31 - 1
@@ -37,8 +38,8 @@ class Asked(msgspec.Struct, frozen=True):
     @classmethod
     def by(cls, path: str, body: Fields) -> "Asked":
         bound = _number(body.max_tokens)
-        bound = (_number(body.max_completion_tokens) or bound) if path == _CHAT else _COMPLETION_TOKENS if bound is None else bound
-        prompt = body.prompt if path != _CHAT else None
+        bound = (_number(body.max_completion_tokens) or bound) if path != COMPLETIONS else _COMPLETION_TOKENS if bound is None else bound
+        prompt = body.prompt if path == COMPLETIONS else None
         prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
         each = max(_number(body.n) or 1, _number(body.best_of) or 1)
         salt = body.cache_salt if isinstance(body.cache_salt, str) else ""

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import xxhash
 
+from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from fairlead_index.dialects.chats import is_dialect, read_chat
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
@@ -17,9 +19,9 @@ from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.request.asked import Asked
 from fairlead_router.tenancy.tenants import ANYONE
 
-PROMPTED = ("/v1/completions", "/v1/chat/completions")
+_CHATS = (CHAT, RESPONSES, MESSAGES)
+PROMPTED = (COMPLETIONS, *_CHATS)
 """Paths whose requests are for the engine."""
-_CHAT = "/v1/chat/completions"
 _BYTES_A_TOKEN = 4
 """For prompts that are not tokenized here, a length good enough to compare waits."""
 INLINE_BYTES = 1024
@@ -103,7 +105,7 @@ class Prompts:
 
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str) -> Prompt:
         try:
-            body = self._decoder.decode(raw)
+            body = self._body(path, raw)
         except msgspec.ValidationError:
             raise ApiError(400, "The request body must be a JSON object.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -133,6 +135,16 @@ class Prompts:
         hashes = block_hashes(root, tokens, known.format.block_tokens)
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation, digest)
 
+    def _body(self, path: str, raw: bytes) -> _Body:
+        """The fields; of a dialect's body those of the chat that asks for the same. No messages where none can be made of it."""
+        body = self._decoder.decode(raw)
+        if is_dialect(path):
+            try:
+                return msgspec.convert(read_chat(path, raw), _Body)
+            except (msgspec.ValidationError, PromptError, RecursionError):
+                body.messages = body.prompt = None
+        return body
+
     def _adapter(self, model: Any) -> Adapter | None:
         """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves.
 
@@ -155,7 +167,7 @@ class Prompts:
         """
         alone = body.n in (None, 1) and body.best_of in (None, 1) and body.suffix is None and body.truncate_prompt_tokens is None
         encoder = known.encoder
-        if path == _CHAT:
+        if path in _CHATS:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
                 return None, False
             # What a worker makes of these is its own affair: good enough to route by, not to stand for the prompt.

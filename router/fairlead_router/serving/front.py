@@ -78,7 +78,7 @@ class Front:
         call.meter = charge.meter if call.caller.tenant.name else None
         call.instructions = instructions_for(prompt, call.caller)
         if asked.stream:
-            call.held = HeldStream(reply, call.id)
+            call.held = HeldStream(reply, call.id, call.path)
         keep_alive = call.held.keep_alive if call.held is not None else None
         ticket = Ticket(account, call.caller.bounded(asked.priority), prompt.length, call.kept, charge.expected, keep_alive)
         try:
@@ -95,7 +95,7 @@ class Front:
                 account.serve(difference)
 
     async def pass_on(self, call: Call, reply: Reply) -> None:
-        """What needs no engine, and so no turn: /tokenize and /detokenize."""
+        """What needs no engine, and so no turn: /tokenize, /detokenize and the counting of tokens."""
         ticket = Ticket(self._accounts.of(call.caller.tenant), 0, 0, call.kept)
         try:
             await self._proxy.forward(call, Prompt(), reply, ticket)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from time import monotonic
 
+from fairlead_index.dialects import errors as dialects
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, error_body, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -24,7 +25,7 @@ MOST_LOST = 3
 """Workers that may die under one request before it is taken for the cause."""
 DYING_SECONDS = 0.05
 """A worker lost this soon after it got a request was dying anyway, as when all are killed at once: it counts for half."""
-_ERROR_EVENT = b'data: {"error"'
+_ERROR_EVENTS = (b'data: {"error"', dialects.EVENT_NAME)
 """How a worker ends a stream that it cannot go on with."""
 _HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
@@ -161,7 +162,7 @@ class Proxy:
                 call.held.fail(await connection.document())
                 return
             await connection.pour(reply)
-            if self._split is not None and _streams(head) and _ERROR_EVENT in reply.last:
+            if self._split is not None and _streams(head) and any(mark in reply.last for mark in _ERROR_EVENTS):
                 self._split.broke(worker)
         except LostAfterHead as error:
             call.ending = "broken"
@@ -170,21 +171,21 @@ class Proxy:
             worker.suspect()
             self._metrics.broken_streams.inc()
             logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
-            self._cut(head, reply, "The worker was lost while it was answering.")
+            self._cut(call, head, reply, "The worker was lost while it was answering.")
         except asyncio.CancelledError:  # the client has gone, and this goes nowhere; or the drain is over
-            self._cut(head, reply, "The router is shutting down.")
+            self._cut(call, head, reply, "The router is shutting down.")
             raise
         finally:
             call.bytes_out = reply.sent
 
-    def _cut(self, head: Head, reply: Reply, message: str) -> None:
+    def _cut(self, call: Call, head: Head, reply: Reply, message: str) -> None:
         """Tell the client of a stream that it is not whole. For other answers the connection is closed, which says the same."""
         if not _streams(head) or head.get(b"content-length") is not None:
             reply.flush()
             return
         lead = b"" if reply.last.endswith(b"\n\n") or not reply.last else b"\n\n"  # an event cut in two would swallow ours
-        event = error_body(message, "server_error", code="stream_cut")
-        reply.end(lead + b"data: " + event + b"\n\n")
+        document = error_body(message, "server_error", code="stream_cut", path=call.path)
+        reply.end(lead + dialects.event(call.path, document))
 
     def _began(self, call: Call, head: Head) -> None:
         call.status = head.status

@@ -13,10 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from tests.worker.api.process import WorkerProcess
 
+from fairlead_worker.api.answering import _whole
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.api.metrics import GAPS
-from fairlead_worker.api.streaming import Reply, _Stream, _whole
+from fairlead_worker.api.streaming import ChunkWriter, Reply
 from fairlead_worker.messages import Loading
 from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 
@@ -38,22 +39,6 @@ def test_the_plain_histogram_is_scraped_as_the_librarys() -> None:
     assert scraped(ours) == scraped(plain)
 
 
-class Written:
-    """Takes what a stream writes."""
-
-    request_id = "id"
-    started = False
-
-    def __init__(self) -> None:
-        self.data = b""
-
-    async def start(self, status: int, headers: dict[str, str]) -> None:
-        self.started = True
-
-    async def write(self, data: bytes, more: bool = True) -> None:
-        self.data += data
-
-
 class Answered:
     """A prepared request of two choices."""
 
@@ -73,8 +58,8 @@ class Shape:
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        return {"index": index, "delta": {"content": piece.text}, "logprobs": None}
+    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        return [{"index": index, "delta": {"content": piece.text}, "logprobs": None}]
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]:
         return {"index": index, "finish_reason": "stop"}
@@ -85,19 +70,14 @@ class Shape:
 
 @pytest.mark.parametrize("include_usage", [False, True])
 @pytest.mark.parametrize("continuous_usage", [False, True])
-async def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, continuous_usage: bool) -> None:
+def test_a_chunk_of_text_is_the_document_it_stands_for(include_usage: bool, continuous_usage: bool) -> None:
     texts = [" a", '"quoted"\\', "naïve 🧭", "\x00text\x00", "\n\n", "data: [DONE]"]
     reply = Reply("m", 1, Shape(), stream=True, include_usage=include_usage, continuous_usage=continuous_usage)
-    written = Written()
-
-    async def pieces() -> Any:
-        for place, text in enumerate(texts):
-            yield [(place % 2, Piece(text))]
-
-    await _Stream(written, Answered(), reply).send(pieces())  # type: ignore[arg-type]  # stand-ins for the exchange and the request
-    events = [event.removeprefix("data: ") for event in written.data.decode().split("\n\n")[: len(texts)]]
+    writer = ChunkWriter(Answered(), reply)  # type: ignore[arg-type]  # a stand-in for the request
+    written = writer.begin() + b"".join(writer.add([(place % 2, Piece(text))]) for place, text in enumerate(texts))
+    events = [event.removeprefix("data: ") for event in written.decode().split("\n\n")[: len(texts)]]
     for place, (event, text) in enumerate(zip(events, texts, strict=True)):
-        document = reply.document("text_completion", [reply.shape.delta(place % 2, Piece(text))])
+        document = reply.document("text_completion", reply.shape.deltas(place % 2, Piece(text)))
         if continuous_usage:
             document["usage"] = Answered().usage()
         elif include_usage:
@@ -172,5 +152,5 @@ def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(sco
         async def json(self, document: dict[str, Any], headers: dict[str, str]) -> None:
             assert document["choices"] == [{"index": None}]
 
-    asyncio.run(_whole(Answer(), prepared, Reply("m", 0, shape, stream=False), pieces()))  # type: ignore[arg-type]  # stand-ins
+    asyncio.run(_whole(Answer(), prepared, ChunkWriter(prepared, Reply("m", 0, shape, stream=False)), pieces()))  # type: ignore[arg-type]  # stand-ins
     assert [thread != threading.get_ident() for thread in shaped_in] == [scored]

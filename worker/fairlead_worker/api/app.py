@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES
 from fairlead_worker.api import chat, completions, lora, state, tokenized
+from fairlead_worker.api.dialects import messages, responses
 from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
 
@@ -32,6 +34,9 @@ def build(worker: Worker) -> ASGIApp:
     routes = [
         route("POST", "/v1/completions", completions.completions),
         route("POST", "/v1/chat/completions", chat.chat_completions),
+        route("POST", RESPONSES, responses.responses),
+        route("POST", MESSAGES, messages.messages),
+        route("POST", COUNT_TOKENS, messages.count_tokens),
         route("POST", "/v1/load_lora_adapter", lora.load),
         route("POST", "/v1/unload_lora_adapter", lora.unload),
         route("GET", "/v1/models", state.models),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fairlead_index.prompt import PromptEncoder
 from fairlead_worker.api.stops import StopScanner
 from fairlead_worker.messages import Output, Timing, TokenLogprobs
+from fairlead_worker.parsing.events import AnswerParser, Event, Text
 
 _NO_LOGPROBS = TokenLogprobs(chosen=0.0)
 
@@ -22,15 +23,35 @@ class Piece:
     """What an output added for the client to see."""
 
     text: str = ""
+    """As it was generated, with the markup of reasoning and calls where a parser has seen it."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Parallel to `tokens`; empty where none were asked for."""
     last: bool = False
     """The sequence ends with this piece."""
+    parsed: list[Event] | None = None
+    """What a parser made of the text; None where there is none, and all is text."""
+
+    @property
+    def events(self) -> list[Event]:
+        if self.parsed is not None:
+            return self.parsed
+        return [Text(self.text)] if self.text else []
+
+    @property
+    def plain(self) -> str | None:
+        """The text of a piece that is text alone; None for any other."""
+        if self.parsed is None:
+            return self.text
+        texts = [event.text for event in self.parsed if isinstance(event, Text)]
+        return "".join(texts) if len(texts) == len(self.parsed) else None
 
     def add(self, later: "Piece") -> None:
         """Append the piece that comes next."""
         self.text += later.text
+        if later.parsed is not None:
+            self.parsed = self.parsed or []
+            self.parsed += later.parsed
         self.tokens += later.tokens
         self.logprobs += later.logprobs
         self.last = later.last
@@ -49,6 +70,7 @@ class Choice:
         eos: Sequence[int],
         logprobs: bool,
         silent: bool = False,
+        parser: AnswerParser | None = None,
     ) -> None:
         self.tokens = 0
         """Tokens generated, the stop token and the tokens of a stop string included."""
@@ -60,6 +82,7 @@ class Choice:
         self.timing: Timing | None = None
         """The engine's latest word on it."""
         self.finish_reason: str | None = None
+        """Why the sequence ended; what its client is told is `shown_reason`."""
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
         self._decoder = encoder.stream(prompt)
@@ -69,11 +92,23 @@ class Choice:
         self._logprobs = logprobs
         self._silent = silent
         """The prompt is all that is wanted: the token that ends its computation is nobody's."""
+        self._parser = parser
+        self._parsed_reason: str | None = None
 
     @property
     def generated(self) -> int:
         """Tokens that count as output."""
         return 0 if self._silent else self.tokens
+
+    @property
+    def shown_reason(self) -> str | None:
+        """The finish reason for the client: `tool_calls` where the answer ended with calls that are whole."""
+        return self._parsed_reason or self.finish_reason
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of the tokens, those that were reasoning; None where nobody tells them apart."""
+        return self._parser.reasoning_tokens if self._parser is not None else None
 
     @property
     def mean_logprob(self) -> float:
@@ -93,7 +128,7 @@ class Choice:
         if self._silent:
             self.tokens, self.finish_reason = 1, "length"
             return Piece(last=True)
-        piece = Piece()
+        piece = Piece(parsed=None if self._parser is None else [])
         tokens = memoryview(output.tokens).cast("I")
         for place, token in enumerate(tokens):
             self.tokens += 1
@@ -107,21 +142,34 @@ class Choice:
             # One token at a time, however many came at once: where a stop string ends must not depend on the batching.
             if self._show(piece, self._decoder.push((token,))):
                 return piece
-        if output.finish is not None and not self._show(piece, self._decoder.finish()):
-            piece.text += self._scanner.flush()
+        if output.finish is not None and not self._show(piece, self._decoder.finish(), token=False):
+            self._add(piece, self._scanner.flush(), token=False)
             self._finish(piece, output)
+            self._end(piece, output.finish)
         return piece
 
-    def _show(self, piece: Piece, text: str) -> bool:
-        """Add new text to the piece; True when it met a stop string."""
+    def _show(self, piece: Piece, text: str, token: bool = True) -> bool:
+        """Add new text to the piece, of a token unless told otherwise; True when the answer ends with it."""
         if self.tokens < self._min_tokens:
-            piece.text += text
+            self._add(piece, text, token)
             return False
         shown, stop = self._scanner.feed(text)
-        piece.text += shown
-        if stop is not None:
-            self.finish_reason, self.stop_reason, piece.last = "stop", stop, True
-        return stop is not None
+        self._add(piece, shown, token)
+        if stop is None and (self._parser is None or not self._parser.complete):
+            return False
+        self.finish_reason, self.stop_reason, piece.last = "stop", stop, True
+        self._end(piece, "stop")
+        return True
+
+    def _add(self, piece: Piece, text: str, token: bool) -> None:
+        piece.text += text
+        if self._parser is not None and piece.parsed is not None and (text or token):
+            piece.parsed += self._parser.feed(text, token)
+
+    def _end(self, piece: Piece, reason: str) -> None:
+        if self._parser is not None and piece.parsed is not None:
+            events, self._parsed_reason = self._parser.finish(reason)
+            piece.parsed += events
 
     def _finish(self, piece: Piece, output: Output) -> None:
         self.finish_reason, piece.last = output.finish, True

@@ -38,8 +38,8 @@ class CompletionShape:
         prompt = index // self._prepared.n
         return _choice(index, self._echoes[prompt], self._echoed(index)) if self._echoes[prompt] or self._echo_logprobs else None
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        return _choice(index, piece.text, self._logprobs[index].take(piece))
+    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        return [_choice(index, piece.text, self._logprobs[index].take(piece))]
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]:
         return _choice(index, "") | _finish(choice)

@@ -1,6 +1,6 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or in that of the API that was asked."""
 
-import json
+from fairlead_index.dialects import errors as dialects
 
 RETRY_OTHER = ("x-fairlead-retry", "other")
 """Tells the router that another pod may well answer."""
@@ -29,8 +29,13 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
-    def body(self) -> bytes:
-        return json.dumps({"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}).encode()
+    def body(self, path: str = "") -> bytes:
+        """The document, as the API of `path` has it."""
+        return dialects.document(path, self.status, self.message, self.type, self.param, self.code)
+
+    def event(self, path: str = "") -> bytes:
+        """The last event of a stream that broke."""
+        return dialects.event(path, self.body(path))
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

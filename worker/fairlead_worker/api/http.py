@@ -11,6 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from fairlead_worker.api.engine_client import EngineGone, EngineRefuses
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
@@ -20,8 +21,8 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
 """How long and how much of a refused body is read and thrown away, as by the router: a connection closed on unread data is reset, and a reset
 overtakes the answer. Clients send a body whole before they read: openai's shows a reset as a connection error, and sends all of it again."""
-GENERATING = ("/v1/completions", "/v1/chat/completions")
-INFERENCE = (*GENERATING, "/tokenize", "/detokenize")
+GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
+INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
 
 class ClientGone(Exception):
@@ -41,6 +42,8 @@ class Exchange:
         self.close = False
         """Tell the client to open a new connection for its next request."""
         self._common = [(b"x-request-id", self.request_id.encode()), (b"x-fairlead-pod", pod.encode())]
+        if self.path in (MESSAGES, COUNT_TOKENS):
+            self._common.append((b"request-id", self.request_id.encode()))  # Anthropic's name for it
         self._receive = receive
         self._send = send
 
@@ -95,7 +98,7 @@ class Exchange:
         """Answer with an error. A body that was not read is not waited for."""
         if not self.read:
             self.close = True
-        await self.whole(error.status, error.body(), error.headers)
+        await self.whole(error.status, error.body(self.path), error.headers)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until it is done, or until the client goes: then it is cancelled and ClientGone is raised."""
@@ -123,7 +126,7 @@ class Exchange:
 
 
 class Gate:
-    """Refuses what must not be read further, counts what a drain waits for, and gives every error OpenAI's shape."""
+    """Refuses what must not be read further, counts what a drain waits for, and gives every error its API's shape."""
 
     def __init__(self, app: ASGIApp, worker: Worker) -> None:
         self._app = app

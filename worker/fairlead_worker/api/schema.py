@@ -127,6 +127,11 @@ def parse(data: bytes, type: type[Body]) -> Body:
         # A client may put anything into a name: what is not one is not repeated.
         names = sorted(name for name in unknown if name.isascii() and name.isidentifier() and len(name) <= 64)
         logger.debug("ignored %d unknown fields: %s", len(unknown), ", ".join(names[:20]))
+    return converted(raw, type)
+
+
+def converted(raw: dict[str, Any], type: type[Body]) -> Body:
+    """Fields as `type`; an ApiError 400 that names the one that is wrong otherwise."""
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:

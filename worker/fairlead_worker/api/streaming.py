@@ -1,22 +1,17 @@
-"""Answers: one JSON document, or server-sent events. Nothing is sent before the first token is there."""
+"""Answers as OpenAI has them for completions and chats: documents, and streams of chunks."""
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
+from fairlead_worker.api import answering
 from fairlead_worker.api.choice import Choice, Piece
+from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.generation import Prepared
-from fairlead_worker.api.http import ClientGone, Exchange, as_api_error
-from fairlead_worker.api.run import Run
+from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.worker import Worker
 
-logger = logging.getLogger(__name__)
-
-CACHED_HEADER, USAGE_HEADER = "x-fairlead-cached-tokens", "x-fairlead-usage"
 _MARK = "\x00text\x00"
 """Stands for the text of a chunk while what surrounds it is encoded: control characters are in no model's name and no request id."""
 
@@ -31,7 +26,8 @@ class Shape(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """What choice `index` of a stream begins with, before any token."""
 
-    def delta(self, index: int, piece: Piece) -> dict[str, Any]: ...
+    def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        """A chunk for each of the piece's events, and at least one: it may carry log-probabilities only."""
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]: ...
 
@@ -59,96 +55,57 @@ class Reply:
 
 
 async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, reply: Reply) -> None:
-    """Generate and send. A client that goes takes its sequences with it."""
-    run = Run(worker, prepared)
-
-    async def work() -> None:
-        worker.make_way(len(prepared.submissions))
-        async with worker.engine.generate(prepared.submissions) as generation:
-            pieces = run.pieces(generation)
-            if reply.stream:
-                await _Stream(exchange, prepared, reply).send(pieces)
-            else:
-                await _whole(exchange, prepared, reply, pieces)
-
-    try:
-        await exchange.while_connected(work())
-    except ClientGone:
-        run.gone()
-        raise
-    finally:
-        run.log(exchange.request_id)
-
-
-async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
-    gathered = [Piece() for _ in prepared.choices]
-    async for batch in pieces:
-        for index, piece in batch:
-            gathered[index].add(piece)
-
-    def shape() -> list[dict[str, Any]]:
-        return [reply.shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
-
-    # Twenty entries for each token of a long prompt take seconds: not in the way of everybody's streams.
-    choices = await asyncio.to_thread(shape) if prepared.scored else shape()
-    usage = prepared.usage()
-    document = reply.document(reply.shape.whole_object, choices) | {"usage": usage} | reply.shape.beside()
-    cached = str(usage["prompt_tokens_details"]["cached_tokens"])
-    await exchange.json(document, {CACHED_HEADER: cached, USAGE_HEADER: _spent(prepared)})
-
-
-def _spent(prepared: Prepared) -> str:
-    """Prompt tokens and generated ones."""
-    usage = prepared.usage()
-    return f"{usage['prompt_tokens']} {usage['completion_tokens']}"
+    """Generate and send, in OpenAI's documents and chunks."""
+    writer = ChunkWriter(prepared, reply)
+    await answering.answer(exchange, worker, prepared, writer, stream=reply.stream, usage_comment=reply.usage_comment)
 
 
 @dataclass(slots=True)
-class _Stream:
-    exchange: Exchange
+class ChunkWriter:
+    """Whole documents, and streams of chunks."""
+
     prepared: Prepared
     reply: Reply
     _out: bytearray = field(default_factory=bytearray)
     _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """Of each choice: what stands before and after the text of a chunk. A chunk is otherwise ten dictionaries' work for one word."""
+    _gathered: dict[int, Piece] = field(default_factory=dict)
+    """Of each choice of a whole answer: what there is."""
     _opened: set[int] = field(default_factory=set)
     _held: list[tuple[int, Piece]] = field(default_factory=list)
     """Pieces that came before the log-probabilities of their prompt, which are echoed before them."""
 
-    async def send(self, pieces: AsyncIterator[list[tuple[int, Piece]]]) -> None:
-        try:
-            async for batch in pieces:
-                if not self.exchange.started:
-                    await self._open()
-                pending, self._held = self._held + batch, []
-                for index, piece in pending:
-                    if self.prepared.awaits_scores(index):
-                        self._held.append((index, piece))
-                    else:
-                        self._piece(index, piece)
-                if self._out:
-                    await self._flush()
-        except Exception as error:
-            if not self.exchange.started:
-                raise
-            shown = as_api_error(error)
-            logger.warning("request %s ended in mid-stream: %s", self.exchange.request_id, error)
-            await self.exchange.write(b"data: " + shown.body() + b"\n\n", more=False)
-            return
-        if self.reply.include_usage:
-            self._event(self.reply.document(self.reply.shape.chunk_object, []) | {"usage": self.prepared.usage()})
-        if self.reply.usage_comment:
-            self._out += f": usage {_spent(self.prepared)}\n\n".encode()
-        self._out += b"data: [DONE]\n\n"
-        await self.exchange.write(bytes(self._out), more=False)
+    def keep(self, batch: list[tuple[int, Piece]]) -> None:
+        for index, piece in batch:
+            self._gathered.setdefault(index, Piece()).add(piece)
 
-    async def _open(self) -> None:
-        cached = self.prepared.usage()["prompt_tokens_details"]["cached_tokens"]
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", CACHED_HEADER: str(cached)}
-        await self.exchange.start(200, headers)
+    def whole(self) -> dict[str, Any]:
+        gathered, prepared, shape = self._gathered, self.prepared, self.reply.shape
+        choices = [shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
+        return self.reply.document(shape.whole_object, choices) | {"usage": prepared.usage()} | shape.beside()
+
+    def begin(self) -> bytes:
         for index in range(len(self.prepared.choices)):
             if not self.prepared.awaits_scores(index):
                 self._opening(index)
+        return self._taken()
+
+    def add(self, batch: list[tuple[int, Piece]]) -> bytes:
+        pending, self._held = self._held + batch, []
+        for index, piece in pending:
+            if self.prepared.awaits_scores(index):
+                self._held.append((index, piece))
+            else:
+                self._piece(index, piece)
+        return self._taken()
+
+    def end(self, comment: bytes) -> bytes:
+        if self.reply.include_usage:
+            self._event(self.reply.document(self.reply.shape.chunk_object, []) | {"usage": self.prepared.usage()})
+        return self._taken() + comment + b"data: [DONE]\n\n"
+
+    def fail(self, error: ApiError) -> bytes:
+        return error.event()
 
     def _opening(self, index: int) -> None:
         opening = self.reply.shape.opening(index)
@@ -160,12 +117,14 @@ class _Stream:
         choice = self.prepared.choices[index]
         if index not in self._opened:
             self._opening(index)
-        if piece.logprobs or (piece.text and self.reply.continuous_usage):
-            self._chunk(self.reply.shape.delta(index, piece))
-        elif piece.text:
+        plain = piece.plain
+        if piece.logprobs or plain is None or (plain and self.reply.continuous_usage):
+            for delta in self.reply.shape.deltas(index, piece):
+                self._chunk(delta)
+        elif plain:
             head, tail = self._frames.get(index) or self._frame(index)
             self._out += head
-            self._out += msgspec.json.encode(piece.text)
+            self._out += msgspec.json.encode(plain)
             self._out += tail
         # Pieces of a batch were all taken in already: the finish belongs to the last of them.
         if piece.last:
@@ -173,7 +132,8 @@ class _Stream:
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         before, self._out = self._out, bytearray()
-        self._chunk(self.reply.shape.delta(index, Piece(_MARK)))
+        for delta in self.reply.shape.deltas(index, Piece(_MARK)):
+            self._chunk(delta)
         head, _, tail = bytes(self._out).partition(msgspec.json.encode(_MARK))
         self._out = before
         self._frames[index] = head, tail
@@ -192,7 +152,7 @@ class _Stream:
         self._out += msgspec.json.encode(document)
         self._out += b"\n\n"
 
-    async def _flush(self) -> None:
+    def _taken(self) -> bytes:
         data = bytes(self._out)
         self._out.clear()
-        await self.exchange.write(data)
+        return data

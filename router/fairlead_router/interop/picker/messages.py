@@ -90,11 +90,14 @@ def response_body(mutation: BodyMutation | None) -> ProcessingResponse:
     return ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
 
 
-def refusal(error: ApiError, request_id: str) -> ProcessingResponse:
-    """The whole answer, in OpenAI's shape; the gateway sends it in the worker's place. `details` go to its access log."""
+def refusal(error: ApiError, request_id: str, path: str = "") -> ProcessingResponse:
+    """The whole answer, in the shape of the path's API; the gateway sends it in the worker's place. `details` go to its access log."""
     said = [("content-type", "application/json"), ("x-request-id", request_id)]
     said += [(name.decode("latin-1"), value.decode("latin-1")) for name, value in error.headers if name != b"connection"]
     immediate = ImmediateResponse(
-        status=HttpStatus(code=error.status), headers=changes(said), body=error.body, details=f"fairlead_{error.code or error.status}"
+        status=HttpStatus(code=error.status),
+        headers=changes(said),
+        body=error.document(path),
+        details=f"fairlead_{error.code or error.status}",
     )
     return ProcessingResponse(immediate_response=immediate)

@@ -79,7 +79,7 @@ class Stream:
                     return []  # a message of a newer Envoy
         except ApiError as error:
             self.refused = True
-            return [messages.refusal(error, self._request_id())]
+            return [messages.refusal(error, self._request_id(), self._path())]
 
     def close(self) -> None:
         """The request is over, or Envoy has gone. May be said again."""

@@ -1,0 +1,57 @@
+"""Errors in the form of each path's API, as a whole answer and as a stream's last event: the router and the worker say them alike."""
+
+from typing import Any
+
+import msgspec
+
+from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES
+
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+EVENT_NAME = b"event: error\n"
+"""What the last event of a stream that broke begins with, where events have names."""
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+COMMENT = b": held\n\n"
+
+
+def document(path: str, status: int, message: str, kind: str, param: str | None = None, code: str | int | None = None) -> bytes:
+    """The body of an answer that is an error. `kind`, `param` and `code` as OpenAI has them; Anthropic's type follows from `status`."""
+    if path in (MESSAGES, COUNT_TOKENS):
+        kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def event(path: str, document: bytes, sequence_number: int = 0) -> bytes:
+    """An error's document as the last event of a stream. `sequence_number`: of a stream of responses, where its events are counted."""
+    if path in (MESSAGES, COUNT_TOKENS):
+        return EVENT_NAME + b"data: " + document.replace(b"\n", b" ") + b"\n\n"
+    if path == RESPONSES:
+        said = {"type": "error", **_flat(document), "sequence_number": sequence_number}
+        return EVENT_NAME + b"data: " + msgspec.json.encode(said) + b"\n\n"
+    return b"data: " + document.replace(b"\n", b" ") + b"\n\n"
+
+
+def keep_alive(path: str) -> bytes:
+    """What a stream is told while its request waits: Anthropic's own event, or a line that every reader of events passes over."""
+    return PING if path == MESSAGES else COMMENT
+
+
+def _flat(document: bytes) -> dict[str, Any]:
+    """Of an OpenAI error, what the event `error` has of it."""
+    try:
+        error = msgspec.json.decode(document)["error"]
+        return {"code": error.get("code"), "message": str(error["message"]), "param": error.get("param")}
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):  # of a worker of another make
+        return {"code": None, "message": document.decode(errors="replace")[:2000], "param": None}

@@ -1,0 +1,255 @@
+"""Anthropic's Messages: a body made into a chat's. https://docs.anthropic.com/en/api/messages"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from fairlead_index.dialects.reading import PASSED_ON, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_index.messages import json_type
+
+REFUSED = {
+    "container": "there are no containers here; leave it out",
+    "mcp_servers": "no tools run here; give tools with an input_schema",
+    "context_management": "nothing of a conversation is edited here; send what is to be seen in messages",
+    "diagnostics": "not supported; leave it out",
+    "inference_geo": "not supported: the answer is computed where the service runs; leave it out",
+    "user_profile_id": "there are no profiles here; leave it out",
+    "workspace_id": "there are no workspaces here; leave it out",
+}
+"""Fields that would change the answer and are not done. Null and false are as if they were left out."""
+ALLOWED: dict[str, tuple[Any, ...]] = {"service_tier": ("auto", "standard_only"), "speed": ("standard",)}
+"""Fields of which only these values are done."""
+RENAMED = {
+    "max_completion_tokens": "max_tokens",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "reasoning_effort": "output_config.effort",
+}
+"""Of a chat's fields, those that errors must call by another name here."""
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessagesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields. What a chat has under the same name the chat's own rules check."""
+
+    messages: list[Any] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    model: str | None = None
+    system: str | list[Any] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    tools: list[Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    service_tier: str | None = None
+    speed: str | None = None
+    container: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    seed: Any = None
+    stop_token_ids: Any = None
+    ignore_eos: Any = None
+    min_tokens: Any = None
+    logit_bias: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    structured_outputs: Any = None
+    cache_salt: Any = None
+    priority: Any = None
+    chat_template_kwargs: Any = None
+
+
+def chat_body(body: MessagesBody) -> dict[str, Any]:
+    """The chat that asks for the same. Raises PromptError, for a field as the client wrote it."""
+    given = msgspec.structs.asdict(body)
+    refuse_given(given, REFUSED)
+    refuse_unlike(given, ALLOWED)
+    chat: dict[str, Any] = {name: given[name] for name in (*PASSED_ON, "model", "temperature", "top_p", "stream")}
+    chat["messages"], continues = _messages(body)
+    if continues:
+        chat["continue_final_message"] = True
+    chat["max_completion_tokens"] = body.max_tokens
+    chat["stop"] = body.stop_sequences
+    chat["tools"] = [_tool(where, tool) for where, tool in objects(body.tools, "tools")] if body.tools else None
+    chat["tool_choice"], chat["parallel_tool_calls"] = _choice(body.tool_choice)
+    chat["response_format"] = _format((body.output_config or {}).get("format"))
+    chat["reasoning_effort"] = _effort(body)
+    chat["chat_template_kwargs"] = _template_kwargs(body)
+    user = (body.metadata or {}).get("user_id")
+    chat["user"] = text(user, "metadata.user_id") if user is not None else None
+    return {name: value for name, value in chat.items() if value is not None}
+
+
+def hides_thinking(body: MessagesBody) -> bool:
+    """Thinking blocks are wanted without what they say."""
+    return (body.thinking or {}).get("display") == "omitted"
+
+
+def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
+    """The messages, and whether the answer goes on where the last one ends."""
+    turns, role = Turns(), ""
+    if body.system:
+        turns.say("system", _texts(body.system, "system"))
+    if body.messages is None:
+        refuse("messages", "is missing; give a list of messages")
+    for where, message in objects(body.messages, "messages"):
+        role = message.get("role", "")
+        content = message.get("content")
+        if role == "assistant":
+            turns.end_turn()
+            _assistant(turns, content, f"{where}.content")
+        elif role == "user":
+            _user(turns, content, f"{where}.content")
+        elif role == "system":
+            turns.say("system", _texts(content, f"{where}.content"))
+        else:
+            refuse(f"{where}.role", f"is {role!r:.40}; it must be user, assistant or system")
+    last = turns.messages[-1] if turns.messages else {}
+    if role == "assistant" and "tool_calls" in last:
+        refuse("messages", "the last one has a tool_use; its tool_result must follow")
+    return turns.messages, role == "assistant" and last.get("content") is not None
+
+
+def _user(turns: Turns, content: Any, where: str) -> None:
+    """Results of tools go before what is said about them, each as a message of its own."""
+    if isinstance(content, str):
+        turns.say("user", content)
+        return
+    texts = []
+    for at, block in objects(content, where):
+        match block.get("type"):
+            case "text":
+                texts.append(member(block, "text", at))
+            case "tool_result":
+                turns.result(member(block, "tool_use_id", at), _result(block, at))
+            case kind:
+                refuse(f"{at}.type", f"is {kind!r:.60}: this model reads text and tool_result blocks only")
+    if texts:
+        turns.say("user", joined(texts))
+    elif not content:
+        refuse(where, "is empty: give a text, or at least one block")
+
+
+def _result(block: dict[str, Any], where: str) -> Any:
+    """Templates have no place for is_error: the text says it."""
+    content = _texts(block.get("content") or "", f"{where}.content")
+    if block.get("is_error") is not True:
+        return content
+    return joined(["Error:", *(part["text"] for part in content)]) if isinstance(content, list) else f"Error: {content}"
+
+
+def _assistant(turns: Turns, content: Any, where: str) -> None:
+    if isinstance(content, str):
+        turns.answered(content)
+        return
+    texts = []
+    for at, block in objects(content, where):
+        match block.get("type"):
+            case "text":
+                texts.append(member(block, "text", at))
+            case "thinking":
+                turns.thought(text(block.get("thinking"), f"{at}.thinking"))
+            case "redacted_thinking":
+                refuse(f"{at}.type", "only who encrypted it can read it; leave the block out")
+            case "tool_use":
+                arguments = block.get("input")
+                if not isinstance(arguments, dict):
+                    refuse(f"{at}.input", f"must be an object, not {json_type(arguments)}")
+                turns.called(member(block, "id", at), member(block, "name", at), msgspec.json.encode(arguments).decode())
+            case kind:
+                refuse(f"{at}.type", f"is {kind!r:.60}: an assistant's blocks are text, thinking and tool_use here")
+    if texts:
+        turns.answered(joined(texts))
+
+
+def _texts(content: Any, where: str) -> Any:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for at, block in objects(content, where):
+        if block.get("type") != "text":
+            refuse(f"{at}.type", f"is {block.get('type')!r:.60}: only text can stand here")
+        texts.append(member(block, "text", at))
+    return joined(texts)
+
+
+def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        refuse(f"{where}.type", f"{tool['type']!r:.60} runs elsewhere or has no schema; give tools with an input_schema")
+    refuse_given(tool, {"defer_loading": "not supported; leave it out"})
+    name, schema = member(tool, "name", where), tool.get("input_schema")
+    if not isinstance(schema, dict):
+        refuse(f"{where}.input_schema", f"must be a JSON schema, not {json_type(schema)}")
+    function = {"name": name, "parameters": schema}
+    for field in ("description", "strict"):
+        if tool.get(field) is not None:
+            function[field] = tool[field]
+    return {"type": "function", "function": function}
+
+
+def _choice(given: dict[str, Any] | None) -> tuple[Any, bool | None]:
+    """Of a chat: tool_choice and parallel_tool_calls."""
+    if given is None:
+        return None, None
+    parallel = False if given.get("disable_parallel_tool_use") is True else None
+    if given.get("type") == "tool":
+        return {"type": "function", "function": {"name": member(given, "name", "tool_choice")}}, parallel
+    if given.get("type") not in _CHOICES:
+        refuse("tool_choice.type", f"is {given.get('type')!r:.60}; it must be auto, any, tool or none")
+    return _CHOICES[given["type"]], parallel
+
+
+def _format(form: Any) -> dict[str, Any] | None:
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        refuse("output_config.format", 'must be an object of type "json_schema"')
+    return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+
+
+def _effort(body: MessagesBody) -> str | None:
+    """Of a chat: "none" where there shall be no thinking."""
+    if (body.thinking or {}).get("type") == "disabled":
+        return "none"
+    effort = (body.output_config or {}).get("effort")
+    return None if effort is None else text(effort, "output_config.effort")
+
+
+def _template_kwargs(body: MessagesBody) -> Any:
+    """What else templates have for thinking: a switch, and a budget, which is a word to those that know one (Seed-OSS's): nothing is cut
+    off for it. What the client itself says to the template stands above."""
+    wanted: dict[str, Any] = {}
+    if body.thinking is not None:
+        refuse_unlike(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")
+        match body.thinking.get("type"):
+            case "enabled":
+                budget = body.thinking.get("budget_tokens")
+                if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+                    refuse("thinking.budget_tokens", "must be a positive integer")
+                wanted = {"enable_thinking": True, "thinking": True, "thinking_budget": budget}
+            case "adaptive":
+                wanted = {"enable_thinking": True, "thinking": True}
+            case "disabled":
+                pass
+            case kind:
+                refuse("thinking.type", f"is {kind!r:.60}; it must be enabled, disabled or adaptive")
+    given = body.chat_template_kwargs
+    return {**wanted, **given} if isinstance(given, dict) else wanted or given

@@ -1,0 +1,113 @@
+"""Small checks that the dialects share. Each refusal names the field, as the client wrote it, and what to do."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from fairlead_index.errors import PromptError
+from fairlead_index.messages import json_type
+
+PASSED_ON = (
+    "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens",
+    "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "cache_salt", "priority", "chat_template_kwargs",
+)  # fmt: skip
+"""Fields of vLLM's and ours that mean in every dialect what they mean in a chat."""
+
+
+def refuse(field: str, reason: str) -> NoReturn:
+    raise PromptError(field, reason)
+
+
+def text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        refuse(field, f"must be a string, not {json_type(value)}")
+    return str(value)
+
+
+def objects(value: Any, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, element) of each element of a list of objects."""
+    if not isinstance(value, list):
+        refuse(field, f"must be a list, not {json_type(value)}")
+    for at, element in enumerate(value):
+        if not isinstance(element, dict):
+            refuse(f"{field}[{at}]", f"must be an object, not {json_type(element)}")
+        yield f"{field}[{at}]", element
+
+
+def member(value: dict[str, Any], name: str, field: str) -> str:
+    """A string that the object must have."""
+    if value.get(name) is None:
+        refuse(f"{field}.{name}", "is missing")
+    return text(value[name], f"{field}.{name}")
+
+
+def refuse_given(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Fields that are not done: null, false and nothing are as if they were left out."""
+    for field, reason in reasons.items():
+        if body.get(field) not in (None, False, [], {}):
+            refuse(field, reason)
+
+
+def refuse_unlike(body: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], field: str = "") -> None:
+    """Fields of which only some values are done."""
+    for name, values in allowed.items():
+        if (given := body.get(name)) is not None and given not in values:
+            refuse(f"{field}{name}", f"{given!r:.80} is not supported; leave it out, or give {' or '.join(map(repr, values))}")
+
+
+class Turns:
+    """Messages of a chat, from parts that came one by one: what the assistant thought, said and called in one turn is one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        """The assistant's turn."""
+
+    def say(self, role: str, content: Any) -> None:
+        """A message of somebody else, which ends the assistant's turn. A second system message in front is the first's continuation:
+        templates know one."""
+        self._open = None
+        if role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            first = self.messages[0]
+            first["content"] = [*parts(first["content"]), *parts(content)]
+            return
+        self.messages.append({"role": role, "content": content})
+
+    def result(self, call: str, content: Any) -> None:
+        """What a call gave."""
+        self._open = None
+        self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
+
+    def answered(self, content: Any) -> None:
+        turn = self._turn()
+        turn["content"] = content if turn.get("content") is None else [*parts(turn["content"]), *parts(content)]
+
+    def thought(self, reasoning: str) -> None:
+        """Begins a turn where the last one has said something."""
+        if self._open is not None and (self._open.get("content") is not None or "tool_calls" in self._open):
+            self._open = None
+        turn = self._turn()
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + reasoning
+
+    def called(self, id: str, name: str, arguments: str) -> None:
+        """`arguments`: JSON."""
+        calls = self._turn().setdefault("tool_calls", [])
+        calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def end_turn(self) -> None:
+        """What the assistant says next is another message."""
+        self._open = None
+
+    def _turn(self) -> dict[str, Any]:
+        if self._open is None:
+            self._open = {"role": "assistant", "content": None}
+            self.messages.append(self._open)
+        return self._open
+
+
+def parts(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def joined(texts: list[str]) -> Any:
+    """One text as a string, several as parts: the template's style decides what stands between them."""
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": each} for each in texts]

@@ -1,0 +1,229 @@
+"""OpenAI's Responses, without state: a body made into a chat's. https://platform.openai.com/docs/api-reference/responses/create"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from fairlead_index.dialects.reading import PASSED_ON, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_index.messages import json_type
+
+LOGPROBS = "message.output_text.logprobs"
+NOT_STORED = "nothing is stored here; send the whole conversation in input"
+REFUSED = {
+    "previous_response_id": NOT_STORED,
+    "conversation": NOT_STORED,
+    "background": "not supported: an answer belongs to its connection; leave it out",
+    "background_options": "not supported, as background is not; leave it out",
+    "prompt": "there are no stored prompts here; send the text in instructions and input",
+    "context_management": "nothing is compacted here; send what is to be seen in input",
+    "moderation": "not supported; leave it out",
+    "access_programs": "not supported; leave it out",
+    "image": "not supported: this model reads and writes text only",
+}
+"""Fields that would change the answer and are not done. Null and false are as if they were left out."""
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_retention": ("in_memory",),
+}
+"""Fields of which only these values are done."""
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+"""Reasoning comes in plain text, so its encrypted form has nothing to add and is left out."""
+RENAMED = {
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Of a chat's fields, those that errors must call by another name here."""
+
+
+class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields. What a chat has under the same name the chat's own rules check."""
+
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    model: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
+    user: Annotated[str, Meta(max_length=256)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    truncation: str | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    background_options: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    access_programs: Any = None
+    image: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    seed: Any = None
+    stop: Any = None
+    stop_token_ids: Any = None
+    ignore_eos: Any = None
+    min_tokens: Any = None
+    logit_bias: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    structured_outputs: Any = None
+    cache_salt: Any = None
+    priority: Any = None
+    chat_template_kwargs: Any = None
+
+
+def chat_body(body: ResponsesBody) -> dict[str, Any]:
+    """The chat that asks for the same. Raises PromptError, for a field as the client wrote it."""
+    given = msgspec.structs.asdict(body)
+    refuse_given(given, REFUSED)
+    refuse_unlike(given, ALLOWED)
+    refuse_unlike(body.stream_options or {}, {"include_obfuscation": (False,)}, "stream_options.")
+    refuse_unlike(body.prompt_cache_options or {}, {"mode": ("implicit",), "ttl": (), "prewarm": (False,)}, "prompt_cache_options.")
+    for at, wish in enumerate(body.include or ()):
+        if wish not in INCLUDES:
+            refuse(f"include[{at}]", f"{wish!r:.80} is not to be had here; there is {' and '.join(INCLUDES)}")
+    chat: dict[str, Any] = {name: given[name] for name in (*PASSED_ON, "model", "temperature", "top_p", "stop", "stream", "user")}
+    chat["messages"] = _messages(body)
+    chat["max_completion_tokens"] = body.max_output_tokens
+    chat["tools"], chat["tool_choice"] = _tools(body)
+    chat["parallel_tool_calls"] = body.parallel_tool_calls
+    chat["response_format"] = _format(body.text or {})
+    if body.top_logprobs or LOGPROBS in (body.include or ()):
+        chat["logprobs"], chat["top_logprobs"] = True, body.top_logprobs or 0
+    chat["reasoning_effort"] = _effort(body.reasoning or {})
+    return {name: value for name, value in chat.items() if value is not None}
+
+
+def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
+    turns = Turns()
+    if body.instructions:
+        turns.say("system", body.instructions)
+    if body.input is None:
+        refuse("input", "is missing; give a text or a list of items")
+    if isinstance(body.input, str):
+        turns.say("user", body.input)
+        return turns.messages
+    for where, item in objects(body.input, "input"):
+        _item(turns, where, item)
+    return turns.messages
+
+
+def _item(turns: Turns, where: str, item: dict[str, Any]) -> None:
+    match item.get("type", "message"):
+        case "message":
+            role, content = item.get("role"), _content(item.get("content"), f"{where}.content")
+            if role == "assistant":
+                turns.answered(content)
+            elif role in ("user", "system", "developer"):
+                turns.say("system" if role == "developer" else role, content)
+            else:
+                refuse(f"{where}.role", f"is {role!r:.40}; it must be user, assistant, system or developer")
+        case "function_call":
+            turns.called(member(item, "call_id", where), member(item, "name", where), member(item, "arguments", where))
+        case "function_call_output":
+            turns.result(member(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
+        case "reasoning":
+            if reasoning := _thoughts(where, item):
+                turns.thought(reasoning)
+        case "item_reference":
+            refuse(where, NOT_STORED)
+        case kind:
+            refuse(
+                f"{where}.type", f"{kind!r:.60} is of a built-in tool or a stored state; there are messages, functions and reasoning here"
+            )
+
+
+def _content(content: Any, where: str) -> Any:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        refuse(where, f"must be a string or a list of parts, not {json_type(content)}")
+    texts = []
+    for at, part in objects(content, where):
+        kind = part.get("type")
+        if kind not in ("input_text", "output_text", "text", "refusal"):
+            refuse(f"{at}.type", f"is {kind!r:.60}: this model reads text only")
+        texts.append(member(part, "refusal" if kind == "refusal" else "text", at))
+    return joined(texts)
+
+
+def _thoughts(where: str, item: dict[str, Any]) -> str:
+    """Its text; its summary, where there is no other."""
+    if said := "".join(member(part, "text", at) for at, part in objects(item.get("content") or [], f"{where}.content")):
+        return said
+    if said := "\n\n".join(member(part, "text", at) for at, part in objects(item.get("summary") or [], f"{where}.summary")):
+        return said
+    if item.get("encrypted_content"):
+        refuse(f"{where}.encrypted_content", "only who encrypted it can read it; leave the item out")
+    return ""
+
+
+def _tools(body: ResponsesBody) -> tuple[list[dict[str, Any]] | None, Any]:
+    tools = [_tool(where, tool) for where, tool in objects(body.tools, "tools")] if body.tools else None
+    choice = body.tool_choice
+    if not isinstance(choice, dict):
+        return tools, choice
+    match choice.get("type"):
+        case "function":
+            return tools, {"type": "function", "function": {"name": member(choice, "name", "tool_choice")}}
+        case "allowed_tools":
+            mode = choice.get("mode", "auto")
+            if mode not in ("auto", "required"):
+                refuse("tool_choice.mode", f"is {mode!r:.40}; it must be auto or required")
+            allowed = {member(tool, "name", where) for where, tool in objects(choice.get("tools"), "tool_choice.tools")}
+            if unknown := sorted(allowed - {tool["function"]["name"] for tool in tools or ()}):
+                refuse("tool_choice.tools", f"{unknown[0]!r:.80} is none of tools")
+            return [tool for tool in tools or () if tool["function"]["name"] in allowed], mode
+        case kind:
+            return refuse("tool_choice.type", f"{kind!r:.60} is not supported; give none, auto, required, a function or allowed_tools")
+
+
+def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        refuse(f"{where}.type", f"{tool.get('type')!r:.60} is a tool that runs elsewhere or has no schema; this service has functions only")
+    refuse_given(tool, {"async": "not supported; leave it out", "defer_loading": "not supported; leave it out"})
+    function = {name: tool[name] for name in ("description", "parameters", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": {"name": member(tool, "name", where), **function}}
+
+
+def _format(given: dict[str, Any]) -> dict[str, Any] | None:
+    refuse_unlike(given, {"verbosity": ("medium",)}, "text.")
+    form = given.get("format")
+    if form is None:
+        return None
+    if not isinstance(form, dict):
+        refuse("text.format", f"must be an object, not {json_type(form)}")
+    if form.get("type") != "json_schema":
+        return {"type": form.get("type")}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
+
+
+def _effort(given: dict[str, Any]) -> str | None:
+    refuse_unlike(given, {"summary": ("auto",), "generate_summary": ("auto",), "mode": ("standard",), "context": ("auto",)}, "reasoning.")
+    effort = given.get("effort")
+    return None if effort is None else text(effort, "reasoning.effort")

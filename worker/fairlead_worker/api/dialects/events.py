@@ -1,0 +1,11 @@
+"""Server-sent events with names."""
+
+from typing import Any
+
+import msgspec
+
+
+def named(event: dict[str, Any]) -> bytes:
+    """An event, by its own type."""
+    name: str = event["type"]
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"

@@ -1,0 +1,36 @@
+"""A dialect's body as a chat's request, and the chat's errors in the dialect's words."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fairlead_index.errors import PromptError
+from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.api.schema import ChatRequest, converted
+
+
+def as_chat(body: dict[str, Any]) -> ChatRequest:
+    """The rules that a chat has for its fields hold for those of a dialect too. Raises ApiError 400."""
+    return converted(body, ChatRequest)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name fields as the client did. `names`: the dialect's for the chat's, the longest first."""
+    try:
+        yield
+    except PromptError as error:
+        raise invalid(_renamed(str(error), names), param=_renamed(error.field, names)) from error
+    except ApiError as error:
+        param = _renamed(error.param, names) if error.param is not None else None
+        message = _renamed(error.message, names) if param is not None else error.message
+        raise ApiError(error.status, message, type=error.type, param=param, code=error.code, headers=error.headers) from error
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """A name in front is a field's; elsewhere only what could be no other word."""
+    for ours, theirs in names.items():
+        lead = r"\b" if "_" in ours else "^"
+        text = re.sub(rf"{lead}{re.escape(ours)}\b", theirs, text)
+    return text
