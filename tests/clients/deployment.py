@@ -22,7 +22,7 @@ TEMPLATE = """\
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
 {{- '# Tools\\n\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
-{{- '\\n</tools>\\n\\nFor each call, give {"name": <function-name>, "arguments": <args-json-object>} within <tool_call></tool_call>.<|im_end|>\\n' }}
+{{- '\\n</tools>\\n\\nCalls are {"name": <function-name>, "arguments": <args-json-object>} within <tool_call></tool_call>.<|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
 {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}

@@ -1,4 +1,4 @@
-"""What the clients' suites need to know of what they talk to. Imports nothing of the project's, since some run in an environment of their own."""
+"""What the clients' suites know of what they talk to. Imports nothing of the project's: some run in an environment of their own."""
 
 from dataclasses import dataclass
 

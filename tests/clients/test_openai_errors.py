@@ -1,6 +1,7 @@
 """Every refusal becomes the exception that the client's users catch, with the field in it."""
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -49,10 +50,7 @@ async def test_a_wrong_field_is_named(api: Any, options: dict[str, Any], param: 
     with pytest.raises(openai.BadRequestError) as refused:
         await chat(api, **options)
     error = refused.value
-    assert error.param is not None and (error.param == param or error.param.startswith((f"{param}.", f"{param}["))), (
-        error.param,
-        error.message,
-    )
+    assert error.param is not None and re.split(r"[.\[]", error.param)[0] == param, (error.param, error.message)
     assert error.type == "invalid_request_error" and param in error.message
     assert error.request_id
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import openai
@@ -20,7 +20,7 @@ ASKED: dict[str, Any] = {
 }
 
 
-class Colour(str, Enum):
+class Colour(StrEnum):
     red, blue = "red", "blue"
 
 
