@@ -108,8 +108,8 @@ def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
     turns, role = Turns(), ""
     if body.system:
         turns.say("system", _texts(body.system, "system"))
-    if body.messages is None:
-        refuse("messages", "is missing; give a list of messages")
+    if not body.messages:
+        refuse("messages", "is empty; give at least one message" if body.messages == [] else "is missing; give a list of messages")
     for where, message in objects(body.messages, "messages"):
         role = message.get("role", "")
         content = message.get("content")

@@ -123,8 +123,8 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
     turns = Turns()
     if body.instructions:
         turns.say("system", body.instructions)
-    if body.input is None:
-        refuse("input", "is missing; give a text or a list of items")
+    if not body.input:
+        refuse("input", f"is {'missing' if body.input is None else 'empty'}; give a text or a list of items")
     if isinstance(body.input, str):
         turns.say("user", body.input)
         return turns.messages

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_worker.api.dialects import fields as dialects
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 
 PAGE = Path("docs/api.md")
@@ -78,7 +79,8 @@ Of a worker with `--allow-runtime-lora-updating`, not of the router ([LoRA](lora
 
 def rendered() -> str:
     """The page."""
-    return _INTRO + "".join(f"\n## POST {path}\n{_table(path, body)}" for path, body in ENDPOINTS.items()) + _LORA
+    ours = "".join(f"\n## POST {path}\n{_table(path, body)}" for path, body in ENDPOINTS.items())
+    return _INTRO + ours + dialects.rendered(_values) + _LORA
 
 
 def _table(path: str, body: type[CommonRequest]) -> str:

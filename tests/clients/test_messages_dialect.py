@@ -1,0 +1,186 @@
+"""Anthropic's client on `/v1/messages`, through worker and router alike."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+import pytest_asyncio
+from anthropic.types import Message
+from tests.clients.deployment import KEY, MODEL, Endpoints
+from tests.clients.either import all_of, opened, settled
+from tests.router.harness import eventually
+
+from fairlead_router.tenancy.usage import Meter
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+ASKED: dict[str, Any] = {"model": MODEL, "system": "Be brief.", "messages": [{"role": "user", "content": "Tell me of the sea."}]}
+SHORT: dict[str, Any] = {**ASKED, "max_tokens": 12, "extra_body": {"temperature": 0}}
+WEATHER = {
+    "name": "weather",
+    "description": "The weather of a place",
+    "input_schema": {
+        "type": "object",
+        "properties": {"place": {"enum": ["here", "there"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["place", "days"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest_asyncio.fixture(
+    scope="session", loop_scope="session", params=[anthropic.Anthropic, anthropic.AsyncAnthropic], ids=["sync", "async"]
+)
+async def claude(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Any]:
+    client = request.param(base_url=url, api_key="none", max_retries=0, timeout=60)
+    yield client
+    await settled(client.close())
+
+
+async def create(claude: Any, **options: Any) -> Message:
+    message = await settled(claude.messages.create(**SHORT | options))
+    assert isinstance(message, Message)
+    return message
+
+
+async def test_a_whole_message(claude: Any) -> None:
+    message = await create(claude)
+    (block,) = message.content
+    assert block.type == "text" and block.text and message.role == "assistant" and message.model == MODEL
+    assert message.stop_reason == "max_tokens" and message.stop_sequence is None and message.usage.output_tokens == 12
+    counted = await settled(claude.messages.count_tokens(**ASKED))
+    cached = message.usage.cache_read_input_tokens
+    assert cached is not None and message.usage.input_tokens + cached == counted.input_tokens
+    assert message._request_id  # of the header that Anthropic calls request-id
+
+
+async def test_events_add_up_to_the_whole_message(claude: Any) -> None:
+    whole = await create(claude)
+    async with opened(claude.messages.stream(**SHORT)) as stream:
+        events = await all_of(stream)
+        final = await settled(stream.get_final_message())
+    assert [block.text for block in final.content] == [block.text for block in whole.content] and final.stop_reason == whole.stop_reason
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    raw = await all_of(await settled(claude.messages.create(**SHORT, stream=True)))
+    kinds = [event.type for event in raw]
+    assert kinds[:2] == ["message_start", "content_block_start"] and kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    deltas = [event.delta.text for event in raw if event.type == "content_block_delta"]
+    assert "".join(deltas) == whole.content[0].text and len(deltas) > 2  # type: ignore[union-attr]
+    assert "".join(event.text for event in events if event.type == "text") == "".join(deltas)
+
+
+async def test_a_stop_sequence_is_named(claude: Any) -> None:
+    text = (await create(claude)).content[0].text  # type: ignore[union-attr]
+    stop = text[3:6]
+    message = await create(claude, stop_sequences=["never to be said", stop])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+    assert message.content[0].text == text[: text.index(stop)]  # type: ignore[union-attr]
+
+
+async def test_the_assistants_last_message_is_continued(claude: Any) -> None:
+    text = (await create(claude)).content[0].text  # type: ignore[union-attr]
+    begun = [*ASKED["messages"], {"role": "assistant", "content": "The sea is"}]
+    counted = await settled(claude.messages.count_tokens(**ASKED | {"messages": begun}))
+    message = await create(claude, messages=begun)
+    assert message.content[0].text != text  # type: ignore[union-attr]
+    plain = await settled(claude.messages.count_tokens(**ASKED))
+    assert counted.input_tokens > plain.input_tokens
+
+
+async def test_blocks_of_a_conversation(claude: Any) -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "And the weather?", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I should look.", "signature": ""},
+                {"type": "text", "text": "One moment."},
+                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"place": "here", "days": 1}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "Rain."}, {"type": "text", "text": "Well?"}]},
+    ]
+    message = await create(claude, messages=messages, tools=[WEATHER], metadata={"user_id": "anna"})
+    assert message.content
+
+
+async def test_structured_text(claude: Any) -> None:
+    schema = {"type": "object", "properties": {"good": {"enum": [True]}}, "required": ["good"], "additionalProperties": False}
+    message = await create(claude, max_tokens=60, output_config={"format": {"type": "json_schema", "schema": schema}})
+    said = "".join(message.content[0].text.split())  # type: ignore[union-attr]
+    assert said.startswith('{"good":true}'[: len(said)])
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"extra_body": {"container": "c"}}, "container:"),
+    ({"extra_body": {"mcp_servers": [{"type": "url"}]}}, "mcp_servers:"),
+    ({"extra_body": {"temperature": 2}}, "temperature:"),
+    ({"extra_body": {"speed": "fast"}}, "speed:"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type:"),
+    ({"tools": [{"name": "x"}]}, "tools[0].input_schema:"),
+    ({"tool_choice": {"type": "some"}}, "tool_choice.type:"),
+    ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens:"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type:"),
+    ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role:"),
+    ({"messages": []}, "messages:"),
+    ({"stop_sequences": [""]}, "stop_sequences:"),
+    ({"max_tokens": 0}, "max_tokens:"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "output_config.format.schema:"),
+]
+
+
+async def test_what_is_not_done_is_refused_by_name(claude: Any) -> None:
+    for fields, start in REFUSALS:
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await create(claude, **fields)
+        body: Any = refused.value.body
+        assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+        assert body["error"]["message"].startswith(start), body
+
+
+async def test_an_unknown_model_is_not_found(claude: Any) -> None:
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        await create(claude, model="another")
+    assert refused.value.body["error"]["type"] == "not_found_error"  # type: ignore[index,call-overload]
+
+
+async def test_anthropics_key_is_a_key(deployment: Endpoints) -> None:
+    with anthropic.Anthropic(base_url=deployment.guarded, api_key=KEY, max_retries=0) as client:
+        assert client.messages.create(**SHORT).content
+        assert client.messages.count_tokens(**ASKED).input_tokens > 0
+    with (
+        anthropic.Anthropic(base_url=deployment.guarded, api_key="wrong", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError) as refused,
+    ):
+        client.messages.create(**SHORT)
+    assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index,call-overload]
+
+
+async def test_the_router_foretells_what_the_worker_has_cached(deployment: Endpoints) -> None:
+    """It tokenizes and hashes the prompt as the worker does, and sends the tokens along."""
+    messages = [{"role": "user", "content": "Once more of the sea, and of the wind above it. " * 20}]
+    bodies = {"/v1/messages": {"max_tokens": 2, "messages": messages}, "/v1/responses": {"max_output_tokens": 2, "input": messages}}
+    async with httpx.AsyncClient(base_url=deployment.router, timeout=60) as client:
+        for path, body in bodies.items():
+            assert (await client.post(path, json=body)).status_code == 200
+
+            async def known(path: str = path, body: Any = body) -> bool:
+                answer = await client.post(path, json=body)
+                predicted = int(answer.headers.get("x-fairlead-predicted-tokens", 0))
+                assert predicted in (0, int(answer.headers["x-fairlead-cached-tokens"]))
+                return predicted > 100
+
+            await eventually(known, f"{path} is foretold")
+
+
+async def test_a_stream_says_its_usage_where_the_router_asks(deployment: Endpoints) -> None:
+    asked = {
+        "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "ignore_eos": True},
+        "/v1/responses": {"max_output_tokens": 5, "input": "x", "ignore_eos": True},
+    }
+    async with httpx.AsyncClient(base_url=deployment.worker, timeout=60, headers={"x-fairlead-usage": "1"}) as client:
+        for path, body in asked.items():
+            meter = Meter(0)
+            meter.feed((await client.post(path, json=body | {"stream": True})).content)
+            assert meter.known and meter.output == 5 and meter.prompt > 5

@@ -1,0 +1,157 @@
+"""OpenAI's client on `/v1/responses`, through worker and router alike."""
+
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+from pydantic import BaseModel
+from tests.clients.deployment import MODEL
+from tests.clients.either import all_of, opened, settled
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+ASKED: dict[str, Any] = {"model": MODEL, "instructions": "Be brief.", "input": "Tell me of the sea."}
+ASKED |= {"max_output_tokens": 12, "temperature": 0}
+ARGUMENTS = '{"place": "here", "days": 1}'
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a place",
+    "parameters": {
+        "type": "object",
+        "properties": {"place": {"enum": ["here", "there"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["place", "days"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+class Verdict(BaseModel):
+    good: bool
+    stars: int
+
+
+async def create(api: Any, **options: Any) -> Response:
+    response = await settled(api.responses.create(**ASKED | options))
+    assert isinstance(response, Response)
+    return response
+
+
+async def streamed(api: Any, **options: Any) -> list[Any]:
+    events = await all_of(await settled(api.responses.create(**ASKED | options, stream=True)))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    return events
+
+
+async def test_a_whole_response(api: Any) -> None:
+    response = await create(api, metadata={"for": "a test"}, user="anna")
+    assert response.status == "incomplete" and response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text and response.model == MODEL and response.error is None
+    assert response.instructions == "Be brief." and response.metadata == {"for": "a test"} and response.user == "anna"
+    assert response.temperature == 0 and response.store is False  # type: ignore[attr-defined]  # not in the client's type
+    usage = response.usage
+    assert usage is not None and usage.output_tokens == 12 and usage.total_tokens == usage.input_tokens + 12
+
+
+async def test_a_chats_answer_is_the_same(api: Any) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell me of the sea."}]
+    chat = await settled(api.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=12, temperature=0))
+    response = await create(api)
+    assert response.output_text == chat.choices[0].message.content
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+
+
+async def test_events_add_up_to_the_whole_response(api: Any) -> None:
+    options: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole, events = await create(api, **options), await streamed(api, **options)
+    last = events[-1]
+    assert last.type == "response.incomplete" and last.response.output_text == whole.output_text
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == whole.output_text and len(deltas) > 2
+    (said,) = (event for event in events if event.type == "response.output_text.done")
+    assert said.text == whole.output_text
+    shown = [entry.model_dump() for event in deltas for entry in event.logprobs]
+    assert shown == [entry.model_dump() for entry in last.response.output[0].content[0].logprobs]
+    assert all(len(entry.top_logprobs) == 2 for entry in whole.output[0].content[0].logprobs)  # type: ignore[union-attr]
+    assert last.response.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
+
+
+async def test_the_clients_own_accumulator(api: Any) -> None:
+    async with opened(api.responses.stream(**ASKED)) as stream:
+        events = await all_of(stream)
+    assert events[-1].response.output_text == (await create(api)).output_text
+
+
+async def test_structured_text_is_parsed(api: Any) -> None:
+    response = await settled(api.responses.parse(**ASKED | {"max_output_tokens": 200, "temperature": 1, "text_format": Verdict}))
+    assert response.status == "incomplete" or isinstance(response.output_parsed, Verdict)
+    short = {"type": "object", "properties": {"good": {"type": "boolean"}}, "required": ["good"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "name": "verdict", "schema": short, "strict": True}}
+    said = "".join((await create(api, max_output_tokens=100, text=form)).output_text.split())
+    assert said.startswith('{"good":'[: len(said)])
+
+
+async def test_items_of_a_conversation(api: Any) -> None:
+    items: list[Any] = [
+        {"role": "developer", "content": "Use tools."},
+        {"role": "user", "content": [{"type": "input_text", "text": "And the weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "I should look."}]},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": ARGUMENTS},
+        {"type": "function_call_output", "call_id": "call_1", "output": "Rain."},
+        {"type": "message", "role": "assistant", "id": "m", "content": [{"type": "output_text", "text": "Wet.", "annotations": []}]},
+        {"role": "user", "content": "Thanks."},
+    ]  # fmt: skip
+    response = await create(api, input=items, tools=[WEATHER])
+    assert response.output_text
+    chat = await settled(
+        api.chat.completions.create(
+            model=MODEL,
+            messages=[
+                {"role": "system", "content": "Be brief.\nUse tools."},
+                {"role": "user", "content": "And the weather?"},
+                {
+                    "role": "assistant",
+                    "reasoning_content": "I should look.",
+                    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}],
+                },
+                {"role": "tool", "tool_call_id": "call_1", "content": "Rain."},
+                {"role": "assistant", "content": "Wet."},
+                {"role": "user", "content": "Thanks."},
+            ],
+            tools=[{"type": "function", "function": {name: WEATHER[name] for name in ("name", "description", "parameters", "strict")}}],
+            max_completion_tokens=1,
+        )
+    )  # fmt: skip
+    assert response.usage is not None and abs(response.usage.input_tokens - chat.usage.prompt_tokens) == 0
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"background": True}, "background"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"include": ["file_search_call.results"]}, "include[0]"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+    ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+    ({"text": {"verbosity": "high"}}, "text.verbosity"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}}, "text.format.schema"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+    ({"temperature": 3}, "temperature"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"extra_body": {"top_k": -7}}, "top_k"),
+]
+
+
+async def test_what_is_not_done_is_refused_by_name(api: Any) -> None:
+    for fields, param in REFUSALS:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(api, **fields)
+        assert refused.value.param == param and str(refused.value.body["message"]).startswith(f"{param}:")  # type: ignore[index,call-overload]

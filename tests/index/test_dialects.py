@@ -1,0 +1,163 @@
+"""Bodies of Responses and Messages as the chats that ask for the same."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairlead_index.dialects import CHAT, MESSAGES, RESPONSES, errors
+from fairlead_index.dialects.chats import read_chat
+from fairlead_index.errors import PromptError
+
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+
+
+def responses(**fields: Any) -> dict[str, Any]:
+    return read_chat(RESPONSES, msgspec.json.encode({"input": "q"} | fields))
+
+
+def messages(**fields: Any) -> dict[str, Any]:
+    return read_chat(MESSAGES, msgspec.json.encode({"messages": [{"role": "user", "content": "q"}]} | fields))
+
+
+def called(id: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def test_a_turns_thoughts_words_and_calls_are_one_message() -> None:
+    chat = responses(
+        instructions="i",
+        input=[
+            {"role": "developer", "content": "d"},
+            {"role": "user", "content": "q"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "r"},
+            {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "s"}]},
+            {"role": "system", "content": "later"},
+        ],
+    )
+    assert chat["messages"] == [
+        {"role": "system", "content": [{"type": "text", "text": "i"}, {"type": "text", "text": "d"}]},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "reasoning_content": "t", "tool_calls": [called("1", "{}"), called("2", "{}")]},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+        {"role": "tool", "tool_call_id": "2", "content": "s"},
+        {"role": "system", "content": "later"},
+    ]
+
+
+def test_reasoning_begins_a_turn() -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}]}
+    said = {"role": "assistant", "content": "a"}
+    chat = responses(input=[thought, said, thought, said])
+    assert chat["messages"] == [{"role": "assistant", "content": "a", "reasoning_content": "t"}] * 2
+
+
+def test_responses_tools_and_forms() -> None:
+    tools = [{"type": "function", **FUNCTION}, {"type": "function", "name": "g"}]
+    chat = responses(tools=tools, tool_choice={"type": "function", "name": "f"}, parallel_tool_calls=False)
+    assert chat["tools"] == [{"type": "function", "function": FUNCTION}, {"type": "function", "function": {"name": "g"}}]
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "f"}} and chat["parallel_tool_calls"] is False
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
+    chat = responses(tools=tools, tool_choice=allowed)
+    assert chat["tool_choice"] == "required" and [tool["function"]["name"] for tool in chat["tools"]] == ["g"]
+    form = {"type": "json_schema", "name": "n", "schema": {}, "strict": True}
+    assert responses(text={"format": form})["response_format"]["json_schema"] == {"name": "n", "schema": {}, "strict": True}
+    chat = responses(max_output_tokens=3, top_logprobs=2, reasoning={"effort": "low"}, seed=5, cache_salt="s")
+    assert (chat["max_completion_tokens"], chat["logprobs"], chat["top_logprobs"]) == (3, True, 2)
+    assert (chat["reasoning_effort"], chat["seed"], chat["cache_salt"]) == ("low", 5, "s")
+
+
+def test_results_of_tools_go_before_what_is_said_of_them() -> None:
+    chat = messages(
+        system=[{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            {"role": "user", "content": "q"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": ""},
+                    {"type": "text", "text": "a"},
+                    {"type": "tool_use", "id": "1", "name": "f", "input": {"x": "é"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "so?"},
+                    {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "none"}], "is_error": True},
+                ],
+            },
+        ],
+    )
+    assert chat["messages"] == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "reasoning_content": "t", "tool_calls": [called("1", '{"x":"é"}')]},
+        {"role": "tool", "tool_call_id": "1", "content": "Error: none"},
+        {"role": "user", "content": "so?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, ("auto", None)),
+        ({"type": "any", "disable_parallel_tool_use": True}, ("required", False)),
+        ({"type": "none"}, ("none", None)),
+        ({"type": "tool", "name": "f"}, ({"type": "function", "function": {"name": "f"}}, None)),
+    ],
+)
+def test_messages_choices_of_tools(choice: dict[str, Any], expected: Any) -> None:
+    chat = messages(tools=[{"name": "f", "input_schema": {"type": "object"}}], tool_choice=choice)
+    assert (chat["tool_choice"], chat.get("parallel_tool_calls")) == expected
+    assert chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def test_messages_thinking_stops_and_continuation() -> None:
+    chat = messages(thinking={"type": "enabled", "budget_tokens": 2000}, stop_sequences=["x"], max_tokens=3, metadata={"user_id": "u"})
+    assert chat["chat_template_kwargs"] == {"enable_thinking": True, "thinking": True, "thinking_budget": 2000}
+    assert (chat["stop"], chat["max_completion_tokens"], chat["user"]) == (["x"], 3, "u")
+    assert messages(thinking={"type": "disabled"}, output_config={"effort": "high"})["reasoning_effort"] == "none"
+    assert messages(output_config={"effort": "high"})["reasoning_effort"] == "high"
+    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "I"}]
+    assert messages(messages=begun)["continue_final_message"] is True and "continue_final_message" not in messages()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        (RESPONSES, {"store": True, "previous_response_id": "r"}, "previous_response_id"),
+        (RESPONSES, {"input": [5]}, "input[0]"),
+        (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content"),
+        (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        (RESPONSES, {"tool_choice": {"type": "allowed_tools", "tools": [{"name": "x"}]}}, "tool_choice.tools"),
+        (RESPONSES, {"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        (RESPONSES, {"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        (MESSAGES, {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "messages[0].content[0].type"),
+        (MESSAGES, {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        (MESSAGES, {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]}, "messages"),  # noqa: E501
+        (MESSAGES, {"system": [{"type": "image"}]}, "system[0].type"),
+        (MESSAGES, {"thinking": {"type": "between_tools"}}, "thinking.type"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field(path: str, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(PromptError) as refused:
+        (responses if path == RESPONSES else messages)(**fields)
+    assert refused.value.field == field
+
+
+def test_errors_in_each_form() -> None:
+    document = errors.document(MESSAGES, 413, "m", "k")
+    assert msgspec.json.decode(document) == {"type": "error", "error": {"type": "request_too_large", "message": "m"}}
+    document = errors.document(RESPONSES, 400, "m", "k", "p", "c")
+    assert document == errors.document(CHAT, 400, "m", "k", "p", "c")
+    event = errors.event(RESPONSES, document, 7)
+    said = msgspec.json.decode(event.removeprefix(b"event: error\ndata: "))
+    assert said == {"type": "error", "code": "c", "message": "m", "param": "p", "sequence_number": 7}
+    assert b"not of our make" in errors.event(RESPONSES, b"not of our make")
+    assert errors.event(CHAT, document) == b"data: " + document + b"\n\n"

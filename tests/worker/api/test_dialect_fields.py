@@ -1,0 +1,70 @@
+"""Every field that the clients' own types know is one that works or is refused by name."""
+
+import json
+from typing import Any, get_type_hints
+
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from openai.types.responses import response_create_params
+
+from fairlead_index.dialects import MESSAGES, RESPONSES
+from fairlead_index.dialects.chats import read_chat
+from fairlead_index.dialects.reading import PASSED_ON
+from fairlead_index.errors import PromptError
+from fairlead_worker.api.dialects.fields import BODIES, NOTES
+from fairlead_worker.api.dialects.request import as_chat, renamed
+from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.api.schema import ChatRequest
+
+LEAST: dict[str, dict[str, Any]] = {RESPONSES: {"input": "q"}, MESSAGES: {"messages": [{"role": "user", "content": "q"}]}}
+CLIENTS: dict[str, list[Any]] = {
+    RESPONSES: [response_create_params.ResponseCreateParamsNonStreaming],
+    MESSAGES: [message_create_params.MessageCreateParamsNonStreaming, message_count_tokens_params.MessageCountTokensParams],
+}
+
+
+def chat(path: str, **fields: Any) -> dict[str, Any]:
+    return read_chat(path, json.dumps(LEAST[path] | fields).encode())
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_field_of_the_real_client_is_known(path: str) -> None:
+    known = set(BODIES[path][0].__struct_fields__)
+    for params in CLIENTS[path]:
+        assert set(get_type_hints(params)) <= known
+    assert set(NOTES[path]) <= known and set(PASSED_ON) <= known
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_the_page_calls_refused_is_refused(path: str) -> None:
+    module = BODIES[path][1]
+    for field in module.REFUSED:
+        with pytest.raises(PromptError) as refused:
+            chat(path, **{field: {"any": "thing"}})
+        assert refused.value.field == field
+        assert chat(path, **{field: None}) == chat(path)
+    for field, values in module.ALLOWED.items():
+        with pytest.raises(PromptError) as refused:
+            chat(path, **{field: "another"})
+        assert refused.value.field == field
+        assert all(chat(path, **{field: value}) == chat(path) for value in values)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_chats_rules_hold_for_its_fields(path: str) -> None:
+    assert isinstance(as_chat(chat(path, seed=5, top_k=3, priority=1)), ChatRequest)
+    with pytest.raises(ApiError) as refused:
+        as_chat(chat(path, seed="five"))
+    assert refused.value.param == "seed"
+
+
+def test_errors_of_a_chat_are_told_in_the_dialects_names() -> None:
+    with pytest.raises(ApiError) as told, renamed(BODIES[MESSAGES][1].RENAMED):
+        raise invalid("stop: at most 16, not 17; it would stop everything", param="stop")
+    assert (told.value.param, told.value.message) == (
+        "stop_sequences",
+        "stop_sequences: at most 16, not 17; it would stop everything",
+    )
+    with pytest.raises(ApiError) as told, renamed(BODIES[RESPONSES][1].RENAMED):
+        raise invalid("response_format.json_schema.schema: more than max_completion_tokens", param="response_format.json_schema.schema")
+    assert (told.value.param, told.value.message) == ("text.format.schema", "text.format.schema: more than max_output_tokens")
