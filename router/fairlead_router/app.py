@@ -62,7 +62,7 @@ class App:
                 return
         call, counted = Call.of(request), False
         try:
-            if path.startswith("/v1/") or path in PASSED or path in queries.PATHS:
+            if path.startswith("/v1/") or path in PROMPTED or path in PASSED or path in queries.PATHS:
                 front.identify(call)
             if path not in PROMPTED and path not in PASSED and path not in queries.PATHS and page is None:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")

@@ -109,6 +109,13 @@ class WorkerConfig(BaseSettings):
         Literal["auto", "none"],
         Field(description="auto: what a request leaves out is as the model's generation_config.json says; none: as OpenAI says"),
     ] = "auto"
+    pooling: Annotated[
+        Literal["auto", "last", "mean", "none"],
+        Field(description="how embeddings are made; auto: as the model's files say, else of the last token; none: no embeddings"),
+    ] = "auto"
+    matryoshka: Annotated[bool, Field(description="embeddings may be cut to `dimensions`, though the model's config does not say so")] = (
+        False
+    )
     max_grammar_bytes: Annotated[
         NonNegative, Field(description="largest schema, regular expression or grammar of a request; 0: no structured output")
     ] = 64 * 1024

@@ -19,7 +19,7 @@ import msgspec
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.cores import engine_threads
-from fairlead_worker.messages import Failed, Loading, Ready
+from fairlead_worker.messages import Failed, Loading, Pooling, Ready
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         device="cuda" if torch.cuda.is_available() else "cpu",
         max_model_len=config.max_model_len,
         quantization=config.quantization,
+        pooling=config.pooling,
+        matryoshka=config.matryoshka,
         progress=_reporter(end),
         cache=cache,
     )
@@ -152,6 +154,7 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
             policy=config.policy,
             eos_token_ids=loaded.eos_token_ids,
             prompt_logprobs=runner.forward.can_score,
+            generates=loaded.generates,
             speculative_method=config.speculative_method,
             speculative_num_tokens=config.speculative_num_tokens,
             speculative_ngram_min=config.speculative_ngram_min,
@@ -174,6 +177,8 @@ def build(config: WorkerConfig, end: EngineEnd) -> "tuple[Scheduler, ModelRunner
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),
+        pooling=loaded.pooling if runner.forward.can_score else Pooling(refused="this model's hidden states cannot be had apart"),
+        generates=loaded.generates,
     )
     return scheduler, runner, ready, adapters
 

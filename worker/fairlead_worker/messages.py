@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+PoolingKind = Literal["last", "mean"]
+"""How the hidden states of a prompt become one vector: that of its last token, or the mean of all."""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +71,8 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     """Number of a loaded adapter; 0: the model itself."""
     grammar: str = ""
     """What its output must be, as `grammar/constraint.py` has lowered it; empty: anything."""
+    pooling: PoolingKind | None = None
+    """Its hidden states are wanted, pooled so, and no output; of `sampling` nothing counts."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -144,6 +148,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With the first token, and again with the first one after a retraction."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With the first token: of the prompt's second token and all after it, where they were asked for."""
+    embedding: bytes = b""
+    """The pooled hidden states, float32, of unit length: the one output of a request with `pooling`."""
 
 
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -260,6 +266,21 @@ class AdapterChanged(msgspec.Struct, tag="adapter_changed", frozen=True):
     """Why nothing was changed."""
 
 
+class Pooling(msgspec.Struct, frozen=True):
+    """How this model makes embeddings."""
+
+    kind: PoolingKind | None = None
+    """None: it makes none."""
+    refused: str = ""
+    """Why not, and what to do."""
+    size: int = 0
+    """Values of an embedding."""
+    any_dimensions: bool = False
+    """It was trained so that the first values of an embedding are one too (Matryoshka, Kusupati et al. 2022)."""
+    dimensions: tuple[int, ...] = ()
+    """The same, of these lengths only."""
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """The engine serves."""
 
@@ -278,6 +299,9 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """temperature, top_p, top_k, min_p, repetition_penalty where the model's authors recommend one and the configuration lets them."""
     adapters: tuple[AdapterInfo, ...] = ()
     """Those of `--lora`."""
+    pooling: Pooling = Pooling()
+    generates: bool = True
+    """False: the model has no head, so embeddings are all that it gives."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

@@ -5,13 +5,15 @@ from typing import Any, Protocol
 import msgspec
 
 from fairlead_index.dialects import COMPLETIONS
+from fairlead_index.pooled import POOLED
+from fairlead_router.request import pooled
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
 _MOST = 2**31 - 1
 
 
-class Fields(Protocol):
+class Fields(pooled.Fields, Protocol):
     """Of a body, as the client wrote them: any type. What is wrong with them the worker says."""
 
     prompt: Any
@@ -37,12 +39,14 @@ class Asked(msgspec.Struct, frozen=True):
 
     @classmethod
     def by(cls, path: str, body: Fields) -> "Asked":
+        salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
+        if path in POOLED:
+            return cls(priority=_number(body.priority), output=0, prompts=pooled.texts(body), salt=salt)
         bound = _number(body.max_tokens)
         bound = (_number(body.max_completion_tokens) or bound) if path != COMPLETIONS else _COMPLETION_TOKENS if bound is None else bound
         prompt = body.prompt if path == COMPLETIONS else None
         prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
         each = max(_number(body.n) or 1, _number(body.best_of) or 1)
-        salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
         return cls(body.stream is True, _number(body.priority), bound, prompts * min(each, 1024), prompts, salt)
 
 

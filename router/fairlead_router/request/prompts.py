@@ -12,15 +12,17 @@ import xxhash
 from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from fairlead_index.dialects.chats import is_dialect, read_chat
 from fairlead_index.hashing import block_hashes
+from fairlead_index.pooled import POOLED
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
+from fairlead_router.request import pooled
 from fairlead_router.request.asked import Asked
 from fairlead_router.tenancy.tenants import ANYONE
 
 _CHATS = (CHAT, RESPONSES, MESSAGES)
-PROMPTED = (COMPLETIONS, *_CHATS)
+PROMPTED = (COMPLETIONS, *_CHATS, *POOLED)
 """Paths whose requests are for the engine."""
 _BYTES_A_TOKEN = 4
 """For prompts that are not tokenized here, a length good enough to compare waits."""
@@ -51,6 +53,10 @@ class _Body(msgspec.Struct):
     max_completion_tokens: Any = None
     priority: Any = None
     cache_salt: Any = None
+    input: Any = None
+    text_1: Any = None
+    text_2: Any = None
+    query: Any = None
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -125,6 +131,9 @@ class Prompts:
         if not self._tokenize or known is None:
             return guess
         try:
+            if path in POOLED:
+                tokens = pooled.tokens(body, lambda text: known.encoder.encode_text(text, scope=salt))
+                return guess if tokens is None else msgspec.structs.replace(guess, length=len(tokens), tokens=tokens, format_tag=known.tag)
             tokens, alone = self._tokens(path, body, known, salt)
         except (PromptError, TypeError, ValueError, OverflowError, RecursionError):
             return guess  # the worker refuses it, in its own words

@@ -18,7 +18,7 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.request import Request
 from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.messages import Load, Output, Sampling, Submit, TokenLogprobs
+from fairlead_worker.messages import Load, Output, PoolingKind, Sampling, Submit, TokenLogprobs
 
 VOCABULARY = 40
 EOS = 7
@@ -64,6 +64,8 @@ class Told:
     finish: str | None = None
     error: str = ""
     scores: list[float] = field(default_factory=list)
+    pooled: list[int] = field(default_factory=list)
+    """Positions whose states are in its embedding."""
 
 
 class EngineModel:
@@ -100,11 +102,12 @@ class EngineModel:
         name: str = "",
         priority: int = 0,
         tenant: str = "",
+        pooling: PoolingKind | None = None,
         **sampling: object,
     ) -> str:
         name = name or f"r{len(self.told)}"
         settings = Sampling(max_tokens=max_tokens, temperature=0.0, **sampling)  # type: ignore[arg-type]  # test keywords
-        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant)
+        message = Submit(name, array("I", prompt).tobytes(), settings, root, priority, tenant, pooling=pooling)
         self.told[name] = Told(message)
         self._tell(self.scheduler.submit(message))
         return name
@@ -140,6 +143,7 @@ class EngineModel:
         assert told.finish is None, f"{output.id} had ended"
         assert told.cached_tokens in (None, output.cached_tokens) or output.finish in ("abort", "error"), "cached_tokens changed its mind"
         told.tokens += array("I", output.tokens)
+        told.pooled += array("I", output.embedding)
         told.scores += [score.chosen for score in output.prompt_logprobs]
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
 
@@ -154,7 +158,7 @@ class EngineModel:
         for row in plan.rows:
             lease = row.request.lease
             assert lease is not None and row.count > 0
-            assert row.samples == (row.end == len(row.request.tokens) + len(row.draft))
+            assert row.samples == (row.request.pool is None and row.end == len(row.request.tokens) + len(row.draft))
             assert not row.draft or row.start == len(row.request.tokens) - 1, "only decodes speculate"
             assert len(row.draft) <= self.config.speculative_num_tokens
             assert row.end < row.request.length_limit or not row.draft, "nothing is guessed that could not be put out"
@@ -175,7 +179,14 @@ class EngineModel:
         if plan.scores:
             assert not plan.decodes, "a prompt is not scored beside decodes"
             scores = [tuple(TokenLogprobs(float(p)) for p in row.request.to_score(row.start, row.end)) for row in plan.rows]
-        return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores)
+        return StepResult(tokens, seconds=self.seconds(plan), prompt_logprobs=scores, pooled=self._pooled(plan))
+
+    @staticmethod
+    def _pooled(plan: StepPlan) -> dict[str, bytes]:
+        """The positions that went in, in their order, in the place of a sum."""
+        wanted = {row.request: row.request.to_pool(row.start, row.end) for row in plan.rows}
+        assert plan.pools == sum(map(bool, wanted.values()))
+        return {one.id: one.pool.sum + array("I", positions).tobytes() for one, positions in wanted.items() if positions}
 
     def _copy(self, plan: StepPlan) -> None:
         """Saves in any order (here: the last first), then loads: so a runner may do each kind in one go."""
@@ -215,7 +226,7 @@ class EngineModel:
     def check_answers(self) -> None:
         """Every request that was not aborted or refused has answered exactly as the reference."""
         for name, told in self.told.items():
-            if told.finish not in ("abort", "error"):
+            if told.finish not in ("abort", "error") and told.submit.pooling is None:
                 assert (told.tokens, told.finish) == reference(told.submit, self.config.max_model_len), name
 
     def _check_requests(self) -> None:

@@ -14,11 +14,11 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.execution.forward import Forward, LogitsAt
+from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels.base import PackedStep, StepContext
-from fairlead_worker.messages import Output, Sampling, Submit
+from fairlead_worker.messages import Output, PoolingKind, Sampling, Submit
 from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 
@@ -70,7 +70,7 @@ class Counted:
         self.tokens.append(len(step.tokens))
         return self.inner(step, context)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
         self.tokens.append(len(step.tokens))
         return self.inner.score(step, context, places)
 
@@ -128,9 +128,14 @@ class Engine:
         return [(array("I", b"".join(output.tokens for output in outputs)).tolist(), outputs[-1].cached_tokens) for outputs in answers]
 
     def outputs(
-        self, prompts: Sequence[list[int]], root: int = 0, adapters: Sequence[int] = (), **sampling: float | None
+        self,
+        prompts: Sequence[list[int]],
+        root: int = 0,
+        adapters: Sequence[int] = (),
+        pooling: Sequence[PoolingKind | None] = (),
+        **sampling: float | None,
     ) -> list[list[Output]]:
-        """As `serve`, with all that the engine says of each prompt."""
+        """As `serve`, with all that the engine says of each prompt. `pooling`: of those whose hidden states are wanted."""
         settings = Sampling(max_tokens=NEW_TOKENS, ignore_eos=True, **({"temperature": 0} | sampling))  # type: ignore[arg-type]  # as above
         names = [str(self.submitted + i) for i in range(len(prompts))]
         self.submitted += len(prompts)
@@ -138,14 +143,23 @@ class Engine:
             # For the policies that look at them.
             priority, tenant = number % 3, f"tenant {number % 2}"
             adapter = adapters[number] if adapters else 0
-            submit = Submit(name, array("I", prompt).tobytes(), settings, root + adapter, priority, tenant, adapter)
+            submit = Submit(
+                name,
+                array("I", prompt).tobytes(),
+                settings,
+                root + adapter,
+                priority,
+                tenant,
+                adapter,
+                pooling=pooling[number] if pooling else None,
+            )
             refused = self.scheduler.submit(submit)
             assert refused is None, refused
         answers: dict[str, list[Output]] = {name: [] for name in names}
         while plan := self.scheduler.plan():
             self.mixed_steps += any(row.count > 1 for row in plan.rows) and any(row.count == 1 for row in plan.rows)
             for output in self.scheduler.advance(plan, self.runner.execute(plan)):
-                assert output.finish in (None, "length"), output
+                assert output.finish in (None, "stop" if output.embedding else "length"), output
                 answers[output.id].append(output)
         assert self.scheduler.idle
         return list(answers.values())

@@ -2,6 +2,7 @@
 
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,8 +176,8 @@ def test_logits_of_a_long_chunk_are_computed_in_blocks(tmp_path: Path, monkeypat
     whole, sizes = engine.runner.forward.score, []
 
     def in_blocks(*step):
-        logits, logits_at = whole(*step)
-        return logits, lambda some: (sizes.append(len(at := logits_at(some))), at)[1]
+        logits, places = whole(*step)
+        return logits, SimpleNamespace(logits=lambda some: (sizes.append(len(at := places.logits(some))), at)[1])
 
     monkeypatch.setattr(engine.runner.forward, "score", in_blocks)
     ((_, got, _),) = serve(engine, [PROMPTS[-1]], [TOP])

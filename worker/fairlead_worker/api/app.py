@@ -6,7 +6,8 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_worker.api import chat, completions, lora, state, tokenized
+from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+from fairlead_worker.api import chat, completions, embeddings, lora, similarity, state, tokenized
 from fairlead_worker.api.dialects import messages, responses
 from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
@@ -37,6 +38,9 @@ def build(worker: Worker) -> ASGIApp:
         route("POST", RESPONSES, responses.responses),
         route("POST", MESSAGES, messages.messages),
         route("POST", COUNT_TOKENS, messages.count_tokens),
+        route("POST", EMBEDDINGS, embeddings.embeddings),
+        *(route("POST", path, similarity.score) for path in SCORES),
+        *(route("POST", path, similarity.rerank) for path in RERANKS),
         route("POST", "/v1/load_lora_adapter", lora.load),
         route("POST", "/v1/unload_lora_adapter", lora.unload),
         route("GET", "/v1/models", state.models),

@@ -23,6 +23,7 @@ from fairlead_worker.messages import (
     LoadAdapter,
     Loading,
     Output,
+    PoolingKind,
     Ready,
     Sampling,
     Step,
@@ -71,6 +72,8 @@ class Submission:
     tenant: str = ""
     adapter: int = 0
     grammar: str = ""
+    pooling: PoolingKind | None = None
+    """Not to be generated: its hidden states are wanted."""
 
 
 @dataclass(slots=True)
@@ -210,6 +213,7 @@ class EngineClient:
                 tenant=submission.tenant,
                 adapter=submission.adapter,
                 grammar=submission.grammar,
+                pooling=submission.pooling,
             )
         )
         self._receivers[id] = deliver

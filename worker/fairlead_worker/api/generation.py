@@ -9,6 +9,7 @@ import msgspec
 
 from fairlead_worker.api.choice import Choice
 from fairlead_worker.api.engine_client import Submission
+from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.sampling import Wanted, check_vocabulary, choice_seed, fit
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import AdapterInfo, TokenLogprobs
@@ -72,6 +73,9 @@ def prepare(
 
     `grammar`: what `Worker.grammar` says of the form that is wanted.
     """
+    if not worker.ready.generates:
+        message = "this model has no language-modelling head: it makes embeddings (/v1/embeddings), and no text"
+        raise invalid(message, param="model", code="generation_not_served")
     # An adapter's prefixes are not told to peers: they would compute them with the bare model.
     root = worker.encoder.format.root(adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
     number = adapter.number if adapter else 0

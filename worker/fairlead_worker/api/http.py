@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from fairlead_index.pooled import POOLED
 from fairlead_worker.api.engine_client import EngineGone, EngineRefuses
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
 """How long and how much of a refused body is read and thrown away, as by the router: a connection closed on unread data is reset, and a reset
 overtakes the answer. Clients send a body whole before they read: openai's shows a reset as a connection error, and sends all of it again."""
-GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
+GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED)
+"""For the engine."""
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
 
 

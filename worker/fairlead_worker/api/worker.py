@@ -7,7 +7,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 THREAD_ABOVE = 4096
 """Characters from which tokenizing leaves the event loop: below, a thread costs more than the work."""
+
+Encoded = TypeVar("Encoded")
 
 MOST_ROOTS = 4096
 """Of clients' salts that are remembered."""
@@ -139,7 +141,7 @@ class Worker:
         served = ", ".join([*self.config.names, *(adapter.info.name for adapter in self.adapters)])
         raise ApiError(404, f"the model {name!r} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
-    async def encode(self, encode: Callable[[], "array[int]"], size: int) -> "array[int]":
+    async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
         """Run an encoding of about `size` characters, in a thread where it is long; a PromptError becomes a 400."""
         try:
             return await asyncio.to_thread(encode) if size > THREAD_ABOVE else encode()

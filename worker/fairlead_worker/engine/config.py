@@ -32,7 +32,9 @@ class SchedulerConfig:
     0: it never waits."""
     eos_token_ids: tuple[int, ...] = ()
     prompt_logprobs: bool = True
-    """The runner can score prompts."""
+    """The runner can look into prompts: score them, pool their hidden states."""
+    generates: bool = True
+    """The model has a head."""
     speculative_method: SpeculativeMethod = "none"
     """Who guesses the next tokens of a decode: nobody, a look-up in its own text, or the runner's draft model."""
     speculative_num_tokens: int = 5

@@ -4,8 +4,9 @@ from array import array
 
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.pooling import Pool
 from fairlead_worker.engine.request import Request
-from fairlead_worker.messages import Output, Submit
+from fairlead_worker.messages import Output, Sampling, Submit
 
 
 class Refused(ValueError):
@@ -30,6 +31,10 @@ def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, p
     prompt = len(tokens)
     if not prompt:
         raise Refused("the prompt is empty: at least one token is needed")
+    if message.pooling is not None:
+        return _accept_pooled(message, tokens, arrival, config, pages, page_size)
+    if not config.generates:
+        raise Refused("this model has no language-modelling head: it makes embeddings, and no text")
     if sampling.max_tokens < 1:
         raise Refused(f"max_tokens must be at least 1, not {sampling.max_tokens}")
     if sampling.prompt_logprobs is not None and not config.prompt_logprobs:
@@ -59,4 +64,28 @@ def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, p
         stop_tokens=stop if sampling.ignore_eos else stop.union(config.eos_token_ids),
         length_limit=limit,
         grammar=message.grammar,
+    )
+
+
+def _accept_pooled(message: Submit, tokens: "array[int]", arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
+    """One that ends with its prompt, which may be as long as the longest sequence."""
+    prompt = len(tokens)
+    assert message.pooling is not None
+    if not config.prompt_logprobs:
+        raise Refused("embeddings cannot be computed for this model: its head does not run apart from its body")
+    most = min(config.max_model_len, pages * page_size)
+    if prompt > most:
+        raise Refused(f"the text has {prompt} tokens, but the longest here is {most}: shorten it")
+    return Request(
+        id=message.id,
+        tokens=tokens,
+        prompt_length=prompt,
+        sampling=Sampling(max_tokens=1),
+        root=message.root,
+        arrival=arrival,
+        priority=message.priority,
+        tenant=message.tenant,
+        adapter=message.adapter,
+        length_limit=prompt,
+        pool=Pool(message.pooling, prompt),
     )

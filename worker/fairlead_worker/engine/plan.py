@@ -1,7 +1,7 @@
 """A step as data: what the scheduler decided, and what the forward pass brought back. The only thing that both know."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,7 +24,8 @@ class Row:
     """The request's page table, covering at least `start + count` tokens: token i is in `pages[i // page_size]`, slot `i % page_size`.
     The live table of its lease (`array('i')`): copy it, keep no view of it beyond the packing of the step."""
     samples: bool
-    """True when the row ends at the last known token (or behind it, in a draft), so that its logits give the next one."""
+    """True when the row ends at the last known token (or behind it, in a draft), so that its logits give the next one. Never of a request
+    whose hidden states are pooled."""
     draft: Sequence[int] = ()
     """Guesses at the tokens after the last known one, `count - 1` of them: a decode that speculates. The scheduler's, or left to the
     runner's draft model to fill in. KV of those that prove wrong is overwritten by later steps and read by nobody."""
@@ -58,6 +59,8 @@ class StepPlan:
     """Rows that sample: the decodes, and prompts that end in this step."""
     scores: int = 0
     """Rows of which positions are wanted for prompt log-probabilities (`Request.to_score`)."""
+    pools: int = 0
+    """Rows of which hidden states are wanted (`Request.to_pool`)."""
     drafted: int = 0
     """Tokens that decodes may guess ahead, in all; 0: no row speculates."""
     number: int = 0
@@ -94,6 +97,8 @@ class StepResult:
     """Forward passes of the draft model in that time."""
     endings: dict[str, str] = field(default_factory=dict)
     """Requests, by id, whose grammar ends behind these tokens: nothing can follow. With the reason where that is a failure, else ""."""
+    pooled: Mapping[str, bytes] = field(default_factory=dict)
+    """By request id, what the pool of each row with positions in `to_pool` holds now."""
 
 
 class Runner(Protocol):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fairlead_worker.cache.prefix import Lease
     from fairlead_worker.cache.watch import Watch
     from fairlead_worker.engine.plan import Row
+    from fairlead_worker.engine.pooling import Pool
     from fairlead_worker.engine.speculation import Drafting
 
 
@@ -37,6 +38,8 @@ class Request:
     """Number of the LoRA adapter that it is computed with; 0: none."""
     grammar: str = ""
     """What its output must be; empty: anything. Who follows it through its output is `execution/grammars.py`."""
+    pool: "Pool | None" = None
+    """Its hidden states are wanted, and no output: it ends with its prompt. None: it generates."""
     cached: int = 0
     """Leading tokens whose KV came from the prefix cache at the latest admission."""
     computed: int = 0
@@ -102,9 +105,20 @@ class Request:
         scores, self.scores = self.scores, []
         return tuple(scores)
 
+    def to_pool(self, start: int, end: int) -> range:
+        """Of the positions computed now, those whose hidden states are wanted."""
+        return self.pool.wanted(start, end) if self.pool is not None else range(0)
+
+    @property
+    def follows(self) -> bool:
+        """It may wait for a prefix that another computes: nothing but KV is wanted of it."""
+        return not self.scoring and (self.pool is None or self.pool.kind == "last")
+
     @property
     def reusable(self) -> int:
-        """Leading tokens whose KV may come from the prefix cache: their logits are not wanted (any more)."""
+        """Leading tokens whose KV may come from the prefix cache: neither their logits nor their hidden states are wanted (any more)."""
+        if self.pool is not None:
+            return self.pool.reusable
         return self.scored if self.scoring else len(self.tokens) - 1
 
     @property

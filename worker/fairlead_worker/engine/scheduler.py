@@ -119,6 +119,10 @@ class Scheduler:
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
         for row, scores in zip(plan.rows, result.prompt_logprobs, strict=False):  # none, or one for each row
             row.request.score(scores)
+        if plan.pools:
+            for row in plan.rows:
+                if row.request.pool is not None and row.request.id in result.pooled:
+                    row.request.pool.add(result.pooled[row.request.id], row.end)
         for name in result.endings:
             if name in self._requests:
                 self._requests[name].alarm = 0  # `_advance_quickly` must look at it
@@ -188,6 +192,9 @@ class Scheduler:
             if self.speculation is not None and row is request.row:
                 self.speculation.took(row, lease)
         computed = request.computed = len(request.tokens) - 1 if row.samples else row.end
+        if request.pool is not None and computed == len(request.tokens):
+            request.finish = "stop"
+            outputs.append(Output(request.id, b"", request.first_cached or 0, "stop", embedding=request.pool.embedding()))
         if request.finish is not None:
             self._finish(request)
             return
@@ -322,7 +329,7 @@ class Scheduler:
                 cached = node.depth * self._page_size
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
-                if not request.scoring and prefixes.computing(request, node) and not self.waiting.must_go(request):
+                if request.follows and prefixes.computing(request, node) and not self.waiting.must_go(request):
                     continue
                 if self.room.lacking(request, node) <= 0:
                     if request.scoring and plan.decodes:
@@ -363,9 +370,11 @@ class Scheduler:
             budget.left = 0  # what rounding to a page has left over is nobody's: a second prompt would be cut too
         lease = lease_of(request)
         prefixes.open(request, lease.place)
-        plan.samples += whole
+        samples = whole and request.pool is None
+        plan.samples += samples
+        plan.pools += bool(request.to_pool(request.computed, request.computed + count))
         plan.scores += bool(request.to_score(request.computed, request.computed + count))
-        insort(plan.rows, Row(request, request.computed, count, lease.pages, whole), key=_row_arrival)
+        insort(plan.rows, Row(request, request.computed, count, lease.pages, samples), key=_row_arrival)
 
     # Results
 

@@ -83,7 +83,7 @@ class StepWatch:
 
     def _timed(self, output: Output) -> Output:
         name = output.id
-        if name in self._silent and output.tokens:
+        if name in self._silent and (output.tokens or output.embedding):
             self._silent.discard(name)
             output = self._tell(output)
         if output.finish is not None:

@@ -4,13 +4,13 @@ The native decoder knows no adapters. Rows that have none keep to it whoever sha
 the others always run module by module.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
-from fairlead_worker.execution.forward import Forward, LogitsAt
+from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.kernels.base import Backend, PackedStep, StepContext
 from fairlead_worker.model.adapters import AdapterSet
 
@@ -33,8 +33,8 @@ class AdaptedForward:
         answers = [self._run(part) for part in parts]
         return _merged([part.sampled for part in parts], answers)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
-        """The same, and logits at `places`."""
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+        """The same, and a look at `places`."""
         if not step.adapters:
             return self._plain.score(step, context, places)
         if self._plain is self._modules:
@@ -44,17 +44,7 @@ class AdaptedForward:
         inside = [torch.isin(places, part.tokens).nonzero()[:, 0] for part in parts]
         scored = [self._score(part, places[mine]) for part, mine in zip(parts, inside, strict=True)]
         logits = _merged([part.sampled for part in parts], [answer for answer, _ in scored])
-
-        def logits_at(some: slice) -> torch.Tensor:
-            begin, end, _ = some.indices(len(places))
-            # Each part's places are in order, so those between two are between two of the part's own.
-            local = [slice(*torch.searchsorted(mine, torch.tensor([begin, end])).tolist()) for mine in inside]
-            return _merged(
-                [mine[own] - begin for mine, own in zip(inside, local, strict=True)],
-                [at(own) for (_, at), own in zip(scored, local, strict=True)],
-            )
-
-        return logits, logits_at
+        return logits, _MergedPlaces(len(places), inside, [seen for _, seen in scored])
 
     def _adapted(self, step: PackedStep, context: StepContext) -> torch.Tensor:
         with self._adapters.over(step.adapters, step.counts):
@@ -64,7 +54,7 @@ class AdaptedForward:
         run = self._adapted if part.step.adapters else self._plain
         return run(part.step, self._backend.plan(part.step))
 
-    def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+    def _score(self, part: "Part", places: torch.Tensor) -> tuple[torch.Tensor, Places]:
         local = torch.searchsorted(part.tokens, places)
         context = self._backend.plan(part.step)
         if not part.step.adapters:
@@ -77,6 +67,31 @@ class AdaptedForward:
         """Rows without an adapter, and rows with one."""
         kinds = ([row for row, adapter in enumerate(step.adapters) if bool(adapter) is kind] for kind in (False, True))
         return [take_rows(step, rows) for rows in kinds if rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedPlaces:
+    """Implements `Places` over those of the parts."""
+
+    count: int
+    inside: Sequence[torch.Tensor]
+    """Of each part: which of all places are its own, [n] int64, ascending."""
+    seen: Sequence[Places]
+
+    def logits(self, some: slice) -> torch.Tensor:
+        return self._merge(some, lambda seen, own: seen.logits(own))
+
+    def states(self, some: slice) -> torch.Tensor:
+        return self._merge(some, lambda seen, own: seen.states(own))
+
+    def _merge(self, some: slice, take: Callable[[Places, slice], torch.Tensor]) -> torch.Tensor:
+        begin, end, _ = some.indices(self.count)
+        # Each part's places are in order, so those between two are between two of the part's own.
+        local = [slice(*torch.searchsorted(mine, torch.tensor([begin, end])).tolist()) for mine in self.inside]
+        return _merged(
+            [mine[own] - begin for mine, own in zip(self.inside, local, strict=True)],
+            [take(seen, own) for seen, own in zip(self.seen, local, strict=True)],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +128,7 @@ def take_rows(step: PackedStep, rows: Sequence[int]) -> Part:
 
 
 def _merged(places: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[n, vocabulary] each -> all of them, each row at its place."""
+    """[n, width] each -> all of them, each row at its place."""
     whole = answers[0].new_empty(sum(map(len, places)), answers[0].shape[1])
     for where, answer in zip(places, answers, strict=True):
         whole[where] = answer.to(whole.dtype)

@@ -1,8 +1,8 @@
 """How a packed step becomes logits: module by module, or in one native call."""
 
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -11,15 +11,23 @@ from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps,
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import NativeBackend
-from fairlead_worker.model.head import find_head
+from fairlead_worker.model.head import Head, find_head
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
 
 logger = logging.getLogger(__name__)
 
 
-LogitsAt = Callable[[slice], torch.Tensor]
-"""Of some of the places that were asked for: [n, vocabulary]. To be called a few at a time, for [tokens, vocabulary] may not fit."""
+class Places(Protocol):
+    """What the model has made of the places that were asked for."""
+
+    def logits(self, some: slice) -> torch.Tensor:
+        """[n, vocabulary] of some of them. To be called a few at a time, for [tokens, vocabulary] may not fit."""
+        ...
+
+    def states(self, some: slice) -> torch.Tensor:
+        """[n, hidden] of some of them: the body's answer, behind the final norm."""
+        ...
 
 
 class Forward(Protocol):
@@ -32,8 +40,8 @@ class Forward(Protocol):
         """Logits [S, vocabulary] of `step.sampling`."""
         ...
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
-        """The same, and those at `places` ([n] int64: tokens of the step)."""
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
+        """The same, and a look at `places` ([n] int64: tokens of the step)."""
         ...
 
 
@@ -52,12 +60,28 @@ class ModuleForward:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, LogitsAt]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Places]:
         head = self._head
         assert head is not None, "can_score says so"
         with head.kept() as answers:
             logits = self(step, context)
-        return logits, lambda some: head.logits(answers[0], places[some])
+        return logits, _Kept(head, answers[0], places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Implements `Places` on a body's answer."""
+
+    head: Head
+    answer: Any
+    places: torch.Tensor
+
+    def logits(self, some: slice) -> torch.Tensor:
+        return self.head.logits(self.answer, self.places[some])
+
+    def states(self, some: slice) -> torch.Tensor:
+        states: torch.Tensor = self.answer[0][0, self.places[some]]
+        return states
 
 
 def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -> Forward:

@@ -5,7 +5,7 @@ values are of the model's dtype. In bfloat16 that rounds less often than transfo
 """
 
 import ctypes
-from collections.abc import Callable
+from dataclasses import dataclass
 from operator import add
 
 import torch
@@ -74,12 +74,12 @@ class NativeForward:
         self._run(step, context, step.sampling, logits)
         return self._capped(logits)
 
-    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> tuple[torch.Tensor, Callable[[slice], torch.Tensor]]:
+    def score(self, step: PackedStep, context: StepContext, places: torch.Tensor) -> "tuple[torch.Tensor, _Kept]":
         """The body's answers at `places` and at `step.sampling` are kept, and the head runs on some of them at a time."""
         chosen = torch.cat((places, step.sampling))
         self._run(step, context, chosen, None)
         kept = self._scratch["normed"].view(self._backend.spec.dtype)[: len(chosen) * self._hidden].view(-1, self._hidden).clone()
-        return self._logits(kept[len(places) :]), lambda some: self._logits(kept[: len(places)][some])
+        return self.head(kept[len(places) :]), _Kept(self, kept[: len(places)])
 
     def _run(self, step: PackedStep, context: StepContext, sampling: torch.Tensor, logits: torch.Tensor | None) -> None:
         """The whole model; without `logits` all but its head, with the final norm's answers for `sampling` in the scratch memory."""
@@ -94,7 +94,7 @@ class NativeForward:
         run.positions, run.sampling, run.samples = step.positions.data_ptr(), sampling.data_ptr(), samples
         self._decode(ctypes.c_int32(torch.get_num_threads()), ctypes.byref(self._decoder), ctypes.byref(run))
 
-    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+    def head(self, states: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, vocabulary], as the decoder computes them: in float32."""
         return self._capped(_packed(self._model.head).widened(states))
 
@@ -124,6 +124,21 @@ class NativeForward:
         self._tokens = room
         for name, memory in self._scratch.items():
             setattr(self._pass, name, memory.data_ptr())
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Implements `execution.forward.Places`."""
+
+    forward: NativeForward
+    kept: torch.Tensor
+    """[n, hidden]"""
+
+    def logits(self, some: slice) -> torch.Tensor:
+        return self.forward.head(self.kept[some])
+
+    def states(self, some: slice) -> torch.Tensor:
+        return self.kept[some]
 
 
 def _check_sizes(decoder: Decoder, spec: KVSpec) -> None:

@@ -14,6 +14,7 @@ from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.verify import verify
@@ -65,7 +66,7 @@ class ModelRunner:
             self.drafter.draft(plan)
         drafted = time.perf_counter()
         grammars = self._begin_masks(plan)
-        logits, scores = self._score(plan) if plan.scores else (self.logits(plan), [])
+        logits, scores, pooled = self._look(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
         rows = [row for row in plan.rows if row.samples]
         masks = None if grammars is None else grammars.masks(rows)
         tokens, logprobs = self._choose(logits, rows, bool(plan.drafted), masks)
@@ -78,6 +79,7 @@ class ModelRunner:
             draft_seconds=drafted - drafting,
             draft_forwards=0 if self.drafter is None else self.drafter.forwards,
             endings=endings,
+            pooled=pooled,
         )
 
     def _begin_masks(self, plan: StepPlan) -> Grammars | None:
@@ -98,12 +100,15 @@ class ModelRunner:
         tokens, logprobs = sample(logits, [row.request for row in rows], self.histories, masks=masks)
         return [[token] for token in tokens], logprobs
 
-    def _score(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]]]:
-        """As `logits`, and of each row the log-probabilities of its prompt's tokens."""
+    def _look(self, plan: StepPlan) -> tuple[torch.Tensor, list[tuple[TokenLogprobs, ...]], dict[str, bytes]]:
+        """As `logits`, with the log-probabilities of prompts' tokens, by row, and with pooled hidden states, by request."""
         step = pack(plan, self.backend.spec.page_size, self.loaded.device)
-        places, targets = positions_to_score(plan)
-        logits, logits_at = self.forward.score(step, self.backend.plan(step), places.to(self.loaded.device))
-        return logits, score(plan, targets, logits_at, self.loaded.vocabulary_size)
+        to_score, targets = positions_to_score(plan)
+        places = torch.cat((to_score, places_to_pool(plan)))
+        logits, seen = self.forward.score(step, self.backend.plan(step), places.to(self.loaded.device))
+        scores = score(plan, targets, seen.logits, self.loaded.vocabulary_size) if plan.scores else []
+        pooled = pool(plan, seen.states(slice(len(to_score), None))) if plan.pools else {}
+        return logits, scores, pooled
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:

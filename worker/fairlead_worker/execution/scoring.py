@@ -26,13 +26,14 @@ def positions_to_score(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
 def score(
     plan: StepPlan, targets: torch.Tensor, logits_at: Callable[[slice], torch.Tensor], vocabulary: int
 ) -> list[tuple[TokenLogprobs, ...]]:
-    """For each row of `plan` what it has to score. `logits_at`: some of the places of `positions_to_score` -> [n, vocabulary]."""
+    """For each row of `plan` what it has to score. `logits_at`: some of the places of `positions_to_score` -> [n, vocabulary]; it may know of
+    more places behind them."""
     rows = [(row.request.to_score(row.start, row.end), row.request.sampling.prompt_logprobs or 0) for row in plan.rows]
     most = max(top for wanted, top in rows if wanted)
     block = max(1, BLOCK_LOGITS // vocabulary)
     scored: list[TokenLogprobs] = []
     for begin in range(0, len(targets), block):
-        some = slice(begin, begin + block)
+        some = slice(begin, min(begin + block, len(targets)))
         scored += _score_block(logits_at(some), targets[some], most)
     answer: list[tuple[TokenLogprobs, ...]] = []
     each = iter(scored)

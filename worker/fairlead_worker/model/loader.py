@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.digest import model_digest
@@ -21,6 +22,7 @@ from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.packed import DTYPES, pack_linears
+from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
 from fairlead_worker.model.uri import resolve
@@ -44,6 +46,10 @@ class LoadedModel:
     """Tokens of prompt and output that the model was made for."""
     dtype: torch.dtype
     device: torch.device
+    pooling: Pooling = field(default_factory=Pooling)
+    """How it makes embeddings, as its files say or `--pooling`."""
+    generates: bool = True
+    """False: the files have no head, as those of models made for embeddings."""
 
 
 def load_model(
@@ -53,13 +59,16 @@ def load_model(
     device: str | torch.device = "cpu",
     max_model_len: int = 0,
     quantization: str = "none",
+    pooling: str = "auto",
+    matryoshka: bool = False,
     progress: Progress = no_progress,
     cache: ModelCache | None = None,
 ) -> LoadedModel:
     """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`, `s3://bucket/folder`) onto `device`.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
-    quantization: none, or int8: weights of linear layers, on a CPU with the native library. Raises ModelLoadError.
+    quantization: none, or int8: weights of linear layers, on a CPU with the native library. pooling, matryoshka: see `read_pooling`.
+    Raises ModelLoadError.
     """
     progress("config", 0)
     folder = resolve(uri, progress, cache)
@@ -70,7 +79,7 @@ def load_model(
         _check_int8(uri, torch_dtype, torch.device(device))
     _check_weights(uri, folder)
     progress("config", 100)
-    model = _read_weights(uri, folder, config, torch_dtype, torch.device(device), progress)
+    model, generates = _read_weights(uri, folder, config, torch_dtype, torch.device(device), progress)
     try:
         layers = probe_layers(model)
     except UnsupportedAttention as error:
@@ -90,6 +99,8 @@ def load_model(
         max_model_len=limit,
         dtype=model.dtype,
         device=model.device,
+        pooling=read_pooling(folder, config, pooling, matryoshka),
+        generates=generates,
     )
 
 
@@ -157,7 +168,8 @@ def _check_weights(uri: str, folder: Path) -> None:
 
 def _read_weights(
     uri: str, folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, progress: Progress
-) -> PreTrainedModel:
+) -> tuple[PreTrainedModel, bool]:
+    """The model, and whether it has a head of its own."""
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     progress("weights", 0, 0, size)
     try:
@@ -173,11 +185,13 @@ def _read_weights(
             )
     except Exception as error:
         raise ModelLoadError(uri, f"weights cannot be loaded: {error}") from error
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    headless = missing == ["lm_head.weight"] and not any("ForCausalLM" in name for name in config.architectures or ())
+    if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = model.to(device).eval().requires_grad_(False)
     progress("weights", 100, size, size)
-    return model
+    return model, not headless
 
 
 def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:

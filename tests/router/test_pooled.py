@@ -1,0 +1,43 @@
+"""Embeddings and scores through the router: with their tokens where there is one text, and without a word of prefixes."""
+
+import msgspec
+import pytest
+from tests.router.harness import Fleet
+from tests.router.stand_in_worker import Exchange
+
+from fairlead_index.pooled import POOLED
+
+TEXT = "a ring that guides a rope " * 20
+
+
+async def whole(exchange: Exchange) -> None:
+    await exchange.whole(200, {"object": "list", "data": []}, x_fairlead_usage="520 0")
+
+
+@pytest.mark.parametrize("path", POOLED)
+async def test_each_path_reaches_a_worker_as_it_came(path: str, fleet: Fleet) -> None:
+    worker = await fleet.worker(behaviour=whole)
+    router = await fleet.router(worker)
+    body = {"input": [TEXT, TEXT], "text_1": "a", "text_2": ["b"], "query": "a", "documents": ["b", {"text": "c"}]}
+    answer = await router.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    (received,) = worker.received
+    assert received.path == path and received.tokens is None and msgspec.json.decode(received.body) == body
+
+
+@pytest.mark.parametrize("given", [TEXT, [TEXT], list(TEXT.encode()), [list(TEXT.encode())]], ids=["text", "texts", "tokens", "lists"])
+async def test_one_text_goes_with_its_tokens_and_nothing_is_foretold(given: object, fleet: Fleet) -> None:
+    worker = await fleet.worker(behaviour=whole)
+    router = await fleet.router(worker)
+    prompt = await router.server.router.prompts.read("/v1/embeddings", msgspec.json.encode({"input": given, "cache_salt": "s"}))
+    assert not len(prompt.hashes) and prompt.length == len(TEXT) and (prompt.asked.output, prompt.asked.salt) == (0, "s")
+    assert (await router.client.post("/v1/embeddings", json={"input": given})).status_code == 200
+    assert worker.received[0].tokens == list(TEXT.encode())
+
+
+async def test_what_cannot_be_is_the_workers_to_say(fleet: Fleet) -> None:
+    worker = await fleet.worker(behaviour=whole)
+    router = await fleet.router(worker)
+    for body in ({}, {"input": ""}, {"input": [[]]}, {"input": [True]}, {"input": [2**40]}, {"input": {"text": 1}}, {"query": 3}):
+        assert (await router.client.post("/v1/embeddings", json=body)).status_code == 200
+    assert all(received.tokens is None for received in worker.received) and len(worker.received) == 7

@@ -1,0 +1,59 @@
+"""`POST /score` and `/rerank`: how near texts are to each other, by the cosine of their embeddings (vLLM's answers for such models)."""
+
+import time
+from array import array
+from operator import mul
+
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.pooled_schema import RerankRequest, ScoreRequest
+from fairlead_worker.api.pooling import pooled
+from fairlead_worker.api.schema import parse
+from fairlead_worker.api.worker import Worker
+
+
+async def score(worker: Worker, exchange: Exchange) -> None:
+    """Each of `text_2` beside the one `text_1`, or beside the one at its place."""
+    request = parse(await exchange.body(worker.config.max_body_bytes), ScoreRequest)
+    first, second = _listed("text_1", request.text_1), _listed("text_2", request.text_2)
+    if len(first) not in (1, len(second)):
+        raise invalid(f"text_1: has {len(first)} texts and text_2 {len(second)}; give one, or as many as text_2", param="text_1")
+    done = await pooled(worker, exchange, request, first + second)
+    left, right = done.vectors[: len(first)], done.vectors[len(first) :]
+    pairs = zip(left * len(right) if len(left) == 1 else left, right, strict=True)
+    data = [{"index": index, "object": "score", "score": cosine(*pair)} for index, pair in enumerate(pairs)]
+    document = {"id": f"score-{exchange.request_id}", "object": "list", "created": int(time.time()), "model": done.model, "data": data}
+    await exchange.json(document | {"usage": done.usage()}, done.headers())
+
+
+async def rerank(worker: Worker, exchange: Exchange) -> None:
+    """The documents, the nearest to the query first."""
+    request = parse(await exchange.body(worker.config.max_body_bytes), RerankRequest)
+    if request.query is None:
+        raise invalid("query: is missing", param="query")
+    if not request.documents:
+        raise invalid("documents: is missing; give a list of texts", param="documents")
+    texts = [document if isinstance(document, str) else document.text for document in request.documents]
+    named = [(f"documents[{index}]", text) for index, text in enumerate(texts)]
+    done = await pooled(worker, exchange, request, [("query", request.query), *named])
+    query, *others = done.vectors
+    scores = [cosine(query, other) for other in others]
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({} if request.return_documents is False else {"document": {"text": texts[index]}})
+        for index in best
+    ]
+    document = {"id": f"rerank-{exchange.request_id}", "model": done.model, "results": results, "usage": done.usage()}
+    await exchange.json(document, done.headers())
+
+
+def cosine(a: "array[float]", b: "array[float]") -> float:
+    """Of two vectors of unit length."""
+    return float(sum(map(mul, a, b)))
+
+
+def _listed(name: str, given: str | list[str] | None) -> list[tuple[str, str]]:
+    if not given:
+        raise invalid(f"{name}: is missing or empty; give a text or a list of texts", param=name)
+    return [(name, given)] if isinstance(given, str) else [(f"{name}[{index}]", text) for index, text in enumerate(given)]

@@ -1,0 +1,38 @@
+"""Hidden states of prompts, summed over what was computed of each; the sum of a whole prompt becomes its embedding."""
+
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from fairlead_worker.engine.plan import StepPlan
+
+
+def places_to_pool(plan: StepPlan) -> torch.Tensor:
+    """Places in the packed step, [n] int64, of all rows in turn."""
+    places: list[int] = []
+    for row, begin in zip(plan.rows, accumulate((row.count for row in plan.rows), initial=0), strict=False):
+        places += [begin + position - row.start for position in row.request.to_pool(row.start, row.end)]
+    return torch.tensor(places, dtype=torch.int64)
+
+
+def pool(plan: StepPlan, states: torch.Tensor) -> dict[str, bytes]:
+    """states [n, hidden], of `places_to_pool` -> by request id what its pool is to hold now: [hidden] float32.
+
+    In float32 whatever the model's dtype: a sum over thousands of tokens would lose digits in bfloat16. Of unit length where the prompt
+    ends: a mean need not be divided for that.
+    """
+    rows = [(row, wanted) for row in plan.rows if (wanted := row.request.to_pool(row.start, row.end))]
+    pooled: dict[str, bytes] = {}
+    begin = 0
+    for row, wanted in rows:
+        total = states[begin : begin + len(wanted)].float().sum(0).cpu()
+        begin += len(wanted)
+        assert row.request.pool is not None, "it has positions to pool"
+        if row.request.pool.sum:
+            total += torch.from_numpy(np.frombuffer(row.request.pool.sum, np.float32).copy())
+        if row.end == row.request.prompt_length:
+            total = normalize(total, dim=0)
+        pooled[row.request.id] = total.numpy().tobytes()
+    return pooled
