@@ -16,9 +16,10 @@ SEA: Any = {"role": "user", "content": "Tell me of the sea."}
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 24, "messages": [SEA], "extra_body": {"temperature": 0}}
 
 
-@pytest_asyncio.fixture(
-    scope="session", loop_scope="session", params=[anthropic.Anthropic, anthropic.AsyncAnthropic], ids=["sync", "async"]
-)
+KINDS = [anthropic.Anthropic, anthropic.AsyncAnthropic]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=KINDS, ids=["sync", "async"])
 async def claude(request: pytest.FixtureRequest, url: str) -> AsyncIterator[anthropic.Anthropic | anthropic.AsyncAnthropic]:
     client = request.param(base_url=url, api_key="none", max_retries=0, timeout=60)
     yield client

@@ -20,8 +20,8 @@ from fairlead_worker.api.worker import Worker
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS, LINGER_BYTES = 5.0, 256 << 20
-"""How long and how much of a refused body is read and thrown away, as by the router: a connection closed on unread data is reset, and a reset
-overtakes the answer. Clients send a body whole before they read: openai's shows a reset as a connection error, and sends all of it again."""
+"""How long and how much of a refused body is read and thrown away, as by the router: a connection closed on unread data is reset, and a
+reset overtakes the answer. Clients send a body whole before they read: openai's shows a reset as a connection error, and tries again."""
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, *POOLED)
 """For the engine."""
 INFERENCE = (*GENERATING, COUNT_TOKENS, "/tokenize", "/detokenize")
