@@ -1,13 +1,14 @@
 """Anthropic's client on `/v1/messages`, through worker and router alike."""
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-import pytest_asyncio
 from anthropic.types import Message
+from jsonschema import validate
 from tests.clients.deployment import KEY, MODEL, Endpoints
 from tests.clients.either import all_of, opened, settled
 from tests.router.harness import eventually
@@ -29,13 +30,11 @@ WEATHER = {
 }
 
 
-@pytest_asyncio.fixture(
-    scope="session", loop_scope="session", params=[anthropic.Anthropic, anthropic.AsyncAnthropic], ids=["sync", "async"]
-)
-async def claude(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Any]:
-    client = request.param(base_url=url, api_key="none", max_retries=0, timeout=60)
-    yield client
-    await settled(client.close())
+@pytest.fixture(scope="session")
+def claude(url: str) -> Iterator[anthropic.Anthropic]:
+    """Blocking alone: test_anthropic.py has both forms of the client."""
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
 
 
 async def create(claude: Any, **options: Any) -> Message:
@@ -184,3 +183,18 @@ async def test_a_stream_says_its_usage_where_the_router_asks(deployment: Endpoin
             meter = Meter(0)
             meter.feed((await client.post(path, json=body | {"stream": True})).content)
             assert meter.known and meter.output == 5 and meter.prompt > 5
+
+
+async def test_a_forced_tool_is_used(claude: Any) -> None:
+    options: dict[str, Any] = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": 200}
+    whole = await create(claude, **options)
+    (block,) = whole.content
+    assert block.type == "tool_use" and block.name == "weather" and block.id and whole.stop_reason == "tool_use"
+    validate(block.input, WEATHER["input_schema"])
+    async with opened(claude.messages.stream(**SHORT | options)) as stream:
+        events = await all_of(stream)
+        final = await settled(stream.get_final_message())
+    assert [(one.name, one.input) for one in final.content] == [("weather", block.input)] and final.stop_reason == "tool_use"
+    assert json.loads("".join(event.partial_json for event in events if event.type == "input_json")) == block.input
+    (anyone,) = (await create(claude, **options | {"tool_choice": {"type": "any"}})).content
+    assert anyone.type == "tool_use"

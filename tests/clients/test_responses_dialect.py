@@ -1,9 +1,12 @@
 """OpenAI's client on `/v1/responses`, through worker and router alike."""
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
+from jsonschema import validate
 from openai.types.responses import Response
 from pydantic import BaseModel
 from tests.clients.deployment import MODEL
@@ -25,6 +28,13 @@ WEATHER = {
     },
     "strict": True,
 }
+
+
+@pytest.fixture(scope="session")
+def api(url: str) -> Iterator[openai.OpenAI]:
+    """Blocking alone: test_openai_responses.py has both forms of the client."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
 
 
 class Verdict(BaseModel):
@@ -145,6 +155,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
     ({"temperature": 3}, "temperature"),
+    ({"input": "sea " * 5000}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"extra_body": {"top_k": -7}}, "top_k"),
 ]
@@ -154,4 +165,24 @@ async def test_what_is_not_done_is_refused_by_name(api: Any) -> None:
     for fields, param in REFUSALS:
         with pytest.raises(openai.BadRequestError) as refused:
             await create(api, **fields)
-        assert refused.value.param == param and str(refused.value.body["message"]).startswith(f"{param}:")  # type: ignore[index,call-overload]
+        assert refused.value.param == param, refused.value
+        assert refused.value.code == "context_length_exceeded" or refused.value.body["message"].startswith(f"{param}:")  # type: ignore[index,call-overload]
+
+
+async def test_a_forced_function_is_called(api: Any) -> None:
+    options: dict[str, Any] = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}, "max_output_tokens": 200}
+    whole, events = await create(api, **options), await streamed(api, **options)
+    (call,) = whole.output
+    assert call.type == "function_call" and call.name == "weather" and call.call_id and whole.status == "completed"
+    validate(json.loads(call.arguments), WEATHER["parameters"])
+    deltas = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    (said,) = (event for event in events if event.type == "response.function_call_arguments.done")
+    (last,) = events[-1].response.output
+    assert deltas == said.arguments == last.arguments == call.arguments and events[-1].type == "response.completed"
+    short = await create(api, **options | {"max_output_tokens": 2})
+    assert short.status == "incomplete" and all(item.status == "incomplete" for item in short.output)  # type: ignore[union-attr]
+
+
+async def test_no_function_is_called_where_none_may_be(api: Any) -> None:
+    whole = await create(api, tools=[WEATHER], tool_choice="none", max_output_tokens=40)
+    assert {item.type for item in whole.output} <= {"message", "reasoning"}

@@ -130,7 +130,7 @@ def test_messages_thinking_stops_and_continuation() -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "field"),
     [
-        (RESPONSES, {"store": True, "previous_response_id": "r"}, "previous_response_id"),
+        (RESPONSES, {"store": True}, "store"),
         (RESPONSES, {"input": [5]}, "input[0]"),
         (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content"),
         (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),

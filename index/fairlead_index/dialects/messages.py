@@ -26,6 +26,7 @@ RENAMED = {
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
+    "prompt": "messages",
     "user": "metadata.user_id",
     "reasoning_effort": "output_config.effort",
 }

@@ -13,6 +13,7 @@ NOT_STORED = "nothing is stored here; send the whole conversation in input"
 REFUSED = {
     "previous_response_id": NOT_STORED,
     "conversation": NOT_STORED,
+    "store": "nothing is stored here; leave it out, or give false",
     "background": "not supported: an answer belongs to its connection; leave it out",
     "background_options": "not supported, as background is not; leave it out",
     "prompt": "there are no stored prompts here; send the text in instructions and input",
@@ -36,6 +37,7 @@ RENAMED = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "messages": "input",
+    "prompt": "input",
     "reasoning_effort": "reasoning.effort",
 }
 """Of a chat's fields, those that errors must call by another name here."""
@@ -60,7 +62,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    store: bool | None = None
+    store: Any = None
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
     user: Annotated[str, Meta(max_length=256)] | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None

@@ -146,13 +146,14 @@ class Prompts:
 
     def _body(self, path: str, raw: bytes) -> _Body:
         """The fields; of a dialect's body those of the chat that asks for the same. No messages where none can be made of it."""
-        body = self._decoder.decode(raw)
-        if is_dialect(path):
-            try:
-                return msgspec.convert(read_chat(path, raw), _Body)
-            except (msgspec.ValidationError, PromptError, RecursionError):
-                body.messages = body.prompt = None
-        return body
+        if not is_dialect(path):
+            return self._decoder.decode(raw)
+        try:
+            return msgspec.convert(read_chat(path, raw), _Body)
+        except (msgspec.DecodeError, UnicodeDecodeError, PromptError, RecursionError):
+            body = self._decoder.decode(raw)
+            body.messages = body.prompt = None
+            return body
 
     def _adapter(self, model: Any) -> Adapter | None:
         """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves.

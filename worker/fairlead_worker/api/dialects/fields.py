@@ -8,7 +8,10 @@ import msgspec
 from fairlead_index.dialects import MESSAGES, RESPONSES, messages, responses
 from fairlead_index.dialects.reading import PASSED_ON
 
-BODIES = {RESPONSES: (responses.ResponsesBody, responses), MESSAGES: (messages.MessagesBody, messages)}
+BODIES: dict[str, tuple[type[msgspec.Struct], Any]] = {
+    RESPONSES: (responses.ResponsesBody, responses),
+    MESSAGES: (messages.MessagesBody, messages),
+}
 NOTES: dict[str, dict[str, str]] = {
     RESPONSES: {
         "include": f"`{responses.LOGPROBS}`; `reasoning.encrypted_content`: nothing to add, as reasoning comes in plain text",
@@ -25,7 +28,6 @@ NOTES: dict[str, dict[str, str]] = {
         "refused: others",
         "safety_identifier": "given back",
         "stop": "as in chats",
-        "store": "nothing is stored, and the answer says `store: false`",
         "stream": "typed events, each with its name and number",
         "stream_options": "`include_obfuscation` false",
         "text": "`format`: `text`, `json_object` or `json_schema`, see [structured output](structured-output.md); `verbosity`: `medium`",

@@ -21,7 +21,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except PromptError as error:
-        raise invalid(_renamed(str(error), names), param=_renamed(error.field, names)) from error
+        raise invalid(str(error), param=error.field) from error  # of the dialect's own making, in its names
     except ApiError as error:
         param = _renamed(error.param, names) if error.param is not None else None
         message = _renamed(error.message, names) if param is not None else error.message

@@ -92,7 +92,7 @@ class ResponsesWriter:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None} | (body.reasoning or {}),
-            "store": False,  # whatever was asked: nothing is
+            "store": False,
             "background": False,
             "service_tier": "default",
             "temperature": sampling.temperature,
