@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from fairlead_index.prompt import PromptError
+from fairlead_worker.api.answering import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.errors import failed, invalid
 from fairlead_worker.api.http import ClientGone, Exchange
 from fairlead_worker.api.internal import origin
 from fairlead_worker.api.pooled_schema import MOST_TEXTS, PooledRequest
-from fairlead_worker.api.streaming import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import Output, Pooling, Sampling, Timing
 
