@@ -18,6 +18,7 @@ class ChatRenderer:
         self._template = ChatTemplate(source)
         self._special_tokens = special_tokens
         self.content_style = self._probe()
+        self._takes_objects = self._probe_arguments()
 
     def render(
         self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, template_kwargs: dict[str, Any]
@@ -55,7 +56,7 @@ class ChatRenderer:
         elif message["role"] != "assistant":  # an assistant may have called tools, and said nothing
             raise PromptError(f"{where}.content", "is missing")
         if "tool_calls" in normal:
-            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls")
+            normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_objects)
         return normal
 
     def _content(self, content: Any, where: str) -> Any:
@@ -88,6 +89,24 @@ class ChatRenderer:
             return None
         return text if _PROBE in text else None
 
+    def _probe_arguments(self) -> bool:
+        """Whether the template reads a call's arguments as an object (Qwen's, Llama's) or as the text that it is over HTTP (DeepSeek's)."""
+        as_object = self._probe_call({_PROBE: 1})
+        if as_object is not None and f"'{_PROBE}'" not in as_object:
+            return True
+        return self._probe_call(f'{{"{_PROBE}": 1}}') is None
+
+    def _probe_call(self, arguments: Any) -> str | None:
+        function = {"name": "probe", "arguments": arguments}
+        call = {"id": "probe0000", "type": "function", "function": function}
+        asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"}
+        try:
+            variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
+            text = self._template.render([asked, {"role": "assistant", "tool_calls": [call]}], False, variables)
+        except PromptError:
+            return None
+        return text if _PROBE in text else None
+
 
 def _part_text(part: Any, where: str) -> str:
     if not isinstance(part, dict):
@@ -100,8 +119,8 @@ def _part_text(part: Any, where: str) -> str:
     return text
 
 
-def _tool_calls(calls: Any, where: str) -> list[Any]:
-    """OpenAI sends arguments as a JSON string; templates were written for the object in it."""
+def _tool_calls(calls: Any, where: str, takes_objects: bool) -> list[Any]:
+    """OpenAI sends arguments as a JSON string; most templates were written for the object in it."""
     if not isinstance(calls, list):
         raise PromptError(where, f"must be a list, not {json_type(calls)}")
     normal = []
@@ -109,8 +128,12 @@ def _tool_calls(calls: Any, where: str) -> list[Any]:
         if not isinstance(call, dict):
             raise PromptError(f"{where}[{at}]", f"must be an object, not {json_type(call)}")
         function = call.get("function")
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            call = {**call, "function": {**function, "arguments": _arguments(function["arguments"])}}
+        if isinstance(function, dict):
+            given = function.get("arguments")
+            if isinstance(given, str) and takes_objects:
+                call = {**call, "function": {**function, "arguments": _arguments(given)}}
+            elif isinstance(given, dict) and not takes_objects:
+                call = {**call, "function": {**function, "arguments": json.dumps(given, ensure_ascii=False)}}
         normal.append(call)
     return normal
 

@@ -4,7 +4,7 @@ Equal, token for token, to transformers' `tokenizer(text)` and `tokenizer.apply_
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -93,6 +93,7 @@ class PromptEncoder:
             raise PromptError("tokenizer_json", f"the tokenizer does not load: {error}") from error
         self._tokenizer.no_padding()  # a file may carry the settings of its training
         self._tokenizer.no_truncation()
+        self._special = frozenset(id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
         wanted = [format.chat_template, format.tool_template, *format.special_tokens.values()]
         self._cuts = Cuts(self._tokenizer, wanted) if cache is not None else None
         self._affixes = affixes(self._tokenizer) if cache is not None else None
@@ -167,9 +168,24 @@ class PromptEncoder:
         """The text of token ids. For text that grows token by token use `stream`."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
-    def stream(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
-        """Decodes a completion as it grows; `prompt` gives the first word its context (a leading space, or none)."""
-        return TextStream(self.decode, prompt, skip_special_tokens)
+    def stream(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()) -> TextStream:
+        """Decodes a completion as it grows; `prompt` gives the first word its context (a leading space, or none).
+
+        `shown`: special tokens that are not skipped.
+        """
+        if not shown or not skip_special_tokens:
+            return TextStream(self.decode, prompt, skip_special_tokens)
+        hidden = self._special - set(shown)
+
+        def decode(tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+            return self._tokenizer.decode([token for token in tokens if token not in hidden], skip_special_tokens=False)
+
+        return TextStream(decode, prompt)
+
+    def special_within(self, text: str) -> frozenset[int]:
+        """The special tokens whose names a text has."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(id for id in self._special if added[id].content and added[id].content in text)
 
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary writes it, or None for an id outside it."""

@@ -63,7 +63,9 @@ def test_responses_tools_and_forms() -> None:
     assert chat["tool_choice"] == {"type": "function", "function": {"name": "f"}} and chat["parallel_tool_calls"] is False
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
     chat = responses(tools=tools, tool_choice=allowed)
-    assert chat["tool_choice"] == "required" and [tool["function"]["name"] for tool in chat["tools"]] == ["g"]
+    listed = [{"type": "function", "function": {"name": "g"}}]
+    assert chat["tool_choice"] == {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": listed}}
+    assert len(chat["tools"]) == 2
     form = {"type": "json_schema", "name": "n", "schema": {}, "strict": True}
     assert responses(text={"format": form})["response_format"]["json_schema"] == {"name": "n", "schema": {}, "strict": True}
     chat = responses(max_output_tokens=3, top_logprobs=2, reasoning={"effort": "low"}, seed=5, cache_salt="s")
@@ -135,7 +137,7 @@ def test_messages_thinking_stops_and_continuation() -> None:
         (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content"),
         (RESPONSES, {"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-        (RESPONSES, {"tool_choice": {"type": "allowed_tools", "tools": [{"name": "x"}]}}, "tool_choice.tools"),
+        (RESPONSES, {"tool_choice": {"type": "allowed_tools", "tools": [{"type": "x"}]}}, "tool_choice.tools[0].name"),
         (RESPONSES, {"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         (RESPONSES, {"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         (MESSAGES, {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "messages[0].content[0].type"),

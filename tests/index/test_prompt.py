@@ -141,6 +141,17 @@ def test_tool_calls_reasoning_and_template_variables_equal_transformers(tokenize
     assert list(encoder.encode_chat(chat, TOOLS, template_kwargs={"enable_thinking": False})) == expected
 
 
+def test_arguments_are_given_as_the_template_reads_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Most templates write an object as JSON; DeepSeek's puts the text between other texts."""
+    added = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '<' + FORM + '>' }}{% endfor %}{% endfor %}"
+    as_object = encoder_for(tokenizer, added.replace("FORM", "c.function.arguments | tojson"))
+    as_text = encoder_for(tokenizer, added.replace("FORM", "c.function.arguments"))
+    for arguments in ({"city": "Zürich"}, '{"city": "Zürich"}'):
+        call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert as_object.render_chat(chat) == as_text.render_chat(chat) == 'a<{"city": "Zürich"}>'
+
+
 @pytest.mark.parametrize("text", ["", "Hello", "  spaces  ", "<|im_start|>user", "漢字🙂\u200b" * 20])
 def test_text_equals_transformers(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     encoder = encoder_for(tokenizer, "")

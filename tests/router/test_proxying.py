@@ -3,8 +3,10 @@
 import asyncio
 import gzip
 import json
+from typing import Any
 
 import msgspec
+import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import encoded, make_format
 from tests.router.stand_in_worker import Exchange
@@ -42,6 +44,28 @@ async def test_a_chat_with_tools_is_tokenized_once_as_its_worker_would(fleet: Fl
     (seen,) = worker.received
     assert seen.tokens == expected.tolist()
     assert seen.headers["x-fairlead-prompt-format"] == encoded(format)[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"tool_choice": "none"}, "<user>yo\n<assistant>"),
+        ({"tools": []}, "<user>yo\n<assistant>"),
+        ({"tool_choice": "required"}, "T<user>yo\n<assistant>"),
+        ({"reasoning_effort": "low"}, "Tlow<user>yo\n<assistant>"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "Thigh<user>yo\n<assistant>"),
+        ({"add_generation_prompt": False}, "T<user>yo\n"),
+    ],
+)
+async def test_tokens_stand_for_a_prompt_whatever_is_said_of_its_tools(fleet: Fleet, fields: dict[str, Any], text: str) -> None:
+    template = "{% if tools %}T{% endif %}{{ reasoning_effort or '' }}" + make_format().chat_template
+    worker = await fleet.worker(format=msgspec.structs.replace(make_format(), chat_template=template))
+    router = await fleet.router(worker)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    body = {"model": "stand-in", "messages": [{"role": "user", "content": "yo"}], "tools": tools} | fields
+    await router.client.post("/v1/chat/completions", json=body)
+    (seen,) = worker.received
+    assert PromptEncoder(make_format()).decode(seen.tokens) == text
 
 
 async def test_a_stream_arrives_event_by_event(fleet: Fleet) -> None:

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_index.access import RedisAccess, parse, shown
 from fairlead_index.groups import MOST_GROUPS
+from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, choose
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -124,6 +125,12 @@ class WorkerConfig(BaseSettings):
     ] = 5
     grammar_cache_entries: Annotated[Positive, Field(description="compiled grammars that are kept, least recently used go first")] = 64
     grammar_threads: Annotated[Positive, Field(description="threads of the engine that compile grammars and fill masks")] = 2
+    tool_call_parser: Annotated[
+        str, Field(description="format of the model's tool calls, by family; auto: from its chat template; none: calls stay text")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Field(description="markers around the model's reasoning, by family; auto: from its chat template; none: it stays text")
+    ] = "auto"
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
     metrics_names: Annotated[Literal["fairlead", "vllm"], Field(description="vllm: metrics also under vLLM's names")] = "fairlead"
     token_cache_bytes: Annotated[
@@ -150,6 +157,14 @@ class WorkerConfig(BaseSettings):
         if re.fullmatch(r"hf://[\w.-]+(/[\w.-]+)?(@[\w./-]+)?|s3://[\w.-]+(/[\w.=+-]+)*/?|file:///.+", value):
             return value
         raise ValueError("is no model URI; give hf://org/name, hf://org/name@revision, s3://bucket/folder or file:///path")
+
+    @field_validator("tool_call_parser", "reasoning_parser")
+    @classmethod
+    def _parser(cls, value: str, info: ValidationInfo) -> str:
+        names = TOOL_CALL_PARSERS if info.field_name == "tool_call_parser" else REASONING_PARSERS
+        if value not in names:
+            raise ValueError(f"is none of {', '.join(names)}")
+        return value
 
     @field_validator("lora")
     @classmethod
@@ -207,6 +222,7 @@ class WorkerConfig(BaseSettings):
             raise ValueError(f"--lora is given {len(self.lora)} times and --max-loras is {self.max_loras}: raise --max-loras")
         if same := sorted(self.loras.keys() & set(self.names)):
             raise ValueError(f"--lora {same[0]}=…: {same[0]!r} is the model's own name; give the adapter another")
+        choose(self.tool_call_parser, self.reasoning_parser, ())
         if self.redis_url and not self.index_namespace:
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
         _ = self.redis

@@ -21,16 +21,17 @@ REFUSED = {
 ALLOWED: dict[str, tuple[Any, ...]] = {"service_tier": ("auto", "standard_only"), "speed": ("standard",)}
 """Fields of which only these values are done."""
 RENAMED = {
-    "max_completion_tokens": "max_tokens",
-    "response_format.json_schema.schema": "output_config.format.schema",
-    "response_format.json_schema": "output_config.format",
-    "response_format": "output_config.format",
-    "stop": "stop_sequences",
-    "prompt": "messages",
-    "user": "metadata.user_id",
-    "reasoning_effort": "output_config.effort",
+    r"\bmax_completion_tokens\b": "max_tokens",
+    r"\bresponse_format\.json_schema\.schema\b": "output_config.format.schema",
+    r"\bresponse_format(\.json_schema)?\b": "output_config.format",
+    r"\breasoning_effort\b": "output_config.effort",
+    r"^stop\b": "stop_sequences",
+    r"^prompt\b": "messages",
+    r"^user\b": "metadata.user_id",
+    r"\.function\.parameters\b": ".input_schema",
+    r"\.function\.": ".",
 }
-"""Of a chat's fields, those that errors must call by another name here."""
+"""Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

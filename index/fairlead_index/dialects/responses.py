@@ -32,15 +32,16 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 """Reasoning comes in plain text, so its encrypted form has nothing to add and is left out."""
 RENAMED = {
-    "max_completion_tokens": "max_output_tokens",
-    "response_format.json_schema.schema": "text.format.schema",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    "messages": "input",
-    "prompt": "input",
-    "reasoning_effort": "reasoning.effort",
+    r"\bmax_completion_tokens\b": "max_output_tokens",
+    r"\bresponse_format\.json_schema\.schema\b": "text.format.schema",
+    r"\bresponse_format(\.json_schema)?\b": "text.format",
+    r"\breasoning_effort\b": "reasoning.effort",
+    r"^messages\b": "input",
+    r"^prompt\b": "input",
+    r"\btool_choice\.allowed_tools\b": "tool_choice",
+    r"\.function\.": ".",
 }
-"""Of a chat's fields, those that errors must call by another name here."""
+"""Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
 
 
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,10 +198,9 @@ def _tools(body: ResponsesBody) -> tuple[list[dict[str, Any]] | None, Any]:
             mode = choice.get("mode", "auto")
             if mode not in ("auto", "required"):
                 refuse("tool_choice.mode", f"is {mode!r:.40}; it must be auto or required")
-            allowed = {member(tool, "name", where) for where, tool in objects(choice.get("tools"), "tool_choice.tools")}
-            if unknown := sorted(allowed - {tool["function"]["name"] for tool in tools or ()}):
-                refuse("tool_choice.tools", f"{unknown[0]!r:.80} is none of tools")
-            return [tool for tool in tools or () if tool["function"]["name"] in allowed], mode
+            listed = objects(choice.get("tools"), "tool_choice.tools")
+            allowed = [{"type": "function", "function": {"name": member(tool, "name", where)}} for where, tool in listed]
+            return tools, {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
         case kind:
             return refuse("tool_choice.type", f"{kind!r:.60} is not supported; give none, auto, required, a function or allowed_tools")
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from fairlead_index.chat_request import encoding_of
 from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from fairlead_index.dialects.chats import is_dialect, read_chat
 from fairlead_index.hashing import block_hashes
@@ -44,6 +45,7 @@ class _Body(msgspec.Struct):
     add_generation_prompt: Any = None
     continue_final_message: Any = None
     chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
     chat_template: Any = None
     documents: Any = None
     suffix: Any = None
@@ -180,17 +182,7 @@ class Prompts:
         if path in _CHATS:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
                 return None, False
-            # What a worker makes of these is its own affair: good enough to route by, not to stand for the prompt.
-            alone = alone and not body.continue_final_message and body.tool_choice != "none" and body.tools != []
-            tokens = encoder.encode_chat(
-                body.messages,
-                body.tools or None,
-                body.add_generation_prompt is not False and not body.continue_final_message,
-                bool(body.continue_final_message),
-                body.chat_template_kwargs,
-                scope=salt,
-            )
-            return tokens, alone
+            return encoder.encode_chat(**encoding_of(body), scope=salt), alone
         prompt = body.prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             alone = alone and len(prompt) == 1

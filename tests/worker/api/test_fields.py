@@ -12,7 +12,7 @@ from fairlead_worker.api.sampling import Wanted, wanted
 from fairlead_worker.api.schema import parse
 
 ROOT = Path(__file__).parents[3]
-VALUES: dict[str, Any] = {"suffix": "end", "tool_choice": "required", "user": "anna"}
+VALUES: dict[str, Any] = {"suffix": "end", "functions": [], "function_call": "auto", "user": "anna"}
 
 
 def understood(path: str, **fields: Any) -> Wanted:

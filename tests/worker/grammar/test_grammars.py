@@ -3,6 +3,7 @@
 import json
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 from bench.random_schemas import schema
@@ -10,7 +11,9 @@ from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.execution.grammars import Grammars
+from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
+from fairlead_worker.grammar.constraint import Constraint, Thought
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
 LONG = [5 + i % 900 for i in range(150)]
@@ -244,6 +247,27 @@ def test_free_text_with_tags(model: Model) -> None:
     assert matcher.is_accepting()
     bad = model.compiler.matcher(grammar)
     assert bad.try_consume_tokens(model.tokens("so <f=b>")) < len(model.tokens("so <f=b>"))
+
+
+def test_calls_and_reasoning_before_them(model: Model) -> None:
+    """Each tool has its own schema, with its own references; text before the end marker is free."""
+    named = {"$defs": {"n": {"const": 1}}, "type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}
+    tools = [{"name": "a", "schema": named}, {"name": "b", "schema": {"type": "object"}}]
+    text = msgspec.json.encode({"tools": tools, "one": False}).decode()
+
+    def accepts(thought: Thought | None, answer: str) -> bool:
+        verdict = check(model.compiler, Constraint("calls", text, "tools", None, thought))
+        assert not verdict.error, verdict.error
+        matcher, tokens = model.compiler.matcher(verdict.grammar), model.tokens(answer)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    both = '[{"name": "a", "parameters": {"n": 1}}, {"name": "b", "parameters": {}}]'
+    assert accepts(None, both) and not accepts(None, both.replace("1", "2")) and not accepts(None, f"So: {both}")
+    opened, maybe = Thought("<t>", "</t>", True), Thought("<t>", "</t>", False)
+    assert accepts(opened, f"any {{ text\n</t>\n\n{both}") and not accepts(opened, both)
+    assert accepts(maybe, f"<t>text</t>{both}") and accepts(maybe, both) and not accepts(maybe, f"text</t>{both}")
+    special = Thought("<|im_start|>t", "<|im_end|>so<|im_start|>", False, "<|im_start|>x")
+    assert accepts(special, f"<|im_start|>t any<|im_end|>so<|im_start|>{both}") and accepts(special, f"<|im_start|>x{both}")
 
 
 def test_ebnf_and_lark(model: Model) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from fairlead_index.chat_request import encoding_of
 from fairlead_index.prompt import PromptEncoder
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.errors import invalid
@@ -17,6 +18,7 @@ from fairlead_worker.api.sampling import wanted
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
 from fairlead_worker.api.tokenized import split
+from fairlead_worker.api.tools import ToolUse, tool_use
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
 
@@ -27,24 +29,32 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, id: str, encoder: PromptEncoder, prepared: Prepared) -> None:
+    def __init__(self, id: str, encoder: PromptEncoder, prepared: Prepared, may_call: bool = False, reasoning: bool = True) -> None:
+        """`may_call`: the answer may have no content. `reasoning`: it is shown."""
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
         self._prepared = prepared
+        self._may_call, self._reasoning = may_call, reasoning
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return _delta(index, {"role": "assistant", "content": ""})
+        return _delta(index, {"role": "assistant", "content": None if self._may_call else ""})
 
     def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        shown = [_delta(index, _shown(event)) for event in piece.events] or [_delta(index, {"content": ""})]
-        shown[0]["logprobs"] = chat_logprobs(self._encoder, piece)
+        logprobs = chat_logprobs(self._encoder, piece)
+        shown = [_delta(index, _shown(event)) for event in self._events(piece)]
+        if logprobs is not None:
+            shown = shown or [_delta(index, {})]
+            shown[0]["logprobs"] = logprobs
         return shown
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]:
         return _delta(index, {}) | _finish(choice)
 
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        return {"index": index, "message": _message(piece), "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
+        return {"index": index, "message": _message(self._events(piece)), "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
+
+    def _events(self, piece: Piece) -> list[Event]:
+        return piece.events if self._reasoning else [event for event in piece.events if not isinstance(event, Reasoning)]
 
     def beside(self) -> dict[str, Any]:
         """vLLM has the prompt's log-probabilities beside the choices."""
@@ -56,12 +66,12 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
     """Answer one request."""
     given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     request = parse(body, ChatRequest)
-    async with prepared_chat(worker, exchange, request, given, len(body)) as (model, prepared):
+    async with prepared_chat(worker, exchange, request, given, len(body)) as (model, prepared, use):
         options = request.stream_options
         reply = Reply(
             model=model,
             created=int(time.time()),
-            shape=ChatShape(exchange.request_id, worker.encoder, prepared),
+            shape=ChatShape(exchange.request_id, worker.encoder, prepared, bool(use.callable), request.include_reasoning is not False),
             stream=bool(request.stream),
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
@@ -73,35 +83,28 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
 @asynccontextmanager
 async def prepared_chat(
     worker: Worker, exchange: Exchange, request: ChatRequest, given: "array[int] | None", size: int
-) -> "AsyncIterator[tuple[str, Prepared]]":
-    """The model's name and what the engine is asked for: a chat's, whichever API it came by. The adapter is held for as long.
+) -> "AsyncIterator[tuple[str, Prepared, ToolUse]]":
+    """The model's name, what the engine is asked for, and which tools may be called: of a chat, whichever API it came by. The adapter is
+    held for as long.
 
     `given`: the prompt's tokens, where the router has made them. `size`: bytes of the body.
     """
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
         how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
+        use = tool_use(request)
         prompt = given if given is not None else await encoded(worker, request, how.salt, size)
-        yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(how.constraint))
+        worker.check_tokens(prompt)
+        form = worker.reading.form(how.constraint, use, prompt)
+        parsers = worker.reading.parsers(form, use, prompt)
+        yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(form), parsers), use
 
 
 async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":
     """The prompt's tokens."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
-    continues = bool(request.continue_final_message)
-    generation_prompt = not continues if request.add_generation_prompt is None else request.add_generation_prompt
-    return await worker.encode(
-        lambda: worker.encoder.encode_chat(
-            request.messages,
-            tools=request.tools or None,
-            add_generation_prompt=generation_prompt,
-            continue_final_message=continues,
-            template_kwargs=request.chat_template_kwargs,
-            scope=salt,
-        ),
-        size,
-    )
+    return await worker.encode(lambda: worker.encoder.encode_chat(**encoding_of(request), scope=salt), size)
 
 
 def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
@@ -120,9 +123,9 @@ def _shown(event: Event) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _message(piece: Piece) -> dict[str, Any]:
+def _message(events: list[Event]) -> dict[str, Any]:
     """All of an answer. It has no content where it does nothing but call."""
-    whole = gather(piece.events)
+    whole = gather(events)
     message: dict[str, Any] = {"role": "assistant", "content": whole.text or (None if whole.calls else ""), "refusal": None}
     if whole.reasoning:
         message |= _reasoning(whole.reasoning)

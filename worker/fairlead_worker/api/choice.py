@@ -3,7 +3,7 @@
 Streamed and whole answers go through the same code, so that they cannot differ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fairlead_index.prompt import PromptEncoder
@@ -71,7 +71,9 @@ class Choice:
         logprobs: bool,
         silent: bool = False,
         parser: AnswerParser | None = None,
+        shown: Collection[int] = (),
     ) -> None:
+        """`shown`: special tokens that `parser` has to see."""
         self.tokens = 0
         """Tokens generated, the stop token and the tokens of a stop string included."""
         self.cached_tokens = 0
@@ -85,7 +87,7 @@ class Choice:
         """Why the sequence ended; what its client is told is `shown_reason`."""
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
-        self._decoder = encoder.stream(prompt)
+        self._decoder = encoder.stream(prompt, shown=shown if parser is not None else ())
         self._scanner = StopScanner(stops)
         self._min_tokens = min_tokens
         self._eos = eos

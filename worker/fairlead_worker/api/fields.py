@@ -13,14 +13,15 @@ PAGE = Path("docs/api.md")
 ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 REFUSED = {
     "suffix": "any but an empty one",
-    "tool_choice": 'any but `"none"` and `"auto"`',
+    "functions": "replaced by `tools`",
+    "function_call": "replaced by `tool_choice`",
 }
 """Fields with values that would change the answer and are not done: 400."""
 OPENAI: dict[str, tuple[str, ...]] = {
     "/v1/completions": (),
     "/v1/chat/completions": (
-        "audio", "function_call", "functions", "metadata", "modalities", "parallel_tool_calls", "prediction", "prompt_cache_key",
-        "reasoning_effort", "safety_identifier", "service_tier", "store", "verbosity", "web_search_options",
+        "audio", "metadata", "modalities", "prediction", "prompt_cache_key", "safety_identifier", "service_tier", "store", "verbosity",
+        "web_search_options",
     ),
 }  # fmt: skip
 """OpenAI's fields that the worker does not know: ignored, like any other unknown name."""
@@ -47,8 +48,11 @@ NOTES = {
     "stream_options": "only with `stream`: `include_usage`, `continuous_usage_stats`",
     "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`, with `whitespace_pattern` or "
     "`disable_any_whitespace`; see [structured output](structured-output.md)",
-    "tool_choice": "either leaves the prompt and the answer as they are",
-    "tools": "rendered into the prompt by the model's template; calls in answers stay text",
+    "include_reasoning": "false: reasoning is generated, counted and not shown; as vLLM",
+    "parallel_tool_calls": "false: the answer ends with its first call",
+    "reasoning_effort": "a variable of the template; `none` also sets `enable_thinking` and `thinking` to false",
+    "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`; see [tools](tools.md)",
+    "tools": "functions, at most 512; see [tools](tools.md)",
     "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
     "top_logprobs": "only with `logprobs`",
 }

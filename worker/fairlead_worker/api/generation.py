@@ -1,7 +1,7 @@
 """A request made ready for the engine: the same for both endpoints, streamed or whole."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.sampling import Wanted, check_vocabulary, choice_seed, fit
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import AdapterInfo, TokenLogprobs
+from fairlead_worker.parsing.events import AnswerParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,16 @@ class Prepared:
         prompt = sum(map(len, self.prompts))
         completion = sum(choice.generated for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self._leaders())
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        if self.choices and self.choices[0].reasoning_tokens is not None:
+            reasoning = sum(choice.reasoning_tokens or 0 for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
 
     def host_cached_tokens(self) -> int:
         """Of the cached tokens, those that came back from the host tier."""
@@ -67,11 +72,16 @@ class Prepared:
 
 
 def prepare(
-    worker: Worker, prompts: Sequence["array[int]"], wanted: Wanted, adapter: AdapterInfo | None = None, grammar: str = ""
+    worker: Worker,
+    prompts: Sequence["array[int]"],
+    wanted: Wanted,
+    adapter: AdapterInfo | None = None,
+    grammar: str = "",
+    parsers: Callable[[], AnswerParser | None] = lambda: None,
 ) -> Prepared:
     """Check the prompts against the context and make a submission for each choice. Raises ApiError 400.
 
-    `grammar`: what `Worker.grammar` says of the form that is wanted.
+    `grammar`: what `Worker.grammar` says of the form that is wanted. `parsers`: one for each choice, where their text is to be read.
     """
     if not worker.ready.generates:
         message = "this model has no language-modelling head: it makes embeddings (/v1/embeddings), and no text"
@@ -98,6 +108,8 @@ def prepare(
                     eos=worker.ready.eos_token_ids,
                     logprobs=wanted.logprobs,
                     silent=wanted.silent,
+                    parser=parsers(),
+                    shown=worker.reading.shown,
                 )
             )
     return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices, wanted.base.prompt_logprobs is not None)

@@ -194,8 +194,10 @@ def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) ->
 
 def _refuse_unsupported(request: CommonRequest) -> None:
     """Fields that would change the answer and are not done by this worker: better refused than ignored."""
-    if isinstance(request, CompletionRequest):
-        if request.suffix:
-            raise invalid("suffix: not supported; leave it out", param="suffix")
-    elif isinstance(request, ChatRequest) and request.tool_choice not in (None, "none", "auto"):
-        raise invalid("tool_choice: only none and auto are supported", param="tool_choice")
+    if isinstance(request, CompletionRequest) and request.suffix:
+        raise invalid("suffix: not supported; leave it out", param="suffix")
+    if isinstance(request, ChatRequest):
+        if request.functions is not None:
+            raise invalid("functions: OpenAI has replaced it; give tools, each as {type: function, function: {…}}", param="functions")
+        if request.function_call is not None:
+            raise invalid("function_call: OpenAI has replaced it; say the same in tool_choice", param="function_call")

@@ -27,7 +27,7 @@ class Shape(Protocol):
         """What choice `index` of a stream begins with, before any token."""
 
     def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """A chunk for each of the piece's events, and at least one: it may carry log-probabilities only."""
+        """A chunk for each of the piece's events; one more where it has log-probabilities only."""
 
     def ending(self, index: int, choice: Choice) -> dict[str, Any]: ...
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 import time
 from array import array
 from collections import OrderedDict
@@ -17,12 +18,16 @@ from fairlead_worker.api.adapters import Adapters
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, unavailable
 from fairlead_worker.api.grammar_check import GrammarCheck
+from fairlead_worker.api.reading import Reading
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Ready
+from fairlead_worker.parsing.families import choose
 
 if TYPE_CHECKING:
     from fairlead_worker.api.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 THREAD_ABOVE = 4096
 """Characters from which tokenizing leaves the event loop: below, a thread costs more than the work."""
@@ -56,13 +61,16 @@ class Worker:
         self._packed: asyncio.Future[bytes] | None = None
         self.token_cache = TokenCache(config.token_cache_bytes)
         self._grammars: GrammarCheck | None = None
-        self._model: tuple[Ready, PromptEncoder] | None = None
+        self._model: tuple[Ready, PromptEncoder, Reading] | None = None
 
     def loaded(self, ready: Ready) -> None:
         """The engine is ready: from now on prompts can be encoded."""
         format = msgspec.json.decode(ready.prompt_format, type=PromptFormat)
         self._grammars = GrammarCheck(self.config, format.tokenizer_json, ready.vocabulary_size, ready.eos_token_ids)
-        self._model = ready, PromptEncoder(format, self.token_cache)
+        encoder = PromptEncoder(format, self.token_cache)
+        reader, why = choose(self.config.tool_call_parser, self.config.reasoning_parser, (format.chat_template, format.tool_template))
+        logger.info("parsers of answers: %s", why)
+        self._model = ready, encoder, Reading(reader, encoder)
         self.adapters.loaded(ready.adapters)
         self.prompt_etag = f'"{digest(ready.prompt_format.decode())}"'
 
@@ -127,6 +135,10 @@ class Worker:
         return self._loaded()[1]
 
     @property
+    def reading(self) -> Reading:
+        return self._loaded()[2]
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output: what the model was made for, and what the KV pages hold."""
         ready = self.ready
@@ -175,7 +187,7 @@ class Worker:
         if (largest := max(tokens)) >= size:
             raise invalid(f"prompt: token id {largest} is not in the model's vocabulary of {size}", param="prompt")
 
-    def _loaded(self) -> tuple[Ready, PromptEncoder]:
+    def _loaded(self) -> tuple[Ready, PromptEncoder, Reading]:
         if self._model is None:
             raise unavailable("the model is not loaded yet")
         return self._model

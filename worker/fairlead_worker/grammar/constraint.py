@@ -4,7 +4,18 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+Kind = Literal["json", "regex", "choice", "grammar", "structural_tag", "calls"]
+
+
+class Thought(msgspec.Struct, frozen=True):
+    """Reasoning that may come before what has a form."""
+
+    start: str
+    end: str
+    opened: bool
+    """The prompt has ended with `start`: reasoning there is. Else an answer may do without."""
+    answer: str = ""
+    """What an answer without reasoning begins with."""
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -12,11 +23,13 @@ class Constraint(msgspec.Struct, frozen=True):
 
     kind: Kind
     text: str
-    """A JSON schema, a regular expression, a JSON array of strings, a grammar (EBNF or Lark), or a structural tag's JSON."""
+    """A JSON schema, a regular expression, a JSON array of strings, a grammar (EBNF or Lark), a structural tag's JSON, or for `calls`
+    `{"tools": [{"name", "schema"}], "one": at most one}`."""
     field: str
     """Of the request, for errors."""
     whitespace: str | None = None
     """Regular expression between the parts of JSON; None: WHITESPACE, "" : nothing."""
+    thought: Thought | None = None
 
 
 class Setup(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ NOTES: dict[str, dict[str, str]] = {
         "stream": "typed events, each with its name and number",
         "stream_options": "`include_obfuscation` false",
         "text": "`format`: `text`, `json_object` or `json_schema`, see [structured output](structured-output.md); `verbosity`: `medium`",
-        "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`, which leaves the others out of the prompt",
+        "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`",
         "tools": "functions; refused: built-in tools, MCP, custom and namespace tools, `defer_loading`, `async`",
         "top_logprobs": "also without `include`",
         "user": "as in chats; given back",

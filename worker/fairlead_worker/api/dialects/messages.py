@@ -85,7 +85,7 @@ async def messages(worker: Worker, exchange: Exchange) -> None:
     with renamed(RENAMED):
         if body.max_tokens is None:
             raise invalid("max_tokens: is missing; give the most tokens that the answer may have", param="max_tokens")
-        async with prepared_chat(worker, exchange, as_chat(chat_body(body)), given, len(raw)) as (model, prepared):
+        async with prepared_chat(worker, exchange, as_chat(chat_body(body)), given, len(raw)) as (model, prepared, _):
             writer = MessagesWriter(exchange.request_id, model, body, prepared)
             await answer(exchange, worker, prepared, writer, stream=bool(body.stream), usage_comment=USAGE in exchange.headers)
 

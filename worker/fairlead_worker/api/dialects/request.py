@@ -17,7 +17,7 @@ def as_chat(body: dict[str, Any]) -> ChatRequest:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name fields as the client did. `names`: the dialect's for the chat's, the longest first."""
+    """Errors name fields as the client did. `names`: the dialect's for the chat's."""
     try:
         yield
     except PromptError as error:
@@ -29,8 +29,6 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """A name in front is a field's; elsewhere only what could be no other word."""
     for ours, theirs in names.items():
-        lead = r"\b" if "_" in ours else "^"
-        text = re.sub(rf"{lead}{re.escape(ours)}\b", theirs, text)
+        text = re.sub(ours, theirs, text)
     return text

@@ -129,6 +129,6 @@ async def responses(worker: Worker, exchange: Exchange) -> None:
     given, raw = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
     body = parse(raw, ResponsesBody)
     with renamed(RENAMED):
-        async with prepared_chat(worker, exchange, as_chat(chat_body(body)), given, len(raw)) as (model, prepared):
+        async with prepared_chat(worker, exchange, as_chat(chat_body(body)), given, len(raw)) as (model, prepared, _):
             writer = ResponsesWriter(exchange.request_id, model, body, prepared, worker.encoder)
             await answer(exchange, worker, prepared, writer, stream=bool(body.stream), usage_comment=USAGE in exchange.headers)

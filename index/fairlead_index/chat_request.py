@@ -1,0 +1,49 @@
+"""What the fields of a chat request mean for its prompt: asked by the router and by the worker, so that both tokenize the same text."""
+
+from typing import Any, Protocol
+
+
+class ChatFields(Protocol):
+    """Of a body. The router has them as the client wrote them, of any type."""
+
+    @property
+    def messages(self) -> Any: ...
+    @property
+    def tools(self) -> Any: ...
+    @property
+    def tool_choice(self) -> Any: ...
+    @property
+    def add_generation_prompt(self) -> Any: ...
+    @property
+    def continue_final_message(self) -> Any: ...
+    @property
+    def chat_template_kwargs(self) -> Any: ...
+    @property
+    def reasoning_effort(self) -> Any: ...
+
+
+def encoding_of(body: ChatFields) -> dict[str, Any]:
+    """The arguments of `PromptEncoder.encode_chat`.
+
+    `tool_choice` "none" leaves the tools out of the prompt: what the model does not know it does not call.
+    """
+    continues = bool(body.continue_final_message)
+    return {
+        "messages": body.messages,
+        "tools": None if body.tool_choice == "none" else body.tools or None,
+        "add_generation_prompt": not continues if body.add_generation_prompt is None else bool(body.add_generation_prompt),
+        "continue_final_message": continues,
+        "template_kwargs": _template_kwargs(body),
+    }
+
+
+def _template_kwargs(body: ChatFields) -> Any:
+    """`reasoning_effort` as a variable of the template, where `chat_template_kwargs` does not set it.
+
+    "none" also turns reasoning off in templates that have a switch: Qwen's is called `enable_thinking`, DeepSeek's `thinking`.
+    """
+    given, effort = body.chat_template_kwargs, body.reasoning_effort
+    if not isinstance(effort, str) or not isinstance(given, dict | None):
+        return given
+    switches = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **switches, **(given or {})}

@@ -1,0 +1,128 @@
+"""Which parser reads which model; and that it sees the special tokens that it looks for, and shows no others."""
+
+import json
+import random
+from array import array
+
+import pytest
+from tests.worker.parsing.samples import SAMPLES, SCHEMAS, Sample
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from fairlead_index.prompt import PromptEncoder, PromptFormat
+from fairlead_worker.api.choice import Choice, Piece
+from fairlead_worker.messages import Output
+from fairlead_worker.parsing.events import gather
+from fairlead_worker.parsing.families import Reader, Wish, choose
+from fairlead_worker.parsing.stage import Tools
+
+SPECIAL = [
+    *(
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|return|>",
+        "<|call|>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+    ),
+    *(
+        "[THINK]",
+        "[/THINK]",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+    *("<|python_tag|>", "<|tool_call|>", "<|other|>"),
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "thinking"),
+    [
+        ("{{ messages }}", "", ""),
+        ('<tool_call>\n{"name": <function-name>', "hermes", ""),
+        ("<tool_call> </think>", "hermes", "think"),
+        ("<tool_call>\n<function=example>\n<parameter=a>", "qwen3_coder", ""),
+        ("<｜tool▁calls▁begin｜> <think>", "deepseek_v3", "think"),
+        ("[AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral", ""),
+        ("[TOOL_CALLS] [THINK]", "mistral", "mistral"),
+        ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json", ""),
+        ("[func_name1(params_name1=params_value1)]", "pythonic", ""),
+        ("<|start|>assistant<|channel|>analysis<|message|>", "harmony", "harmony"),
+        ("<tool_call>{name}\n<arg_key>", "glm45", ""),
+    ],
+)
+def test_a_template_tells(template: str, calls: str, thinking: str) -> None:
+    reader, why = choose("auto", "auto", (template, ""))
+    assert (reader.calls, reader.thinking) == (calls, thinking)
+    assert (calls or "none") in why and "from the chat template" in why
+
+
+def test_flags_stand_above_the_template() -> None:
+    gpt_oss = "<|start|>assistant<|channel|>analysis<|message|>"
+    assert choose("none", "none", ("<tool_call> <think>",))[0] == Reader()
+    assert choose("hermes", "auto", (gpt_oss,))[0] == Reader("hermes")
+    assert choose("none", "auto", (gpt_oss,))[0] == Reader("", "harmony")
+    assert choose("harmony", "auto", ())[0] == Reader("harmony", "harmony")
+    with pytest.raises(ValueError, match="do not go together"):
+        choose("harmony", "think", ())
+
+
+@pytest.fixture(scope="module")
+def encoder() -> PromptEncoder:
+    """Bytes, and special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    text = tokenizer.to_str()
+    return PromptEncoder(
+        PromptFormat(tokenizer_json=text, tokenizer_digest="t", model_digest="m", model_names=["m"], block_tokens=64, max_model_len=4096)
+    )
+
+
+SEEN = [sample for sample in SAMPLES if sample.parser in ("harmony", "mistral", "deepseek_v3", "llama3_json", "granite")]
+
+
+@pytest.mark.parametrize("sample", SEEN, ids=lambda sample: f"{sample.parser}-{SEEN.index(sample)}")
+def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample: Sample) -> None:
+    reader = Reader(sample.parser, sample.thinking)
+    tokens = encoder.encode_text(sample.written).tolist()
+    (other,) = encoder.encode_text("<|other|>")
+    for seed in range(5):
+        chance = random.Random(seed)
+        choice = Choice(
+            encoder,
+            encoder.encode_text("prompt"),
+            stops=(),
+            min_tokens=0,
+            eos=(1,),
+            logprobs=False,
+            parser=reader.parser(Wish(Tools(SCHEMAS)), sample.tail),
+            shown=encoder.special_within(reader.markup()),
+        )
+        given, at, whole = [*tokens, other], 0, Piece()
+        while at < len(given):
+            size = chance.randint(1, 9)
+            last = at + size >= len(given)
+            batch = array("I", given[at : at + size]).tobytes()
+            whole.add(choice.take(Output("r", batch, 0, "stop" if last else None)))
+            at += size
+        message = gather(whole.events)
+        calls = [(call.name, json.loads(call.arguments)) for call in message.calls]
+        assert (message.text, message.reasoning, calls) == (sample.text, sample.reasoning, sample.calls)
+        assert choice.finish_reason == "stop" and choice.shown_reason == ("tool_calls" if sample.calls else "stop")
+
+
+def test_without_a_parser_special_tokens_are_hidden(encoder: PromptEncoder) -> None:
+    stream = encoder.stream()
+    assert stream.push(encoder.encode_text("a[TOOL_CALLS]b<|other|>c")) == "abc"
+    shown = encoder.special_within(Reader("mistral").markup())
+    assert {encoder.token_text(token) for token in shown} == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
+    assert encoder.stream(shown=shown).push(encoder.encode_text("a[TOOL_CALLS]b<|other|>c")) == "a[TOOL_CALLS]bc"

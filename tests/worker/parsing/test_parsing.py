@@ -1,0 +1,172 @@
+"""Each family's answers: read right, whatever pieces they come in, and nothing lost of what cannot be read."""
+
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.worker.parsing.samples import BROKEN, SAMPLES, SCHEMAS, Sample
+
+from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Message, gather
+from fairlead_worker.parsing.families import CALLS, Reader, Wish
+from fairlead_worker.parsing.stage import Tools
+
+
+def _reader(sample: Sample) -> Reader:
+    return Reader(sample.parser, sample.thinking)
+
+
+def _read(reader: Reader, pieces: Sequence[str], tail: str = "", reason: str = "stop", wish: Wish | None = None) -> tuple[list[Event], str]:
+    parser = reader.parser(wish or Wish(Tools(SCHEMAS)), tail)
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    rest, shown = parser.finish(reason)
+    return events + rest, shown
+
+
+def _without_ids(message: Message) -> tuple[str, str, list[tuple[str, str]]]:
+    return message.text, message.reasoning, [(call.name, call.arguments) for call in message.calls]
+
+
+def _cut(text: str, seed: int) -> list[str]:
+    chance = random.Random(seed)
+    size = chance.choice([1, 2, 5, 20])
+    pieces, at = [], 0
+    while at < len(text):
+        step = chance.randint(1, size)
+        pieces.append(text[at : at + step])
+        at += step
+    return pieces
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.parser}-{SAMPLES.index(sample)}")
+def test_a_family_is_read(sample: Sample) -> None:
+    events, reason = _read(_reader(sample), [sample.written], sample.tail)
+    message = gather(events)
+    calls = [(call.name, json.loads(call.arguments)) for call in message.calls]
+    assert (message.text, message.reasoning, calls) == (sample.text, sample.reasoning, sample.calls)
+    assert reason == ("tool_calls" if sample.calls else "stop")
+    for seed in range(40):
+        cut, cut_reason = _read(_reader(sample), _cut(sample.written, seed), sample.tail)
+        assert (_without_ids(gather(cut)), cut_reason) == (_without_ids(message), reason)
+
+
+@pytest.mark.parametrize("sample", BROKEN, ids=lambda sample: f"{sample.parser}-{BROKEN.index(sample)}")
+def test_what_is_no_call_stays_text(sample: Sample) -> None:
+    events, reason = _read(_reader(sample), [sample.written])
+    message = gather(events)
+    assert message.text == sample.text
+    assert [call.name for call in message.calls] == [name for name, _ in sample.calls]
+    assert reason == ("tool_calls" if sample.calls else "stop")
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.parser}-{SAMPLES.index(sample)}")
+def test_cut_anywhere_it_is_the_same_in_pieces_and_no_call_is_called_whole(sample: Sample) -> None:
+    for end in range(len(sample.written)):
+        written = sample.written[:end]
+        whole, reason = _read(_reader(sample), [written], sample.tail, "length")
+        assert reason == "length"
+        pieces, _ = _read(_reader(sample), list(written), sample.tail, "length")
+        assert _without_ids(gather(pieces)) == _without_ids(gather(whole))
+        _, stopped = _read(_reader(sample), [written], sample.tail, "stop")
+        if stopped == "tool_calls":
+            assert all(isinstance(json.loads(call.arguments), dict) for call in gather(whole).calls)
+
+
+_WORDS = st.sampled_from(
+    [
+        *(
+            '{"name": "now", "arguments": {',
+            '"a": "b"',
+            "}",
+            "}}",
+            "{",
+            "[",
+            "]",
+            ", ",
+            "\n",
+            " ",
+            '"',
+            "\\",
+            "<",
+            "</",
+            "x",
+            "é🙂",
+            "name",
+        ),
+        *("get_weather", "now", "(", ")", "()", "city=", "'", "to=functions.now ", "function", "<parameter=city>", "</parameter>"),
+        *("<function=now>", "</function>", "<think>", "</think>", "[THINK]", "[/THINK]", "[ARGS]", "<arg_key>a</arg_key>", "<arg_value>"),
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json\n"),
+        *("<｜tool▁call▁end｜>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "analysis", "final", "commentary"),
+        *("<|python_tag|>", "<|python_start|>", "<|tool_call|>", "<|tool_call_begin|>functions.now:0", "<|tool_call_argument_begin|>"),
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(["harmony", *CALLS]), st.lists(_WORDS, max_size=25).map("".join), st.integers(0, 10**6))
+def test_any_text_is_read_the_same_in_any_pieces(parser: str, written: str, seed: int) -> None:
+    reader = Reader(parser, parser if parser == "harmony" else "mistral" if parser == "mistral" else "think")
+    whole, reason = _read(reader, [written])
+    pieces, pieces_reason = _read(reader, _cut(written, seed))
+    assert (_without_ids(gather(pieces)), pieces_reason) == (_without_ids(gather(whole)), reason)
+    if not gather(whole).calls and parser != "harmony" and not written.lstrip().startswith(("<think>", "[THINK]")):
+        assert gather(whole).text == written, "something is lost"
+
+
+def test_arguments_stream_as_openai_streams_them() -> None:
+    sample = SAMPLES[1]
+    events, _ = _read(_reader(sample), list(sample.written))
+    assert isinstance(events[0], CallBegun) and events[0].id.startswith("call_") and events[0].index == 0
+    assert len(events) > 10 and all(isinstance(event, CallArguments) for event in events[1:])
+
+
+def test_ids_are_what_the_family_takes() -> None:
+    events, _ = _read(Reader("mistral"), ["[TOOL_CALLS]now[ARGS]{}"])
+    (call,) = gather(events).calls
+    assert len(call.id) == 9 and call.id.isalnum()
+
+
+def test_a_long_string_streams_before_its_parameter_ends() -> None:
+    parser = Reader("qwen3_coder").parser(Wish(Tools(SCHEMAS)), "")
+    events = parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nA long tale")
+    assert "".join(event.text for event in events if isinstance(event, CallArguments)) == '{"city": "A long tale'
+
+
+def test_one_call_and_no_more() -> None:
+    sample = SAMPLES[3]
+    wish = Wish(Tools(SCHEMAS, one=True))
+    for pieces in ([sample.written], list(sample.written)):
+        parser = _reader(sample).parser(wish, "")
+        events: list[Event] = []
+        for piece in pieces:
+            if not parser.complete:
+                events += parser.feed(piece)
+        assert parser.complete
+        rest, reason = parser.finish("stop")
+        assert len(gather(events + rest).calls) == 1 and reason == "tool_calls"
+
+
+def test_no_tools_no_calls() -> None:
+    assert not Reader("hermes").reads(Wish())
+    for sample in SAMPLES:
+        events, reason = _read(_reader(sample), [sample.written], sample.tail, wish=Wish())
+        assert not gather(events).calls and reason == "stop"
+
+
+def test_forced_calls() -> None:
+    written = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": {}}]'
+    for pieces in ([written], list(written)):
+        events, reason = _read(Reader(), pieces, wish=Wish(Tools(SCHEMAS), forced=True))
+        assert [call.name for call in gather(events).calls] == ["get_weather", "now"] and reason == "tool_calls"
+        assert not gather(events).text
+    events, reason = _read(Reader(), list('{"city": "Pa'), reason="length", wish=Wish(Tools(SCHEMAS), forced=True, named="get_weather"))
+    assert _without_ids(gather(events)) == ("", "", [("get_weather", '{"city": "Pa')]) and reason == "length"
+
+
+def test_reasoning_tokens_are_counted() -> None:
+    parser = Reader("", "think").parser(Wish(), "<think>\n")
+    for token in ("I", " think", "</think>", "\n\n", "Yes", "."):
+        parser.feed(token)
+    assert parser.reasoning_tokens == 3

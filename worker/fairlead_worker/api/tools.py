@@ -1,0 +1,150 @@
+"""A chat request's tools: which the answer may call, which it must, and the grammar that makes it. Checked here, with the field's name in
+every refusal."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.schema import ChatRequest
+from fairlead_worker.grammar.constraint import Constraint
+from fairlead_worker.parsing.stage import Tools
+
+MAX_TOOLS = 512
+"""OpenAI allows 128."""
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""OpenAI's names, and the dots and colons that tool servers put between theirs."""
+_CHOICES = "none, auto, required, {type: function, function: {name}}, or {type: allowed_tools, allowed_tools: {mode, tools}}"
+_ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One tool."""
+
+    name: str
+    parameters: dict[str, Any]
+    strict: bool
+    field: str
+    """Where it stands in the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of calls."""
+
+    callable: tuple[Function, ...] = ()
+    """Those that the answer may call; none: it may call nothing."""
+    must: bool = False
+    """It has to call."""
+    named: str = ""
+    """... this one."""
+    one: bool = False
+    """At most one call."""
+
+    @property
+    def tools(self) -> Tools:
+        return Tools({function.name: function.parameters for function in self.callable}, self.one)
+
+    def constraint(self) -> Constraint | None:
+        """The grammar of an answer that is nothing but calls; None where it may be something else."""
+        if not self.must:
+            return None
+        if self.named:
+            function = self.callable[0]
+            return Constraint("json", _text(_ANY_OBJECT | function.parameters), f"{function.field}.parameters")
+        listed = [{"name": each.name, "schema": _ANY_OBJECT | each.parameters} for each in self.callable]
+        return Constraint("calls", _text({"tools": listed, "one": self.one}), "tools")
+
+    def strict_tags(self, calls: str) -> Constraint | None:
+        """Where a `strict` function may be called of the model's own accord: its arguments as its schema says, in the format `calls`."""
+        if calls != "hermes" or self.must or not any(function.strict for function in self.callable):
+            return None
+        structures = [
+            {
+                "begin": f'<tool_call>\n{{"name": "{each.name}", "arguments": ',
+                "schema": _ANY_OBJECT | (each.parameters if each.strict else {}),
+                "end": "}\n</tool_call>",
+            }
+            for each in self.callable
+        ]
+        return Constraint("structural_tag", _text({"structures": structures, "triggers": ["<tool_call>"]}), "tools")
+
+
+def tool_use(request: ChatRequest) -> ToolUse:
+    """What a request says of calls. Raises ApiError 400 that names the field."""
+    functions = [_function(tool, f"tools[{at}]") for at, tool in enumerate(request.tools or ())]
+    if len(functions) > MAX_TOOLS:
+        raise invalid(f"tools: at most {MAX_TOOLS}, not {len(functions)}", param="tools")
+    by_name: dict[str, Function] = {}
+    for function in functions:
+        if function.name in by_name:
+            raise invalid(f"{function.field}.name: {function.name!r} is there twice", param=f"{function.field}.name")
+        by_name[function.name] = function
+    one = request.parallel_tool_calls is False
+    choice = request.tool_choice
+    match choice:
+        case "none":
+            return ToolUse()
+        case None | "auto":
+            return ToolUse(tuple(functions), one=one)
+        case "required":
+            return ToolUse(_some(functions), must=True, one=one)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return ToolUse((_known(by_name, name, "tool_choice.function.name"),), must=True, named=name, one=True)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)}}:
+            chosen = _allowed(by_name, listed)
+            return ToolUse(_some(chosen) if mode == "required" else chosen, must=mode == "required", one=one)
+    raise invalid(f"tool_choice: must be one of {_CHOICES}", param="tool_choice")
+
+
+def _function(tool: dict[str, Any], field: str) -> Function:
+    if tool.get("type", "function") != "function":
+        raise invalid(f"{field}.type: {tool['type']!r:.40} is not supported; only function is", param=f"{field}.type")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise invalid(f'{field}.function: must be an object, as in {{"name": "now", "parameters": {{…}}}}', param=f"{field}.function")
+    where = f"{field}.function"
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise invalid(f"{where}.name: must be 1 to 128 letters, digits, '_', '-', '.' or ':'", param=f"{where}.name")
+    parameters = function.get("parameters")
+    if not isinstance(parameters, dict | None):
+        raise invalid(f"{where}.parameters: must be a JSON schema, an object", param=f"{where}.parameters")
+    if (parameters or {}).get("type", "object") != "object":
+        raise invalid(f"{where}.parameters.type: must be object: arguments have names", param=f"{where}.parameters.type")
+    if not isinstance(function.get("description"), str | None):
+        raise invalid(f"{where}.description: must be a string", param=f"{where}.description")
+    if not isinstance(function.get("strict"), bool | None):
+        raise invalid(f"{where}.strict: must be true or false", param=f"{where}.strict")
+    return Function(name, parameters or {}, bool(function.get("strict")), where)
+
+
+def _some(functions: "list[Function] | tuple[Function, ...]") -> tuple[Function, ...]:
+    if not functions:
+        raise invalid("tool_choice: a call is required, but there are no tools to call", param="tool_choice")
+    return tuple(functions)
+
+
+def _known(by_name: dict[str, Function], name: str, field: str) -> Function:
+    if name not in by_name:
+        raise invalid(f"{field}: {name!r:.80} is none of the request's tools", param=field)
+    return by_name[name]
+
+
+def _allowed(by_name: dict[str, Function], listed: list[Any]) -> tuple[Function, ...]:
+    chosen: dict[str, Function] = {}
+    for at, each in enumerate(listed):
+        field = f"tool_choice.allowed_tools.tools[{at}]"
+        match each:
+            case {"type": "function", "function": {"name": str(name)}}:
+                chosen[name] = _known(by_name, name, f"{field}.function.name")
+            case _:
+                raise invalid(f"{field}: must be {{type: function, function: {{name}}}}", param=field)
+    return tuple(chosen.values())
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

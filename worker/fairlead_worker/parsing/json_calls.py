@@ -1,0 +1,274 @@
+"""Calls whose arguments are written as JSON, in the formats of most families.
+
+A format is data: markers that begin calls, the head of a call up to the brace of its arguments, and what may stand between and after calls.
+Patterns are tried on text that grows: a *partial* match (of the `regex` library) waits for more.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import regex
+
+from fairlead_worker.parsing.scanner import Scanner
+from fairlead_worker.parsing.stage import Out, Stage, first, overlap
+
+_NAME = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
+_HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{)'
+_LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat:
+    """One family's calls."""
+
+    markers: tuple[str, ...]
+    """Any of them begins calls, anywhere in an answer."""
+    head: str
+    """From there on, and for each further call: `name`, and `open`, the brace of the arguments. `object`: the brace of an object that holds
+    both; where it is missing, nothing surrounds the arguments."""
+    tail: str = ""
+    """Between and after calls: `more` where another call begins, `close` behind the last. Empty: calls end with their arguments."""
+    any_object: str = ""
+    """How an object begins (`open`) whose keys have another order than in `head`. Empty: there is none."""
+    at_start: str = ""
+    """Characters that begin calls where an answer begins with one of them."""
+
+    def stage(self, opening: str, back: Stage) -> Stage:
+        """What follows a marker, or the beginning of an answer."""
+        return _Head(self, opening, back)
+
+
+JSON_CALLS: dict[str, JsonFormat] = {
+    "hermes": JsonFormat(("<tool_call>",), rf"\s*{_HEAD}", r"\s*(?:(?P<close></tool_call>)|(?P<more>\{))", r"\s*(?P<open>\{)"),
+    "llama3_json": JsonFormat(
+        ("<|python_tag|>", "<|python_start|>"),
+        rf"\s*{_HEAD}",
+        r"\s*(?:;?\s*(?P<more>\{)|(?P<close><\|python_end\|>))",
+        r"\s*(?P<open>\{)",
+        "{",
+    ),
+    "mistral": JsonFormat(
+        ("[TOOL_CALLS]",),
+        rf"{_LIST_HEAD}|\s*{_NAME}(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?\s*(?P<open>\{{)",
+        r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))",
+        _LIST_ANY,
+    ),
+    "deepseek_v3": JsonFormat(
+        ("<｜tool▁calls▁begin｜>",),
+        rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>{_NAME}\s*```json\s*(?P<open>\{{)|{_NAME}<｜tool▁sep｜>\s*(?P<open>\{{))",
+        r"\s*(?:```\s*)?<｜tool▁call▁end｜>\s*(?:(?P<more><｜tool▁call▁begin｜>)|(?P<close><｜tool▁calls▁end｜>))",
+    ),
+    "kimi_k2": JsonFormat(
+        ("<|tool_calls_section_begin|>",),
+        r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[^\s:<>|]{1,256}):\d{1,6}\s*<\|tool_call_argument_begin\|>\s*(?P<open>\{)",
+        r"\s*<\|tool_call_end\|>\s*(?:(?P<more><\|tool_call_begin\|>)|(?P<close><\|tool_calls_section_end\|>))",
+    ),
+    "granite": JsonFormat(
+        ("<|tool_call|>", "<tool_call>"), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]|</tool_call>))", _LIST_ANY
+    ),
+    "phi4_mini": JsonFormat(
+        ("<|tool_call|>",), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|\]?\s*(?P<close><\|/tool_call\|>))", _LIST_ANY
+    ),
+}  # fmt: skip
+FORCED = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{")
+"""An answer that a grammar has made: `[{"name": …, "parameters": {…}}, …]`."""
+
+
+class Content:
+    """Text in which calls may begin."""
+
+    thinks = False
+
+    def __init__(self, format: Any) -> None:
+        """`format`: has `markers`, `at_start` and `stage`."""
+        self._format = format
+        self._begun = not format.at_start
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        if not self._begun:
+            stripped = text.lstrip()
+            if not stripped and not final:
+                return text, self
+            self._begun = True
+            if stripped and stripped[0] in self._format.at_start:
+                out.text(text[: len(text) - len(stripped)])
+                return stripped, self._format.stage("", self)
+        at, marker = first(text, self._format.markers)
+        if marker:
+            out.text(text[:at])
+            return text[at + len(marker) :], self._format.stage(marker, self)
+        keep = 0 if final else overlap(text, self._format.markers)
+        out.text(text[: len(text) - keep])
+        return text[len(text) - keep :], self
+
+
+class Given:
+    """An answer that is the arguments of one call and nothing else: the grammar of a tool's schema has made it."""
+
+    thinks = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        stripped = text.lstrip()
+        if not stripped:
+            return ("" if final else text), self
+        out.begin(self._name)
+        return stripped, _Arguments(JsonFormat((), ""), Scanner(), 0, _Rest())
+
+
+class _Rest:
+    """After all that was wanted: blanks, or what a stop string has left."""
+
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        out.text(text)
+        return "", self
+
+
+@dataclass(slots=True)
+class _Head:
+    """A call may begin here."""
+
+    format: JsonFormat
+    opening: str
+    """What was taken for its marker; text, should no call follow."""
+    back: Stage
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        found = regex.match(self.format.head, text, partial=not final)
+        if found is not None and found.partial:
+            return text, self
+        if found is not None:
+            if found["name"] not in out.tools.schemas:
+                return self._none(text, out)
+            out.begin(found["name"])
+            return self._arguments(text, found)
+        if self.format.any_object:
+            found = regex.match(self.format.any_object, text, partial=not final)
+            if found is not None and found.partial:
+                return text, self
+            if found is not None:
+                at = found.start("open")
+                return text[at:], _AnyObject(self.format, self.opening + text[:at], self.back, Scanner())
+        return self._none(text, out)
+
+    def _arguments(self, text: str, found: Any) -> tuple[str, Stage]:
+        scanner, at = Scanner(), found.start("open")
+        if "object" in found.groupdict() and found["object"]:
+            scanner.scan(text[found.start("object") : at])
+        return text[at:], _Arguments(self.format, scanner, scanner.depth, self.back)
+
+    def _none(self, text: str, out: Out) -> tuple[str, Stage]:
+        out.text(self.opening)
+        return text, self.back
+
+
+@dataclass(slots=True)
+class _Arguments:
+    """The object of a call's arguments, passed on as it is written."""
+
+    format: JsonFormat
+    scanner: Scanner
+    depth: int
+    """Around it."""
+    back: Stage
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        used, ended = self.scanner.scan(text, self.depth)
+        out.arguments(text[:used])
+        if ended:
+            out.end()
+            return text[used:], _Closing(self.format, self.scanner, self.back) if self.depth else _Gap(self.format, self.back)
+        return text[used:], self if used == len(text) else self.back
+
+
+@dataclass(slots=True)
+class _Closing:
+    """The rest of an object whose arguments are over."""
+
+    format: JsonFormat
+    scanner: Scanner
+    back: Stage
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        used, ended = self.scanner.scan(text)
+        if ended:
+            return text[used:], _Gap(self.format, self.back)
+        return text[used:], self if used == len(text) else self.back
+
+
+@dataclass(slots=True)
+class _Gap:
+    """After a call."""
+
+    format: JsonFormat
+    back: Stage
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        if not self.format.tail:
+            return text, self.back
+        found = regex.match(self.format.tail, text, partial=True)
+        if found is None:
+            return text, self.back
+        if found.partial:
+            return ("" if final else text), self
+        groups = found.groupdict()
+        if groups.get("more"):
+            return text[found.start("more") :], _Head(self.format, "", self.back)
+        return text[found.end() :], self.back
+
+
+@dataclass(slots=True)
+class _AnyObject:
+    """An object that may be a call, with its keys in another order: known once all of it is there."""
+
+    format: JsonFormat
+    raw: str
+    """All since the marker, which is text should this be no call."""
+    back: Stage
+    scanner: Scanner
+    thinks = False
+    _parts: list[str] = field(default_factory=list)
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        used, ended = self.scanner.scan(text)
+        self._parts.append(text[:used])
+        if not ended and used == len(text) and not final:
+            return "", self
+        written = "".join(self._parts)
+        call = _call(written) if ended else None
+        if call is None or call[0] not in out.tools.schemas:
+            out.text(self.raw + written)
+            return text[used:], self.back
+        out.begin(call[0])
+        out.arguments(call[1])
+        out.end()
+        return text[used:], _Gap(self.format, self.back)
+
+
+def _call(written: str) -> tuple[str, str] | None:
+    """(name, arguments) of an object that is a call."""
+    try:
+        value = msgspec.json.decode(written)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    given = value["function"] if isinstance(value.get("function"), dict) else value
+    name, arguments = given.get("name"), given.get("arguments", given.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return name, msgspec.json.encode(arguments).decode()

@@ -1,0 +1,204 @@
+"""Calls whose arguments are written one by one between tags, as plain text: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import regex
+
+from fairlead_worker.parsing.stage import Out, Stage, overlap
+
+_NAME = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterFormat:
+    """One family's calls."""
+
+    markers: tuple[str, ...]
+    head: str
+    """From a marker to the parameters: `name`. `rest`, where it is there, is no part of the head."""
+    parameter: str
+    """The beginning of a parameter (`key`; `string` is "true" where its value is no JSON), or the `end` of the call."""
+    value_end: str
+    tail: str = ""
+    """After a call: `more` where another begins, `close` behind the last. Empty: calls end with `end`."""
+    at_start: str = ""
+
+    def stage(self, opening: str, back: Stage) -> Stage:
+        return _Head(self, opening, back)
+
+
+PARAMETER_CALLS: dict[str, ParameterFormat] = {
+    "qwen3_coder": ParameterFormat(
+        ("<tool_call>",),
+        rf"\s*<function={_NAME}>",
+        r"\s*(?:<parameter=(?P<key>[^>\n]{1,256})>|(?P<end></function>))",
+        "</parameter>",
+        r"\s*(?:(?P<close></tool_call>)|(?P<more><function=))",
+    ),
+    "glm45": ParameterFormat(
+        ("<tool_call>",),
+        rf"\s*{_NAME}\s*(?P<rest><)",
+        r"\s*(?:<arg_key>(?P<key>[^<]{1,256})</arg_key>\s*<arg_value>|(?P<end></tool_call>))",
+        "</arg_value>",
+    ),
+    "minimax_m2": ParameterFormat(
+        ("<minimax:tool_call>",),
+        rf'\s*<invoke name="{_NAME}">',
+        r'\s*(?:<parameter name="(?P<key>[^">]{1,256})">|(?P<end></invoke>))',
+        "</parameter>",
+        r"\s*(?:(?P<close></minimax:tool_call>)|(?P<more><invoke ))",
+    ),
+    "deepseek_v32": ParameterFormat(
+        ("<｜DSML｜function_calls>",),
+        rf'\s*<｜DSML｜invoke name="{_NAME}">',
+        r'\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})" string="(?P<string>true|false)">|(?P<end></｜DSML｜invoke>))',
+        "</｜DSML｜parameter>",
+        r"\s*(?:(?P<close></｜DSML｜function_calls>)|(?P<more><｜DSML｜invoke ))",
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Head:
+    """A call may begin here."""
+
+    format: ParameterFormat
+    opening: str
+    back: Stage
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        found = regex.match(self.format.head, text, partial=not final)
+        if found is not None and found.partial:
+            return text, self
+        if found is None or found["name"] not in out.tools.schemas:
+            out.text(self.opening)
+            return text, self.back
+        out.begin(found["name"])
+        rest = found.start("rest") if found.groupdict().get("rest") else found.end()
+        return text[rest:], _Parameters(self.format, out.tools.schemas[found["name"]], self.back)
+
+
+@dataclass(slots=True)
+class _Parameters:
+    """Between the parameters of a call."""
+
+    format: ParameterFormat
+    schema: Any
+    back: Stage
+    separator: str = "{"
+    """What JSON has before the next one."""
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        found = regex.match(self.format.parameter, text, partial=True)
+        if found is None:
+            return text, self.back
+        if found.partial:
+            return ("" if final else text), self
+        groups = found.groupdict()
+        if groups["end"]:
+            out.arguments("{}" if self.separator == "{" else "}")
+            out.end()
+            return text[found.end() :], _Gap(self.format, self.back)
+        key = groups["key"].strip()
+        told = groups.get("string")
+        text_wanted = told == "true" if told else is_text(self.schema, key)
+        out.arguments(f"{self.separator}{_written(key)}: ")
+        self.separator = ", "
+        return text[found.end() :], _Text(self) if text_wanted else _Value(self)
+
+
+@dataclass(slots=True)
+class _Text:
+    """A parameter that is a string: passed on as it is written, but for the line breaks next to its tags."""
+
+    parameters: _Parameters
+    begun: bool = False
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        end = self.parameters.format.value_end
+        if not self.begun:
+            if not text or (text == "\n" and not final):
+                return text, self
+            self.begun = True
+            out.arguments('"')
+            text = text.removeprefix("\n")
+        at = text.find(end)
+        if at >= 0:
+            out.arguments(_written(text[:at].removesuffix("\n"))[1:-1] + '"')
+            return text[at + len(end) :], self.parameters
+        keep = 0 if final else overlap(text, (f"\n{end}", end))
+        out.arguments(_written(text[: len(text) - keep])[1:-1])
+        return text[len(text) - keep :], self
+
+
+@dataclass(slots=True)
+class _Value:
+    """A parameter of another type: converted once all of it is there."""
+
+    parameters: _Parameters
+    seen: int = 0
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        end = self.parameters.format.value_end
+        at = text.find(end, max(0, self.seen - len(end)))
+        self.seen = len(text)
+        if at >= 0:
+            out.arguments(_converted(text[:at]))
+            return text[at + len(end) :], self.parameters
+        if final:
+            out.arguments(text)  # not lost, though it is not whole
+            return "", self
+        return text, self
+
+
+@dataclass(slots=True)
+class _Gap:
+    """After a call."""
+
+    format: ParameterFormat
+    back: Stage
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        if not self.format.tail:
+            return text, self.back
+        found = regex.match(self.format.tail, text, partial=True)
+        if found is None:
+            return text, self.back
+        if found.partial:
+            return ("" if final else text), self
+        if found["more"]:
+            return text[found.start("more") :], _Head(self.format, "", self.back)
+        return text[found.end() :], self.back
+
+
+def is_text(schema: Any, key: str) -> bool:
+    """Whether a schema of parameters says that one of them is a string."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    declared = properties.get(key) if isinstance(properties, dict) else None
+    if not isinstance(declared, dict):
+        return False
+    words = declared.get("enum")
+    of_words = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    return declared.get("type") == "string" or (declared.get("type") is None and of_words)
+
+
+def _converted(text: str) -> str:
+    """A value as JSON: itself where it is some, with Python's words for JSON's, else a string."""
+    bare = text.strip()
+    bare = {"True": "true", "False": "false", "None": "null"}.get(bare, bare)
+    try:
+        msgspec.json.decode(bare)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return _written(text.removeprefix("\n").removesuffix("\n"))
+    return bare
+
+
+def _written(text: str) -> str:
+    return msgspec.json.encode(text).decode()
