@@ -1,0 +1,79 @@
+"""LangChain over chat completions, responses, messages and embeddings."""
+
+from typing import Any, Literal
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+from tests.clients.endpoints import MODEL
+
+ASKED = "What is the weather in Oslo?"
+
+
+@tool
+def weather(city: Literal["Oslo", "Rome"], days: Literal[1, 2, 3]) -> str:
+    """The weather in a city."""
+    return f"sun over {city} for {days} days"
+
+
+class Report(BaseModel):
+    city: Literal["Oslo", "Rome"]
+    cold: bool
+
+
+@pytest.fixture(scope="module")
+def llm(url: str) -> ChatOpenAI:
+    return ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, max_completion_tokens=300, seed=3)
+
+
+def gathered(stream: Any) -> Any:
+    whole = None
+    for part in stream:
+        whole = part if whole is None else whole + part
+    return whole
+
+
+async def agathered(stream: Any) -> Any:
+    whole = None
+    async for part in stream:
+        whole = part if whole is None else whole + part
+    return whole
+
+
+def test_a_conversation_with_a_tool_streamed(llm: ChatOpenAI) -> None:
+    messages: list[Any] = [HumanMessage(ASKED)]
+    call = gathered(llm.bind_tools([weather], tool_choice="required").stream(messages))
+    assert len(call.tool_call_chunks) >= 1 and not call.invalid_tool_calls
+    assert call.response_metadata["finish_reason"] == "tool_calls"
+    messages += [call, *(weather.invoke(each) for each in call.tool_calls)]
+    assert isinstance(messages[-1], ToolMessage) and messages[-1].content.startswith("sun over")
+    answer = gathered(llm.bind_tools([weather], tool_choice="none").stream([*messages, HumanMessage("In a word?")], stream_usage=True))
+    assert answer.content and not answer.tool_calls and answer.usage_metadata["output_tokens"] > 0
+    assert answer.response_metadata["finish_reason"] in ("stop", "length")
+
+
+async def test_a_conversation_with_a_named_tool_asynchronous(llm: ChatOpenAI) -> None:
+    named = llm.bind_tools([weather], tool_choice="weather", strict=True)
+    whole = await named.ainvoke(ASKED)
+    streamed = await agathered(named.astream(ASKED))
+    assert isinstance(whole, AIMessage) and whole.tool_calls[0]["name"] == "weather"
+    assert [call["args"] for call in streamed.tool_calls] == [call["args"] for call in whole.tool_calls]
+    result = await weather.ainvoke(whole.tool_calls[0])
+    answer = await agathered(llm.astream([HumanMessage(ASKED), whole, result]))
+    assert answer.content
+
+
+def test_several_at_once(llm: ChatOpenAI) -> None:
+    first, second = llm.batch(["One.", "Two."])
+    assert first.content and second.content and first.usage_metadata is not None
+    assert first.usage_metadata["total_tokens"] == first.usage_metadata["input_tokens"] + first.usage_metadata["output_tokens"]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output(llm: ChatOpenAI, method: Any) -> None:
+    report = llm.with_structured_output(Report, method=method).invoke(ASKED)
+    assert isinstance(report, Report)
+    *_, last = llm.with_structured_output(Report, method=method).stream(ASKED)
+    assert last == report
