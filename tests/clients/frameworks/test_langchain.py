@@ -3,9 +3,10 @@
 from typing import Any, Literal
 
 import pytest
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 from tests.clients.endpoints import MODEL
 
@@ -77,3 +78,23 @@ def test_structured_output(llm: ChatOpenAI, method: Any) -> None:
     assert isinstance(report, Report)
     *_, last = llm.with_structured_output(Report, method=method).stream(ASKED)
     assert last == report
+
+
+def test_embeddings(url: str) -> None:
+    embeddings = OpenAIEmbeddings(model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, check_embedding_ctx_length=False)
+    many = embeddings.embed_documents(["a ring", "a rope"])
+    assert len(many) == 2 and many[0] == pytest.approx(embeddings.embed_query("a ring"), abs=1e-3)
+
+
+def test_responses(url: str) -> None:
+    llm = ChatOpenAI(model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=40, use_responses_api=True)
+    assert llm.invoke(ASKED).text and gathered(llm.stream(ASKED)).text
+
+
+def test_a_conversation_with_a_tool_by_messages(url: str) -> None:
+    llm = ChatAnthropic(model=MODEL, base_url=url, api_key="none", max_retries=0, max_tokens=300)
+    call = gathered(llm.bind_tools([weather], tool_choice="any").stream(ASKED))
+    assert call.tool_calls and call.tool_calls[0]["name"] == "weather"
+    results = [weather.invoke(each) for each in call.tool_calls]
+    answer = gathered(llm.bind_tools([weather]).stream([HumanMessage(ASKED), call, *results]))
+    assert answer.text or answer.tool_calls
