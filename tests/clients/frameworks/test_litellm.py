@@ -86,3 +86,8 @@ def test_structured_output_and_errors(options: dict[str, Any]) -> None:
 def test_texts(options: dict[str, Any]) -> None:
     whole: Any = litellm.text_completion(**options, prompt="The sea")
     assert whole.choices[0].text
+
+
+def test_embeddings(options: dict[str, Any]) -> None:
+    answer: Any = litellm.embedding(**{name: options[name] for name in ("model", "api_base", "api_key")}, input=["a ring", "a rope"])
+    assert [len(each["embedding"]) for each in answer.data] == [64, 64] and answer.usage.prompt_tokens > 2

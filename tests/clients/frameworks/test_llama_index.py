@@ -6,6 +6,7 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 from tests.clients.endpoints import MODEL
@@ -75,3 +76,9 @@ def test_texts(llm: OpenAILike) -> None:
 def test_structured_output(llm: OpenAILike) -> None:
     report = llm.structured_predict(Report, PromptTemplate("Tell of {city}."), city="Oslo")
     assert isinstance(report, Report)
+
+
+def test_embeddings(url: str) -> None:
+    embeddings = OpenAILikeEmbedding(model_name=MODEL, api_base=f"{url}/v1", api_key="none", max_retries=0)
+    many = embeddings.get_text_embedding_batch(["a ring", "a rope"])
+    assert len(many) == 2 and many[0] == pytest.approx(embeddings.get_text_embedding("a ring"), abs=1e-3)
