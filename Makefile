@@ -8,7 +8,7 @@ BUNDLE := build/gpu-bundle
 BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -32,9 +32,12 @@ redis-servers: install ## Redis 7 and 8 and Valkey 8 for the tests, from Debian 
 	-@$(BIN)/python -m tests.redis_install
 
 s3-server: install ## an S3 server for the tests, in an environment of its own in the user's cache: seconds, once
-	-@$(BIN)/python tests/s3_server.py
+	-@$(BIN)/python -m tests.s3_server
 
-test: install redis-servers s3-server ## unit and component tests; no cluster, no GPU
+clients: install ## LangChain, LlamaIndex and LiteLLM for the tests, in an environment of their own in the user's cache: half a minute, once
+	@$(BIN)/python -m tests.clients.test_frameworks
+
+test: install redis-servers s3-server clients ## unit and component tests; no cluster, no GPU
 	$(BIN)/pytest -q
 
 lint: install ## ruff, mypy, import rules
@@ -116,6 +119,7 @@ requirements: ## pin every dependency with its hashes
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra worker pyproject.toml -o requirements/worker.txt -c requirements/dev.txt
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator pyproject.toml -o requirements/control.txt -c requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
 
 sbom: install ## CycloneDX bills of materials of both images' Python, into build/sbom
 	@mkdir -p build/sbom

@@ -3,8 +3,6 @@
 Of its own, since moto brings boto3, which pins libraries that the operator wants newer. A machine without a package index skips the tests.
 """
 
-import hashlib
-import os
 import subprocess
 import sys
 import urllib.request
@@ -13,8 +11,8 @@ from types import TracebackType
 
 import obstore
 from obstore.store import S3Store
+from tests.own_environment import OwnEnvironment
 
-PINS = Path(__file__).parent / "s3_pins.txt"
 SERVE = """
 import sys, logging
 logging.disable(logging.INFO)
@@ -27,37 +25,15 @@ server.stop()
 """
 
 
-def environment() -> Path:
-    """Its folder, whether or not it is there; another one for other pins."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / "s3-server"
-    return root / hashlib.sha256(PINS.read_bytes()).hexdigest()[:10]
-
-
-def install() -> str:
-    """Empty when it is there now, otherwise why it is not."""
-    folder = environment()
-    if (folder / "made").exists():
-        return ""
-    uv = Path(sys.executable).with_name("uv")
-    try:
-        for command in (
-            ["venv", "--quiet", "--clear", folder],
-            ["pip", "install", "--quiet", "--python", folder / "bin/python", "-r", PINS],
-        ):
-            subprocess.run([uv, *command], check=True, timeout=120, capture_output=True, text=True)
-    except subprocess.CalledProcessError as error:
-        return error.stderr.strip()[-300:]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    (folder / "made").touch()
-    return ""
+ENVIRONMENT = OwnEnvironment("s3-server", Path(__file__).parent / "s3_pins.txt")
+install = ENVIRONMENT.install
 
 
 class S3Server:
     """Serves any key; a bucket is made first."""
 
     def __enter__(self) -> "S3Server":
-        command = [environment() / "bin/python", "-c", SERVE]
+        command = [ENVIRONMENT.python, "-c", SERVE]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         port = next(line for line in self._process.stdout if line.startswith("port ")).split()[1]
@@ -77,4 +53,7 @@ class S3Server:
 
 if __name__ == "__main__":
     problem = install()
-    print(f"the S3 server could not be installed, tests skip it: {problem}" if problem else f"S3 server: {environment()}", file=sys.stderr)
+    print(
+        f"the S3 server could not be installed, tests skip it: {problem}" if problem else f"S3 server: {ENVIRONMENT.folder}",
+        file=sys.stderr,
+    )

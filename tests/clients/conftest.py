@@ -1,5 +1,6 @@
 """Real clients from PyPI, as their users make them, beside one worker and its routers."""
 
+import importlib.util
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -7,19 +8,23 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 import pytest_asyncio
-from tests.clients.deployment import Endpoints, deployed
 from tests.clients.either import settled
+from tests.clients.endpoints import Endpoints
 
 SECONDS = 60.0
+collect_ignore = [] if importlib.util.find_spec("langchain_openai") else ["frameworks"]
+"""test_frameworks.py runs them in their own environment."""
 
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    """Started for this session, or what `FAIRLEAD_CLIENTS` describes, as who writes these tests keeps one running."""
+    """Started for this session, or what `FAIRLEAD_CLIENTS` describes: for suites that another session runs, and for who writes them."""
     given = os.environ.get("FAIRLEAD_CLIENTS")
     if given:
         yield Endpoints(**json.loads(given))
         return
+    from tests.clients.deployment import deployed  # not to be had where the frameworks' suites run
+
     with deployed(tmp_path_factory.mktemp("clients")) as endpoints:
         yield endpoints
 

@@ -5,28 +5,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import httpx
+from tests.clients.endpoints import KEY, MODEL, POOR_KEY, Endpoints
 from tests.redis_server import RedisServer, free_port
 from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.random_model.build import make_model
 
-MODEL = "tiny"
-"""The name that it is served by."""
 NAMESPACE = "clients/tiny"
-KEY, POOR_KEY = "fl-a-key-which-is-random-in-life", "fl-the-key-of-who-has-no-tokens-left"
-"""Of the guarded router: a tenant without bounds, and one that may use a single token a minute."""
 TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
 {{- '# Tools\\n\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
-{{- '\\n</tools>\\n\\nFor each call, give {"name": <function-name>, "arguments": <args-json-object>} within <tool_call></tool_call>.<|im_end|>\\n' }}
+{{- '\\n</tools>\\n\\nCalls are {"name": <function-name>, "arguments": <args-json-object>} within <tool_call></tool_call>.<|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
 {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
@@ -49,24 +45,6 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 """Of the Hermes kind, as Qwen's: tools in the system message, calls as JSON between `<tool_call>` marks."""
-
-
-@dataclass(frozen=True)
-class Endpoints:
-    """Where everything answers: URLs without a path."""
-
-    worker: str
-    router: str
-    """No keys, the index in use."""
-    guarded: str
-    """A router that asks for `KEY` or `POOR_KEY`."""
-    forsaken: str
-    """A router whose only worker does not exist."""
-
-    def running(self) -> int:
-        """Sequences in the engine."""
-        load = httpx.get(f"{self.worker}/load").json()
-        return int(load["running"]) + int(load["waiting"])
 
 
 @contextmanager

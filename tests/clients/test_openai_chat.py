@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.clients.deployment import MODEL, Endpoints
 from tests.clients.either import all_of, each, opened, settled
+from tests.clients.endpoints import MODEL, Endpoints
 from tests.worker.api.process import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -129,9 +129,7 @@ async def test_sampling_fields_change_what_is_sampled(api: Any) -> None:
     forced = await create(api, logit_bias={"300": 100}, temperature=0, max_completion_tokens=4, logprobs=True)
     assert forced.choices[0].logprobs is not None and forced.choices[0].logprobs.content
     assert len({entry.token for entry in forced.choices[0].logprobs.content}) == 1
-    spread = await create(
-        api, temperature=0, presence_penalty=2, frequency_penalty=2, logit_bias={"300": 3}, max_completion_tokens=64
-    )
+    spread = await create(api, temperature=0, presence_penalty=2, frequency_penalty=2, logit_bias={"300": 3}, max_completion_tokens=64)
     assert spread.choices[0].message.content != (await create(api, temperature=0, max_completion_tokens=64)).choices[0].message.content
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Completion, Model
-from tests.clients.deployment import MODEL
 from tests.clients.either import all_of, each, settled
+from tests.clients.endpoints import MODEL
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PROMPT = "The quick brown fox jumps over the lazy dog"

@@ -2,20 +2,25 @@
 
 import json
 import re
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from tests.clients.deployment import MODEL
 from tests.clients.either import each, opened, settled
+from tests.clients.endpoints import MODEL
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Who is there?"}], "seed": 4, "max_completion_tokens": 400}
+ASKED: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Who is there?"}],
+    "seed": 4,
+    "max_completion_tokens": 400,
+}
 
 
-class Colour(str, Enum):
+class Colour(StrEnum):
     red, blue = "red", "blue"
 
 
@@ -55,7 +60,12 @@ async def test_an_answer_cut_short_is_said_to_be(api: Any) -> None:
 
 
 async def test_json_by_format(api: Any) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 5}}, "required": ["n"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 5}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "count", "strict": True, "schema": schema}}
     answer = await settled(api.chat.completions.create(**ASKED, response_format=form))
     assert json.loads(answer.choices[0].message.content)["n"] in (3, 4, 5)

@@ -1,0 +1,35 @@
+"""docs/clients.md does what it says: each of its snippets is run as it stands, against the router."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.clients.endpoints import MODEL, Endpoints
+from tests.clients.test_frameworks import ENVIRONMENT, OFFLINE
+
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+SNIPPETS = re.findall(r"^## (\w+)\n```(\w+)\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+OURS = ("openai", "anthropic")
+"""Clients of the project's own environment; the others have theirs."""
+
+
+@pytest.mark.parametrize(("client", "language", "code"), SNIPPETS, ids=[snippet[0] for snippet in SNIPPETS])
+def test_a_snippet_says_something(client: str, language: str, code: str, deployment: Endpoints) -> None:
+    if language == "sh":
+        command = ["sh", "-e", "-c", code]
+    elif client in OURS:
+        command = [sys.executable, "-c", code]
+    else:
+        assert not ENVIRONMENT.install()
+        command = [str(ENVIRONMENT.python), "-c", code]
+    environment = os.environ | OFFLINE | {"BASE_URL": deployment.router, "MODEL": MODEL}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip(), "nothing was answered"
+
+
+def test_the_page_has_a_snippet_for_each_client() -> None:
+    assert [snippet[0] for snippet in SNIPPETS] == ["curl", "openai", "anthropic", "LangChain", "LlamaIndex", "LiteLLM"]

@@ -1,0 +1,42 @@
+"""A virtual environment in the user's cache, for packages that cannot live beside the project's own pins."""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+class OwnEnvironment:
+    """Of one requirements file: other pins make another environment, so what is there is never changed."""
+
+    def __init__(self, name: str, pins: Path) -> None:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairlead" / name
+        self.pins = pins
+        self.folder = root / hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()[:10]
+        self.python = self.folder / "bin" / "python"
+
+    def install(self, seconds: float = 600) -> str:
+        """Empty when it is there now, otherwise why it is not. At most `seconds` for each of two commands."""
+        made = self.folder / "made"
+        if made.exists():
+            return ""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        uv = Path(sys.executable).with_name("uv")
+        with self.folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may want it at once
+            if made.exists():
+                return ""
+            try:
+                for command in (
+                    ["venv", "--quiet", "--clear", "--python", sys.executable, self.folder],
+                    ["pip", "install", "--quiet", "--compile-bytecode", "--python", self.python, "-r", self.pins],
+                ):
+                    subprocess.run([uv, *command], check=True, timeout=seconds, capture_output=True, text=True)
+            except subprocess.CalledProcessError as error:
+                return error.stderr.strip()[-300:]
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return str(error)
+            made.touch()
+        return ""
