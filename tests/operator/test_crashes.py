@@ -3,6 +3,7 @@
 A sample of the writes here; `make crash-matrix` kills at each of them, before and after the API server has it.
 """
 
+import difflib
 import json
 import os
 import subprocess
@@ -100,7 +101,11 @@ class Case:
             if wanted is None:
                 self.states.append(eventually(self._steady, within=SLOW))
             else:
-                eventually(lambda number=number: self.settled() == wanted[number], within=SLOW)
+                try:
+                    eventually(lambda number=number: self.settled() == wanted[number], within=SLOW)
+                except AssertionError as error:
+                    differs = difflib.unified_diff(wanted[number].splitlines(), self.settled().splitlines(), "nobody killed", "killed", n=1)
+                    raise AssertionError(f"step {number} ends otherwise:\n" + "\n".join(differs)) from error
 
     def _steady(self) -> str:
         """A state that two looks, with a write between them in which nothing could change, have found the same."""
@@ -155,8 +160,11 @@ def test_killed_at_any_write_it_ends_as_if_nobody_had_been_killed(server: apiser
             assert one.starts == 2 or len(one.proxy.writes) < write, f"{one.starts} starts, {len(one.proxy.writes)} writes"
 
     with ThreadPoolExecutor(LANES) as lanes:
-        for result in [lanes.submit(killed, *one) for one in chosen]:
-            result.result()
+        cases = {one: lanes.submit(killed, *one) for one in chosen}
+        failed = {one: error for one, case_ in cases.items() if (error := case_.exception()) is not None}
+    words = "\n".join(f"killed {'after' if after else 'before'} write {write}: {error}" for (write, after), error in failed.items())
+    assert not failed, f"{len(failed)} of {len(cases)} cases:\n{words}"
+    print(f"{len(cases)} cases, each killed at one of {count} writes: all ended as if nobody had been killed")
 
 
 def test_a_service_deleted_while_no_operator_ran_leaves_nothing_behind(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> None:
