@@ -82,6 +82,7 @@ class Case:
     def settled(self) -> str:
         """What there is, once the status speaks of it; empty before."""
         self.revive()
+        self._look()
         service = self.cluster.get("inferenceservices", "qwen")
         status = service.get("status") or {}
         if status.get("observedGeneration") != service["metadata"]["generation"]:
@@ -92,6 +93,13 @@ class Case:
                 found[f"{plural}/{body['metadata']['name']}"] = _comparable(body)
         text = json.dumps(found, sort_keys=True, indent=1)
         return text.replace(service["metadata"]["uid"], "UID").replace(self.cluster.namespace, "NAMESPACE")
+
+    def _look(self) -> None:
+        """As a Deployment controller that has no room for pods: on a busy machine a case takes longer than it may be silent."""
+        for body in self.cluster.server.get(self.cluster.path("deployments"))["items"]:
+            generation = body["metadata"]["generation"]
+            if (body.get("status") or {}).get("observedGeneration") != generation:
+                self.cluster.patch("deployments", body["metadata"]["name"], {"status": {"observedGeneration": generation}}, "status")
 
     def play(self, wanted: list[str] | None = None) -> None:
         """All steps. `wanted`: the states of a case in which nobody was killed."""
@@ -157,8 +165,10 @@ def test_killed_at_any_write_it_ends_as_if_nobody_had_been_killed(server: apiser
         with case(server, tmp_path, f"{namespace}-{write}{'a' if after else 'b'}") as one:
             one.proxy.arm(write, after=after)
             one.play(states)
-            # Writes that a killed process had not made may be fewer than those that were counted: then nobody was killed.
-            assert one.starts == 2 or len(one.proxy.writes) < write, f"{one.starts} starts, {len(one.proxy.writes)} writes"
+            # Writes that a killed process had not made may be fewer than those that were counted: then nobody was killed. Killed at the
+            # last one, it may just have been: what it had written is there.
+            if len(one.proxy.writes) >= write:
+                eventually(lambda: one.settled() == states[-1] and one.starts == 2, within=SLOW)
         print(f"killed {'after' if after else 'before'} write {write} of {count}: ends as if nobody had been killed", flush=True)
 
     with ThreadPoolExecutor(LANES) as lanes:
