@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from e2e.system import System, eventually, finished
+from e2e.system import PATIENCE, System, eventually, finished
 
 TINY = "file:///models/tiny"
 
@@ -69,7 +69,7 @@ class Load:
         self.system = service.system
         self.stop_file = f"/tmp/stop-{service.name}-{time.monotonic_ns()}"
         arguments = [service.url, service.name, f"--concurrency={concurrency}", f"--max-tokens={max_tokens}"]
-        self.arguments = [*arguments, f"--seconds={seconds}", f"--stop-file={self.stop_file}"]
+        self.arguments = [*arguments, f"--seconds={seconds * PATIENCE}", f"--stop-file={self.stop_file}"]
         self.outcome: dict[str, Any] = {}
 
     def __enter__(self) -> "Load":

@@ -73,7 +73,7 @@ class Bench:
             operator = start("operator-a")
             services = 0
             for most in self.options.services:
-                services = await self._grow(api, player, services, most)
+                services = await self._grow(api, player, services, most, operator)
                 await operator.settled()
                 self.found(f"{services} services, edits", await measures.edits(api, services, self.options.edits, next(self._values)))
             await measures.quiet(self.server, operator)
@@ -93,12 +93,12 @@ class Bench:
             if errors := [*operator.errors(), *standby.errors()]:
                 self.tell("errors in the logs:\n" + "\n".join(errors[:20]))
 
-    async def _grow(self, api: Api, player: Player, services: int, most: int) -> int:
+    async def _grow(self, api: Api, player: Player, services: int, most: int, operator: Operator) -> int:
         began = time.monotonic()
         for first in range(services, most, 50):
             made = range(first, min(most, first + 50))
             await asyncio.gather(*(api.request("POST", SERVICES, measures.service(number)) for number in made))
-        await measures.all_ready(api, most, lambda words: self.tell(f"{words}, {player.pods} pods"))
+        await measures.all_ready(api, most, lambda words: (operator.check(), self.tell(f"{words}, {player.pods} pods")))
         if most > services:
             self.found(f"{most} services, creating", {"seconds": time.monotonic() - began})
         return most

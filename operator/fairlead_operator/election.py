@@ -121,12 +121,15 @@ class Elector:
 
     async def keep(self) -> None:
         """Renews for ever; ends the process when the lease is lost or cannot be renewed in time."""
+        pause = self._timing.retry
         while True:
-            await asyncio.sleep(self._timing.retry)
+            await asyncio.sleep(pause)
             self._still_leading()
+            began = self._clock()
             if not await self._try() and self.holder != self.me:
                 self._fence(f"{self.holder or 'nobody'} holds the lease {'/'.join(self._place)} now")
             self._still_leading()
+            pause = max(0.0, self._timing.retry - (self._clock() - began))  # an answer that took seconds has used them up already
 
     def _still_leading(self) -> None:
         if not self.leading:

@@ -47,8 +47,9 @@ def selector(service: InferenceService, component: str) -> dict[str, str]:
 
 
 def selector_text(service: InferenceService) -> str:
-    """The workers, for `/scale`."""
-    return ",".join(f"{key}={value}" for key, value in sorted(selector(service, WORKER).items()))
+    """The workers, for `/scale`: without a canary's, which are no part of `replicas`, and would be taken into an autoscaler's mean."""
+    labels = [f"{key}={value}" for key, value in sorted(selector(service, WORKER).items())]
+    return ",".join([*labels, f"{TRACK} notin ({CANARY_TRACK})"])  # `!=` means the same, and /scale cannot be read with it
 
 
 def metadata(service: InferenceService, name: str, component: str) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
     index = index_status.said(service.status.index, observed.index, routers.ready, now)
     unsteered, unsteered_at = index_status.fault(index, now)
     stalled = (
-        Cause("ProgressDeadlineExceeded", _stalled(workers, routers, step), fault=True) if workers.stalled or routers.stalled else None
+        Cause("ProgressDeadlineExceeded", _stalled(service, workers, routers, step), fault=True)
+        if workers.stalled or routers.stalled
+        else None
     )
     exposed = gateway_status.said(service, observed)
     if exposed is not None:
@@ -100,7 +102,7 @@ def _progressing(say: Conditions, service: InferenceService, workers: Replicas, 
     elif service.spec.rollout.paused:
         say.say("Progressing", False, "Paused", f"{counted}; spec.rollout.paused holds every replacement back")
     elif workers.stalled or routers.stalled:
-        say.say("Progressing", False, "ProgressDeadlineExceeded", _stalled(workers, routers, step))
+        say.say("Progressing", False, "ProgressDeadlineExceeded", _stalled(service, workers, routers, step))
     elif workers.complete and routers.rolled_out and trial.cause is not None:
         say.say("Progressing", not trial.cause.fault, trial.cause.reason, trial.cause.message)
     elif workers.complete and routers.rolled_out:
@@ -110,11 +112,15 @@ def _progressing(say: Conditions, service: InferenceService, workers: Replicas, 
         say.say("Progressing", True, "RollingOut", f"{step.doing}; {counted}" if rolling else counted)
 
 
-def _stalled(workers: Replicas, routers: Replicas, step: Step) -> str:
-    """What the Deployment controller says, and what to do about it."""
-    doing = f" ({step.doing})" if workers.stalled and step.doing else ""
+def _stalled(service: InferenceService, workers: Replicas, routers: Replicas, step: Step) -> str:
+    """What the Deployment controller says, and what to do about it: where no other revision is left, there is no edit to be undone."""
+    doing = f" ({step.doing})" if workers.stalled and step.doing and workers.total > workers.updated else ""
     kept = f"; {workers.total - workers.updated} workers of the revision before are kept" if workers.total > workers.updated else ""
-    return f"{workers.stalled or routers.stalled}{doing}{kept}. Undo the edit, or name a kept revision in spec.rollout.revision"
+    advice = "Undo the edit, or name a kept revision in spec.rollout.revision"
+    if workers.stalled and not kept and 0 < workers.ready < workers.wanted:
+        field = "spec.scaling.max" if service.spec.scaling is not None and service.spec.scaling.target is not None else "spec.replicas"
+        advice = f"Make room for {workers.wanted} workers, or set {field} to what fits ({workers.ready} are ready)"
+    return f"{workers.stalled or routers.stalled}{doing}{kept}. {advice}"
 
 
 def _obstacle(

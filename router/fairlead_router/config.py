@@ -63,7 +63,9 @@ class RouterConfig(BaseSettings):
     queue_timeout: float = Field(60.0, ge=0, description="seconds that a request waits for its turn before 429")
     hold_keepalive: float = Field(5.0, gt=0, description="seconds between the comments that a stream gets while it waits")
     silence_timeout: float = Field(15.0, ge=2, description="seconds without a sign of life from a worker after which its streams end")
-    hold_timeout: float = Field(30.0, ge=0, description="seconds that a request waits for a worker before 503")
+    hold_timeout: float | None = Field(
+        None, ge=0, description="seconds that a request waits for a worker before 503 (empty: 30, and up to 600 while workers advance)"
+    )
     ready_without_workers: bool = Field(False, description="ready before the first worker was: its requests are held (scale to zero)")
     metrics_names: Literal["fairlead", "vllm"] = Field("fairlead", description="vllm: also as vLLM's production-stack router names them")
     token_cache_bytes: int = Field(64 * 1024 * 1024, ge=0, description="memory for token ids of earlier prompts; 0: none are kept")

@@ -70,10 +70,10 @@ class Router:
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
         self._steering: Policy = self.split or self.policy
-        coming = Coming()
-        self.admission = Admission(config, self.table, self.metrics, coming)
+        self.coming = Coming()
+        self.admission = Admission(config, self.table, self.metrics, self.coming)
         alone = self.policy.held_alone if isinstance(self.policy, PrefixAware) else dict
-        self.demand = Demand(self.table, coming, self.admission.queued, alone)
+        self.demand = Demand(self.table, self.coming, self.admission.queued, alone)
         self.proxy = Proxy(config, self.table, self._steering, self.metrics, self.admission)
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
@@ -121,9 +121,8 @@ class Router:
         from fairlead_router.interop.picker.picker import Picker
         from fairlead_router.interop.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
 
-        picker = Picker(
-            self.config, self.table, self._steering, self.front, self.prompts, self.metrics, self.not_ready_reason, self.demand.came
-        )
+        front, came, coming = self.front, self.demand.came, self.coming
+        picker = Picker(self.config, self.table, self._steering, front, self.prompts, self.metrics, self.not_ready_reason, came, coming)
         return PickerServer(picker, self.config)
 
     def _make_policy(self) -> Policy:

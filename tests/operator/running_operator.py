@@ -5,9 +5,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
+
+from tests.operator.answering import Answering
 
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.reconcile.prober import Prober
@@ -28,44 +29,25 @@ class Router:
         self.asked_loading = 0
         self.demand: dict[str, object] | None = None
         self.demands = 0
-        router = self
+        self._server = Answering(self._answer)
+        self.url = self._server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                router.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                answer = {"error": {"message": "no worker"}} if router.failing else {"choices": [{"text": "!"}]}
-                self._answer(503 if router.failing else 200, answer)
-
-            def do_GET(self) -> None:
-                if self.path == "/ready":
-                    router.asked_loading += 1
-                    self._answer(503, router.loading)
-                    return
-                if self.path.startswith("/fairlead/demand"):
-                    router.demands += 1
-                    self._answer(404 if router.demand is None else 200, router.demand)
-                    return
-                router.looks += 1
-                known = {"/fairlead/workers": router.page, "/fairlead/split": router.split}
-                self._answer(200 if self.path in known else 404, known.get(self.path))
-
-            def _answer(self, code: int, answer: object) -> None:
-                text = json.dumps(answer).encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def _answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
+        if method == "POST":
+            self.asked.append(json.loads(body))
+            return (503, {"error": {"message": "no worker"}}) if self.failing else (200, {"choices": [{"text": "!"}]})
+        if path == "/ready":
+            self.asked_loading += 1
+            return 503, self.loading
+        if path.startswith("/fairlead/demand"):
+            self.demands += 1
+            return 404 if self.demand is None else 200, self.demand
+        self.looks += 1
+        known = {"/fairlead/workers": self.page, "/fairlead/split": self.split}
+        return 200 if path in known else 404, known.get(path)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 @contextmanager

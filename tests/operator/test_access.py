@@ -1,12 +1,11 @@
 """`spec.access` and the router's limits in the manifest: what the Deployments make of them, and how the operator asks without a key."""
 
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import yaml
+from tests.operator.answering import Answering
 from tests.operator.manifests import SETTINGS, service
 from tests.operator.test_desired import objects, restricted
 
@@ -63,21 +62,14 @@ def test_a_secret_is_named_or_access_left_out() -> None:
 async def test_the_proof_of_service_needs_no_key() -> None:
     asked = []
 
-    class Router(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"choices": [{"text": "x"}]}')
+    def answer(method: str, path: str, body: bytes) -> tuple[int, Any]:
+        asked.append(path)
+        return 200, {"choices": [{"text": "x"}]}
 
-        def log_message(self, *_: Any) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Router) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        prober = Prober("cluster.local", base_url=f"http://127.0.0.1:{server.server_port}")
+    with Answering(answer) as server:
+        prober = Prober("cluster.local", base_url=server.url)
         assert await prober.complete(service(**KEYS)) == ""
         await prober.close()
-        server.shutdown()
     assert asked == ["/fairlead/probe"]
 
 

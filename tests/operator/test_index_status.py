@@ -1,17 +1,15 @@
 """`status.index`: what one router sees, said coarsely, lifted into Degraded when it lasts, and never a reason not to be Ready."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.operator.answering import Answering
 from tests.operator.manifests import SETTINGS, deployment, pod, service
 
 from fairlead_operator import index_status
@@ -82,22 +80,11 @@ def test_always_the_same_router_is_asked() -> None:
 def router(page: dict[str, Any]) -> Iterator[str]:
     """Answers `/fairlead/workers` with what `page` holds at that moment."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            text = json.dumps(page).encode()
-            self.send_response(200 if self.path == "/fairlead/workers" and page else 503)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def answer(method: str, path: str, body: bytes) -> tuple[int, Any]:
+        return 200 if path == "/fairlead/workers" and page else 503, page
 
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    with Answering(answer) as server:
+        yield server.address
 
 
 def worker(answers: int, over: float = 0.0, under: float = 0.0) -> dict[str, Any]:

@@ -3,16 +3,19 @@
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.operator import apiserver
-from tests.operator.manifests import container, manifest
+from tests.operator.manifests import container, deployment, manifest
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
 from fairlead.kube import api, plugin
+from fairlead.kube.explain import explain
+from fairlead.kube.facts import Facts
 from fairlead.main import main as fairlead
 
 NO_GPU = {
@@ -151,6 +154,22 @@ def test_explain_of_a_service_that_is_well_and_of_one_that_nobody_has_seen(clust
     cluster.server.create(f"/apis/fairlead.dev/v1alpha1/namespaces/{other}/inferenceservices", manifest("qwen", other))
     code, out, _ = shell("explain", "qwen", "-n", other)
     assert code == 1 and "was not looked at by any operator" in out and "See whether fairlead-operator runs" in out
+
+
+def test_explain_tells_the_canary_and_what_its_deployment_is_refused() -> None:
+    body = manifest("qwen", "default") | {"status": {"canary": {"revision": "qwen-abc", "phase": "Starting", "weight": 10}}}
+    trial = deployment("worker", 1, ready=0)
+    trial["metadata"] = {**trial.get("metadata", {}), "name": "qwen-worker-canary"}
+    trial["status"]["conditions"] = [
+        {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
+    ]
+    facts = Facts(service=body, deployments={"worker-canary": trial})
+    story = explain(facts, datetime(2026, 1, 1, tzinfo=UTC))
+    assert [line.text for line in story.sections["canary"]] == [
+        "Starting, revision qwen-abc, 10 % of the requests",
+        "Deployment qwen-worker-canary wants 1: 0 ready, 1 of the wanted revision",
+    ]
+    assert any("quota" in said for said in story.next)
 
 
 def test_explain_tells_a_refused_template(cluster: Cluster, shell: Shell) -> None:

@@ -1,14 +1,12 @@
 """`status.loading`: of the pod furthest behind, coarse, asked for only while somebody loads; and a cause that does not flap."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
+from tests.operator.answering import Answering
 from tests.operator.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator import causes
@@ -99,23 +97,12 @@ def test_the_startup_probe_bounds_no_load() -> None:
 
 @contextmanager
 def worker_answering(page: dict[str, Any], asked: list[str]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            text = json.dumps(page).encode()
-            self.send_response(503)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def answer(method: str, path: str, body: bytes) -> tuple[int, Any]:
+        asked.append(path)
+        return 503, page
 
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    with Answering(answer) as server:
+        yield server.address
 
 
 async def test_pods_are_asked_while_they_load_and_nobody_is_once_all_are_ready(monkeypatch: Any) -> None:

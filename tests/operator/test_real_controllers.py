@@ -1,18 +1,16 @@
 """Kubernetes' own controllers (HPA, Deployment, ReplicaSet) beside the operator: who decides, and which pod goes. No node runs."""
 
-import json
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.operator import apiserver
+from tests.operator.answering import Answering
 from tests.operator.conftest import await_crd
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
@@ -36,39 +34,22 @@ class Metrics:
         key, certificate = folder / "metrics.key", folder / "metrics.crt"
         request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
         subprocess.run([*request, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-        metrics = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                path = self.path.partition("?")[0].rstrip("/")
-                found: dict[str, Any] | None = None
-                if path.endswith("/queued"):
-                    metrics.asked += 1
-                    item = {"metricName": "queued", "metricLabels": {}, "value": str(metrics.value)}
-                    item["timestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                    found = {"kind": "ExternalMetricValueList", "apiVersion": f"{GROUP}/v1beta1", "metadata": {}, "items": [item]}
-                elif path == f"/apis/{GROUP}/v1beta1":
-                    one = {"name": "queued", "singularName": "", "namespaced": True, "kind": "ExternalMetricValueList", "verbs": ["get"]}
-                    found = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/v1beta1", "resources": [one]}
-                text = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}).encode()
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server = Answering(self._answer, context)
+        self.port = self._server.port
+
+    def _answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        path = path.partition("?")[0].rstrip("/")
+        if path.endswith("/queued"):
+            self.asked += 1
+            item = {"metricName": "queued", "metricLabels": {}, "value": str(self.value)}
+            item["timestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            return 200, {"kind": "ExternalMetricValueList", "apiVersion": f"{GROUP}/v1beta1", "metadata": {}, "items": [item]}
+        if path == f"/apis/{GROUP}/v1beta1":
+            one = {"name": "queued", "singularName": "", "namespaced": True, "kind": "ExternalMetricValueList", "verbs": ["get"]}
+            return 200, {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/v1beta1", "resources": [one]}
+        return 404, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}
 
     def register(self, server: apiserver.ApiServer) -> None:
         """With the API server's aggregation layer, by a Service that is another name of this machine."""
@@ -81,8 +62,7 @@ class Metrics:
         server.create("/apis/apiregistration.k8s.io/v1/apiservices", body)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 @pytest.fixture

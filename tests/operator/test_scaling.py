@@ -344,7 +344,10 @@ def test_what_those_that_wait_are_told_is_what_the_pods_show() -> None:
     ready["metadata"]["creationTimestamp"] = "2026-01-01T00:00:10Z"
     seen = standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (loading, ready)))
     assert seen is not None and seen.fleet == Fleet(2, 1, 80.0, NOW.timestamp() + 90)
-    assert seen.hint(NOW.timestamp() + 41) == {"wanted": 2, "starting": 1, "seconds": 41, "reason": "Loading"}
+    assert seen.hint(NOW.timestamp() + 41) == {"wanted": 2, "starting": 1, "seconds": 41, "reason": "Loading", "advancing": 1}
+    nowhere = pod("qwen-worker-1", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}])
+    stuck = standing(one, Observed({"worker": deployment("worker", 2, ready=1)}, (nowhere, ready)))
+    assert stuck is not None and stuck.hint(NOW.timestamp())["advancing"] == 0, "waiting alone brings no node"
     canary = pod("qwen-worker-canary-1", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
     canary["metadata"] |= {"creationTimestamp": "2025-12-31T23:00:00Z"}
     canary["metadata"]["labels"]["fairlead.dev/track"] = "canary"

@@ -172,3 +172,18 @@ def test_a_rollout_of_the_routers_is_not_called_a_router_that_is_not_ready() -> 
     plan = look(Observed({**SERVING, "router": deployment("router", 2, ready=2, updated=1)}))
     message = next(one.message for one in plan.status.conditions if one.type == "Ready")
     assert ready(plan) == ("False", "RollingOut") and message == "1 of 2 routers are of the wanted revision"
+
+
+@pytest.mark.parametrize(
+    ("of", "field"), [({"replicas": 3}, "spec.replicas"), ({"scaling": {"max": 5, "target": {"ttft": "2s"}}}, "spec.scaling.max")]
+)
+def test_where_more_workers_were_asked_for_than_fit_the_advice_is_no_way_back(of: dict[str, Any], field: str) -> None:
+    """Nothing was edited: there is only the present revision."""
+    stuck = deployment("worker", 3, ready=2)
+    stuck["status"]["conditions"] = [
+        {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "it hangs"}
+    ]
+    plan = look(Observed({"worker": stuck, "router": deployment("router", 2)}), **of)
+    progressing = find(plan.status.conditions, "Progressing")
+    assert progressing is not None and progressing.reason == "ProgressDeadlineExceeded"
+    assert progressing.message == f"it hangs. Make room for 3 workers, or set {field} to what fits (2 are ready)"

@@ -1,5 +1,6 @@
 """The store: whatever order events come in, the newest version of each object is held, and removals are never undone by stragglers."""
 
+import uuid
 from typing import Any
 
 import pytest
@@ -62,6 +63,33 @@ def test_a_child_whose_label_was_edited_leaves_the_service_that_made_it(label: s
     assert store.children(("n", "qwen")) and not store.children(("n", "other"))
     store.remove(edited)
     assert not store.children(("n", "qwen")), "removed, whatever label the last event shows"
+
+
+def test_what_is_held_is_read_as_it_was_and_takes_little_beside_others_of_its_kind() -> None:
+    store = Store(lambda _: None)
+    bodies = []
+    for number in range(200):
+        body = pod(f"pod-{number}", number + 1, str(uuid.UUID(int=number * 7919)))
+        body["status"] = {"conditions": [{"type": f"Condition{one}", "status": "True", "at": number} for one in range(number % 40)]}
+        store.put(body)
+        bodies.append({key: value for key, value in body.items() if key != "spec"})
+    held = store.children(("n", "qwen"))
+    for body in bodies:
+        slim = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+        assert held["Pod", body["metadata"]["name"]] == {**body, "metadata": slim}
+    packed = [one.packed for one in store._children["n", "qwen"].values()]
+    assert sum(map(len, packed[40:])) < 160 * 300, "compressed alone, the largest take 400 bytes more"
+
+
+def test_what_has_not_changed_since_it_was_compared_is_not_read_again() -> None:
+    store = Store(lambda _: None)
+    store.put(pod("a", 7))
+    before = store.versions(("n", "qwen"))
+    assert store.version(("n", "qwen"), ("Pod", "a")) == 7 and store.version(("n", "qwen"), ("Pod", "b")) == 0
+    store.put(pod("a", 7))
+    assert store.versions(("n", "qwen")) == before
+    store.put(pod("a", 8))
+    assert store.versions(("n", "qwen")) != before
 
 
 DESIRED = {"metadata": {"name": "x", "labels": {"a": "1"}}, "spec": {"replicas": 1, "containers": [{"name": "w", "cpu": "1000m"}]}}

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
 
 from fairlead_router.fleet.coming import Coming
@@ -82,6 +83,34 @@ async def test_who_waited_in_vain_is_told_how_far_the_workers_are(fleet: Fleet) 
     assert "script" not in (await router.complete("hello")).text, "anybody may say it: one word, and no markup"
     await demand(router, "?wanted=0&starting=0")
     assert "the service is scaled to zero" in (await router.complete("hello")).text
+
+
+async def test_while_workers_advance_requests_wait_beyond_the_default_and_no_longer_once_they_are_held_up(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairlead_router.serving.admission.HOLD_SECONDS", 0.2)
+    monkeypatch.setattr("fairlead_router.serving.admission.RECHECK_SECONDS", 0.05)
+    router = await empty(fleet, hold_timeout=None)
+    assert (await router.complete("nobody says anything")).status_code == 503
+    await demand(router, "?wanted=1&starting=1&seconds=1&reason=Loading&advancing=1")
+    held = asyncio.create_task(router.complete("hello"))
+    given_up = asyncio.create_task(router.complete("hello"))
+    done, _ = await asyncio.wait({held, given_up}, timeout=0.6)
+    assert not done, "three times as long as without a word"
+    await demand(router, "?wanted=1&starting=1&seconds=2&reason=FailedScheduling")
+    refused = await given_up
+    assert refused.status_code == 503 and "FailedScheduling" in refused.text and refused.headers["retry-after"]
+    assert (await held).status_code == 503
+    await demand(router, "?wanted=1&starting=1&seconds=3&reason=Loading&advancing=1")
+    answered = asyncio.create_task(router.complete("hello"))
+    fleet.list_in_file(await fleet.worker())
+    assert (await answered).status_code == 200
+
+
+async def test_a_time_that_somebody_chose_is_kept_however_far_workers_are(fleet: Fleet) -> None:
+    router = await empty(fleet, hold_timeout=0.2)
+    await demand(router, "?wanted=1&starting=1&seconds=1&reason=Loading&advancing=1")
+    assert (await router.complete("hello")).status_code == 503
 
 
 async def test_ready_without_workers_only_where_the_flag_says_so(fleet: Fleet) -> None:

@@ -130,6 +130,25 @@ async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weigh
     assert later.count(canary.pod) > first.count(canary.pod)
 
 
+async def test_what_one_canary_has_failed_does_not_go_to_its_peer(fleet: Fleet, tmp_path: Path) -> None:
+    """Even when the one that failed is gone from the table by then: nothing there tells any more that the request was with it."""
+    stable, listed = await fleet.worker(), fleet.list_in_file()
+    router = await fleet.router(ready=0, workers=listed, split_file=told(tmp_path, 100), policy="RoundRobin")
+    canaries: list[StandIn] = []
+
+    async def leaves_and_dies(exchange: Exchange) -> None:
+        fleet.list_in_file(stable, *[one for one in canaries if one is not exchange.worker])
+        await eventually(lambda: len(list(router.table)) == 2, "the router has forgotten one of three")
+        exchange.die()
+
+    canaries += [await fleet.worker(load=CANARY, behaviour=leaves_and_dies) for _ in range(2)]
+    fleet.list_in_file(stable, *canaries)
+    await router.usable(3)
+    answer = await router.complete("to a canary")
+    assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == stable.pod
+    assert sorted(len(one.received) for one in canaries) == [0, 1]
+
+
 async def test_a_session_is_a_conversation_and_one_prompt_sent_over_and_over_is_still_shared_out(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
     router = await fleet.router(stable, canary, split_file=told(tmp_path, 25))

@@ -41,6 +41,7 @@ def explain(facts: Facts, now: datetime) -> Story:
         "service": list(sections.service(facts, current)),
         "conditions": [sections.condition(one, ready, now) for one in conditions.values()],
         "workers": list(sections.component(facts, names.WORKER, ready)),
+        "canary": list(sections.canary(facts)),
         "routers": list(sections.component(facts, names.ROUTER, ready)),
         "events": list(sections.events(facts.events, {str(one.get("message")) for one in conditions.values()}, now)),
         "needs": list(sections.needs(facts)),
@@ -70,8 +71,10 @@ def _causes(facts: Facts, now: datetime) -> Iterator[Cause]:
             yield Cause(f"{kind}Missing", words, fault=True)
     events = {pod["metadata"]["name"]: newest(sections.of(facts.events, "Pod", pod["metadata"]["name"])) for pod in facts.pods}
     telling = {name: event for name, event in events.items() if event is not None}
-    for component in (names.WORKER, names.ROUTER):
-        deployment = facts.deployments.get(component)
+    for part, component in ((names.WORKER, names.WORKER), (names.CANARY, names.WORKER), (names.ROUTER, names.ROUTER)):
+        deployment = facts.deployments.get(part)
+        if deployment is None and part == names.CANARY:
+            continue
         for one in ((deployment or {}).get("status") or {}).get("conditions") or []:
             if one["type"] == "ReplicaFailure" and one["status"] == "True":
                 yield creation.of_failure(one["reason"], one.get("message", ""))

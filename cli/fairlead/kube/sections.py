@@ -70,13 +70,7 @@ def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[L
         if not any(text.startswith("list deployments") for text in facts.unknown):
             yield Line("no Deployment: the operator has not made it, or may not (see conditions)", False)
         return
-    spec, status = deployment.get("spec") or {}, deployment.get("status") or {}
-    wanted, ready, updated = int(spec.get("replicas") or 0), int(status.get("readyReplicas") or 0), int(status.get("updatedReplicas") or 0)
-    paused = ", paused" if spec.get("paused") else ""
-    yield Line(
-        f"Deployment {deployment['metadata']['name']} wants {wanted}: {ready} ready, {updated} of the wanted revision{paused}",
-        ready >= wanted and updated >= wanted,
-    )
+    yield _counts(deployment)
     for replica_set in facts.replica_sets:
         own = (replica_set["metadata"].get("labels") or {}).get(names.COMPONENT) == component
         wants = int((replica_set.get("spec") or {}).get("replicas") or 0)
@@ -87,6 +81,26 @@ def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[L
     for pod in facts.pods:
         if component_of(pod) == component:
             yield _pod(pod, newest(of(facts.events, "Pod", pod["metadata"]["name"])), str(ready_condition.get("message")))
+
+
+def _counts(deployment: Body) -> Line:
+    spec, status = deployment.get("spec") or {}, deployment.get("status") or {}
+    wanted, ready, updated = int(spec.get("replicas") or 0), int(status.get("readyReplicas") or 0), int(status.get("updatedReplicas") or 0)
+    paused = ", paused" if spec.get("paused") else ""
+    return Line(
+        f"Deployment {deployment['metadata']['name']} wants {wanted}: {ready} ready, {updated} of the wanted revision{paused}",
+        ready >= wanted and updated >= wanted,
+    )
+
+
+def canary(facts: Facts) -> Iterator[Line]:
+    """How far the trial of a new revision is, and its Deployment; nothing where there is none. Its pods stand among the workers."""
+    trial = (facts.service.get("status") or {}).get("canary") or {}
+    if trial:
+        share = f", {trial['weight']} % of the requests" if trial.get("weight") else ""
+        yield Line(f"{trial.get('phase')}, revision {trial.get('revision')}{share}", False if trial.get("phase") == "Failed" else None)
+    if (deployment := facts.deployments.get(names.CANARY)) is not None:
+        yield _counts(deployment)
 
 
 def _pod(pod: Body, event: Happened | None, said: str) -> Line:

@@ -142,7 +142,10 @@ class Routing(Part):
         le=64,
         description="Parts of the index, each on one shard of a Redis Cluster. 1 is enough for 100,000 block changes a second.",
     )
-    hold_timeout: Duration = Field("30s", description="How long requests are held while no worker is ready, as while scaling from zero.")
+    hold_timeout: Duration = Field(
+        "30s",
+        description="How long requests are held while no worker is ready. At the default, up to 10m while our autoscaler's workers start.",
+    )
     max_expected_ttft: Annotated[Duration, Field(json_schema_extra=rules(rule("duration(self) > duration('0s')", _TTFT)))] | None = Field(
         None, description="Requests whose first token is expected later than this get 429 with Retry-After. Absent: never."
     )

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairlead_operator.names import INSTANCE
+from fairlead_operator.names import INSTANCE, digest
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped, written_by_us
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES, WRITTEN, kind_of
@@ -39,11 +39,12 @@ class Applier:
         for desired in objects:
             key = (desired["kind"], desired["metadata"]["name"])
             wanted.add(key)
-            live = self._store.child(self._owner, key)
             applied = self._applied.get(key)
+            if applied is not None and 0 < applied.version == self._store.version(self._owner, key) and applied.sent == digest(desired):
+                continue  # nothing has changed on either side since they were compared: the object need not even be read
+            live = self._store.child(self._owner, key)
             if live is not None and not needs_apply(desired, live, applied):
-                if applied is None or applied.uid != live["metadata"]["uid"]:
-                    self._applied[key] = Applied.of(desired, live)  # as an earlier process has left it
+                self._applied[key] = Applied.of(desired, live)  # or: as an earlier process has left it
                 continue
             refusal = await self._apply(key, desired, live)
             if refusal:

@@ -29,10 +29,12 @@ class Applied:
     uid: str
     sent: str
     kept: str
+    version: int = 0  # of the object, when it was last found to be so
 
     @classmethod
     def of(cls, desired: Mapping[str, Any], answer: Mapping[str, Any]) -> "Applied":
-        return cls(answer["metadata"]["uid"], digest(desired), digest(shared(desired, answer)))
+        metadata = answer["metadata"]
+        return cls(metadata["uid"], digest(desired), digest(shared(desired, answer)), int(metadata.get("resourceVersion") or 0))
 
 
 def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def settings() -> kopf.OperatorSettings:
     made.watching.client_timeout = 330
     made.watching.connect_timeout = 10
     made.watching.reconnect_backoff = 1
-    made.watching.chunk_size = 500
+    made.watching.chunk_size = 100  # a page stays in memory until it is worked off
     made.networking.request_timeout = 30
     made.networking.connect_timeout = 10
     made.networking.error_backoffs = CappedForever(1, 30)

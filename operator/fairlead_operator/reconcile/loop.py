@@ -138,15 +138,16 @@ class Loop:
             self._stop_asking()
             await self._write_status(body, service.status, _refused(body, problem, TENSOR_PARALLEL))
             return None
-        observed = self._observed()
+        before, observed = self._tools.store.versions(self._owner), self._observed()
         plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
         self._decision = plan.decision or self._decision
         if deletion_costs.fewer(plan.objects, observed):
             for pod in await deletion_costs.weigh(self._tools.cluster, self._tools.prober.demand, observed):
                 self._tools.store.put(pod)
         refusals = await applier.converge(plan.objects)
-        observed = self._observed(refusals)
-        plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
+        if refusals or self._tools.store.versions(self._owner) != before:  # the status speaks of what is there now
+            observed = self._observed(refusals)
+            plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
         if not plan.servable:
             self._probe = None
             self._stop_probing()

@@ -48,8 +48,9 @@ async def relist(cluster: Cluster, store: Store, kind: Kind, namespace: str) -> 
 class Watch:
     """One kind. `listed` is set when the store has all of it; `heard` is when the API server last said something about it."""
 
-    def __init__(self, cluster: Cluster, store: Store, kind: Kind, namespace: str) -> None:
-        self._cluster, self._store = cluster, store
+    def __init__(self, cluster: Cluster, store: Store, kind: Kind, namespace: str, listing: asyncio.Lock) -> None:
+        """`listing`: only one kind is listed at a time: the page that is read is the largest thing that is ever in memory."""
+        self._cluster, self._store, self._listing = cluster, store, listing
         self._kind, self._namespace = kind, namespace
         self._version = 0  # of the last event; 0: to be listed
         self.listed = asyncio.Event()
@@ -75,7 +76,8 @@ class Watch:
         """One list if it is due, and one watch request to its end. Returns the seconds to wait before the next."""
         if not self._version:
             try:
-                self._version = (await relist(self._cluster, self._store, self._kind, self._namespace)).version
+                async with self._listing:
+                    self._version = (await relist(self._cluster, self._store, self._kind, self._namespace)).version
             except NotServed:
                 self._heard()
                 self.listed.set()
@@ -101,7 +103,8 @@ class Watches:
     """Of all kinds of children."""
 
     def __init__(self, cluster: Cluster, store: Store, namespace: str = "") -> None:
-        self._watches = [Watch(cluster, store, kind, namespace) for kind in CHILDREN]
+        listing = asyncio.Lock()
+        self._watches = [Watch(cluster, store, kind, namespace, listing) for kind in CHILDREN]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

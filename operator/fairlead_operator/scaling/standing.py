@@ -22,12 +22,14 @@ class Standing:
     fleet: Fleet
     began: float  # seconds since the epoch: when the oldest worker that is not ready was made; 0: there is none
     reason: str  # why it is not ready, in one word
+    held_up: bool = False  # by a fault: waiting alone will not make it ready
 
     def hint(self, now: float) -> dict[str, Any]:
         """For a router's query: how far the workers are that are being started."""
         starting = max(0, self.fleet.wanted - self.fleet.ready)
         seconds = round(now - self.began) if self.began and starting else 0
-        return {"wanted": self.fleet.wanted, "starting": starting, "seconds": max(0, seconds), "reason": self.reason if starting else ""}
+        reason, advancing = (self.reason, int(not self.held_up)) if starting else ("", 0)
+        return {"wanted": self.fleet.wanted, "starting": starting, "seconds": max(0, seconds), "reason": reason, "advancing": advancing}
 
 
 def current_size(observed: Observed) -> int | None:
@@ -52,7 +54,8 @@ def standing(service: InferenceService, observed: Observed, revision: str = "") 
     began = min((instant(pod["metadata"].get("creationTimestamp")) for pod in pods if ready_at(pod) is None), default=0.0)
     since = min((at for pod in pods if (at := ready_at(pod)) is not None), default=math.inf)
     cause = causes.of_pods(workers, names.WORKER, revision)
-    return Standing(service.spec.scaling, Fleet(size, ready, took, since), began, cause.reason if cause is not None else "")
+    reason, held_up = (cause.reason, cause.fault) if cause is not None else ("", False)
+    return Standing(service.spec.scaling, Fleet(size, ready, took, since), began, reason, held_up)
 
 
 def _start_seconds(pod: Body) -> float | None:

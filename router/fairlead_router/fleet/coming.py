@@ -19,6 +19,7 @@ class _Said:
     reason: str
     began: float
     at: float
+    advancing: bool
 
 
 class Coming:
@@ -28,11 +29,19 @@ class Coming:
         self._clock = clock
         self._said: _Said | None = None
 
-    def told(self, wanted: int, starting: int, seconds: float, reason: str) -> None:
-        """`starting` of `wanted` workers are not ready, the first of them for `seconds`; `reason`: why, in one word such as Loading."""
+    def told(self, wanted: int, starting: int, seconds: float, reason: str, advancing: bool = False) -> None:
+        """`starting` of `wanted` workers are not ready, the first of them for `seconds`; `reason`: why, in one word such as Loading.
+        `advancing`: nothing that the operator sees keeps them from becoming ready."""
         now = self._clock()
         kept = reason if _REASON.fullmatch(reason) else ""
-        self._said = _Said(max(0, min(1000, wanted)), max(0, min(1000, starting)), kept, now - max(0.0, min(86400.0, seconds)), now)
+        wanted, starting = max(0, min(1000, wanted)), max(0, min(1000, starting))
+        self._said = _Said(wanted, starting, kept, now - max(0.0, min(86400.0, seconds)), now, advancing)
+
+    @property
+    def advancing(self) -> bool:
+        """Workers are on their way, and nothing is known to hold them up: it is worth waiting for them."""
+        said = self._heard
+        return said is not None and said.advancing and said.starting > 0
 
     @property
     def words(self) -> str:

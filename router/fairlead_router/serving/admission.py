@@ -24,6 +24,9 @@ AHEAD_SECONDS = 2.0
 AHEAD_TOKENS = 16384
 """For a worker that has not measured its rate: two of its largest steps."""
 AHEAD_REQUESTS = 8
+HOLD_SECONDS, HOLD_WHILE_STARTING = 30.0, 600.0
+"""Without `--hold-timeout`: how long a request waits for a worker, and how long while workers advance. Ten minutes are what OpenAI's
+clients wait; a load that stalls is no advance, since its pod is restarted by its probe and is a fault from then on."""
 SCARCE_PAGES = 0.05
 """Part of a worker's KV pages below which requests that wait there wait for pages, not for prefill."""
 RECHECK_SECONDS = 1.0
@@ -131,6 +134,13 @@ class Admission:
         """Of those that wait, how many do so for a worker."""
         return sum(ticket.held for ticket in self._queue) if self._table.usable() else len(self._queue)
 
+    @property
+    def _patience(self) -> float:
+        """Seconds that a request waits for a worker."""
+        if self._config.hold_timeout is not None:
+            return self._config.hold_timeout
+        return HOLD_WHILE_STARTING if self._coming.advancing else HOLD_SECONDS
+
     async def _wait(self, ticket: Ticket) -> None:
         self._make_room(ticket)
         turn = ticket.turn = asyncio.get_running_loop().create_future()
@@ -140,7 +150,7 @@ class Admission:
         try:
             while not turn.done():
                 now, workers = monotonic(), self._table.usable()
-                limit = self._config.queue_timeout if workers and not ticket.held else self._config.hold_timeout
+                limit = self._config.queue_timeout if workers and not ticket.held else self._patience
                 if (left := ticket.since + limit - now) <= 0:
                     raise self._too_long(ticket, workers)
                 pause = min(left, RECHECK_SECONDS)
@@ -230,7 +240,8 @@ class Admission:
             return self._refuse("queue_timeout", "The service is overloaded: the request waited too long.", self.expected(ticket, workers))
         said, again = self._coming.words, self._coming.retry_after
         when = f"in {again} s" if said else "later"
-        return unavailable(f"No worker became ready within {self._config.hold_timeout:g} s{said}. Try again {when}.", retry_after=again)
+        waited = max(self._patience, round(monotonic() - ticket.since))  # what held them up may have shown itself only now
+        return unavailable(f"No worker became ready within {waited:g} s{said}. Try again {when}.", retry_after=again)
 
     def _refuse(self, reason: str, message: str, seconds: float) -> ApiError:
         self._metrics.refused.labels(reason).inc()

@@ -128,13 +128,15 @@ class Demand:
         self._some.set()
 
     async def answer(self, query: bytes) -> bytes:
-        """The page. `wait`: seconds; `wanted`, `starting`, `seconds`, `reason`: as `Coming.told`; `worth=1`: with what caches are worth.
+        """The page. `wait`: seconds; `wanted`, `starting`, `seconds`, `reason`, `advancing`: as `Coming.told`; `worth=1`: with what caches
+        are worth.
 
         Raises ApiError 400.
         """
         asked = _numbers(query)
         if "wanted" in asked:
-            self._coming.told(int(asked["wanted"]), int(asked.get("starting", 0)), asked.get("seconds", 0.0), _text(query, "reason"))
+            starting, seconds, advancing = int(asked.get("starting", 0)), asked.get("seconds", 0.0), asked.get("advancing", 0.0) > 0
+            self._coming.told(int(asked["wanted"]), starting, seconds, _text(query, "reason"), advancing)
         if (wait := min(LONGEST_WAIT, asked.get("wait", 0.0))) > 0 and not self._busy:
             try:
                 await asyncio.wait_for(self._some.wait(), wait)

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Sequence
 from time import monotonic
 
+import msgspec
+
 from fairlead_index.dialects import errors as dialects
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, error_body, overloaded
@@ -48,6 +50,8 @@ class Proxy:
         lost = 0.0
         busy: list[int] = []
         while True:
+            if tried and not wanted.again:
+                wanted = msgspec.structs.replace(wanted, again=True)
             if lost >= MOST_LOST:
                 raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
             choice, began = self._note(call, await self.choose(wanted, tried, busy, ticket)), monotonic()

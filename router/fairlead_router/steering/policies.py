@@ -29,6 +29,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """The same for all requests of a conversation; 0: unknown."""
     adapter: str = ""
     """Digest of the LoRA adapter that `hashes` are of; empty: none."""
+    again: bool = False
+    """An earlier attempt of this request has failed."""
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -130,9 +130,9 @@ class SplitPolicy:
         if len(usable) < 2:
             yield from usable
             return
-        failed_there = any((worker.address, worker.life) in tried for worker in canary)
-        to_canary = not failed_there and self._is_for_canary(wanted.conversation or random.getrandbits(64), split)
-        if not failed_there:
+        # What has failed goes to the side that is known to be good, even if the worker that failed it is gone or in another life by now.
+        to_canary = not wanted.again and self._is_for_canary(wanted.conversation or random.getrandbits(64), split)
+        if not wanted.again:
             self._sent += 1
             self._sent_to_canary += to_canary
         yield from (canary, stable) if to_canary else (stable, canary)

@@ -1,8 +1,10 @@
 """LoRA adapters over HTTP: chosen by name, listed, loaded and unloaded while requests run."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import torch
@@ -17,9 +19,12 @@ from transformers import AutoModelForCausalLM
 from fairlead_index.hashing import block_hashes
 from fairlead_index.prompt import PromptFormat
 from fairlead_index.reader import IndexReader
+from fairlead_worker.api.adapters import Adapters
+from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.errors import ApiError
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import run
-from fairlead_worker.messages import Failed, FromEngine, Stop, ToEngine
+from fairlead_worker.messages import AdapterChanged, AdapterInfo, Failed, FromEngine, Stop, ToEngine
 
 PROMPT = "An adapter answers in its own way. " * 8
 MOST = 12
@@ -255,3 +260,26 @@ def test_without_the_flag_nothing_is_changed_over_http(shared: WorkerProcess) ->
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         response = shared.post(path, lora_name="x", lora_path="/x")
         assert response.status_code == 403 and "--allow-runtime-lora-updating" in response.json()["error"]["message"]
+
+
+async def test_a_load_that_hangs_is_answered_and_holds_up_nobody_else(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub does not answer: who asked gets 504, others load and unload meanwhile, and it is there once the hub has answered."""
+    answers, engine = threading.Event(), Mock(EngineClient)
+    engine.change_adapter = AsyncMock(
+        side_effect=lambda message: AdapterChanged(message.number, info=AdapterInfo(message.number, message.name, "", "", 8))
+    )
+    monkeypatch.setattr("fairlead_worker.api.adapters.LOAD_SECONDS", 0.2)
+    monkeypatch.setattr(
+        "fairlead_worker.api.adapters.adapter_folder", lambda name, uri, cache: (name == "slow" and answers.wait(30)) or tmp_path
+    )
+    adapters = Adapters(WorkerConfig(model=f"file://{model}", max_loras=3), engine)
+    try:
+        with pytest.raises(ApiError) as refused:
+            await adapters.load("slow", "hf://a/b", False)
+        assert refused.value.status == 504 and "/v1/models" in refused.value.message
+        await adapters.load("quick", "hf://c/d", False)
+        await adapters.unload("quick")
+        assert "slow" not in adapters
+    finally:
+        answers.set()
+    await eventually(lambda: "slow" in adapters, "its load went on")

@@ -20,6 +20,8 @@ from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import AdapterError
 
 logger = logging.getLogger(__name__)
+LOAD_SECONDS = 300.0
+"""That whoever asked for a load is kept waiting: half of what OpenAI's clients wait for an answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +45,7 @@ class Adapters:
         self._changing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._retiring: set[asyncio.Task[None]] = set()
+        self._loading: set[asyncio.Task[None]] = set()
 
     def loaded(self, infos: tuple[AdapterInfo, ...]) -> None:
         """What the engine has from the start."""
@@ -73,19 +76,37 @@ class Adapters:
                 adapter.idle.set()
 
     async def load(self, name: str, uri: str, in_place: bool) -> None:
-        """Fetch and load; with `in_place` in place of one that has the name: requests that run go on with the old one. Raises ApiError."""
+        """Fetch and load; with `in_place` in place of one that has the name: requests that run go on with the old one.
+
+        Raises ApiError; 504 after LOAD_SECONDS, while the load goes on: it may be a download that is slow, and half of one is no use.
+        """
+        loading = asyncio.create_task(self._load(name, uri, in_place), name=f"load {name}")
+        self._loading.add(loading)
+        loading.add_done_callback(self._loading.discard)
+        try:
+            await asyncio.wait_for(asyncio.shield(loading), LOAD_SECONDS)
+        except (TimeoutError, asyncio.CancelledError) as gone:
+            if not loading.done():
+                loading.add_done_callback(_say_how_it_ended)
+            if loading.done() or isinstance(gone, asyncio.CancelledError):
+                raise
+            message = (
+                f"LoRA adapter {name!r} is not loaded after {LOAD_SECONDS:.0f} s. Its load goes on: see GET /v1/models for when it is there"
+            )
+            raise ApiError(504, message, type="server_error", code="timeout") from None
+
+    async def _load(self, name: str, uri: str, in_place: bool) -> None:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise invalid("lora_name: must be letters, digits and ._:/-, at most 253, a letter or digit first", param="lora_name")
         if name in self._config.names:
             raise invalid(f"lora_name: {name!r} is the model's own name; give the adapter another", param="lora_name")
+        self._named_twice(name, in_place)
+        try:  # outside the lock: a hub that does not answer holds up nobody else's adapters
+            folder = await asyncio.to_thread(adapter_folder, name, uri, cache=self._cache)
+        except AdapterError as error:
+            raise invalid(f"lora_path: {error}", param="lora_path") from error
         async with self._changing:
-            old = self._named.get(name)
-            if old is not None and not in_place:
-                raise invalid(f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace", param="lora_name")
-            try:
-                folder = await asyncio.to_thread(adapter_folder, name, uri, cache=self._cache)
-            except AdapterError as error:
-                raise invalid(f"lora_path: {error}", param="lora_path") from error
+            old = self._named_twice(name, in_place)
             number = next(self._numbers)
             changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
             if changed.info is None:
@@ -94,6 +115,13 @@ class Adapters:
             logger.info("LoRA adapter %s loaded from %s", name, uri)
         if old is not None:
             self._retire(old)
+
+    def _named_twice(self, name: str, in_place: bool) -> Adapter | None:
+        """The one that has the name and gives it up. Raises ApiError 400."""
+        old = self._named.get(name)
+        if old is not None and not in_place:
+            raise invalid(f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace", param="lora_name")
+        return old
 
     async def unload(self, name: str) -> None:
         """Take no new requests for it, and forget it once those that run are done, which nobody waits for. Raises ApiError 404."""
@@ -122,3 +150,9 @@ class Adapters:
         except EngineGone:  # and the adapter with it
             return
         logger.info("LoRA adapter %s unloaded", adapter.info.name)
+
+
+def _say_how_it_ended(loading: "asyncio.Task[None]") -> None:
+    """Nobody waits for it any more."""
+    if not loading.cancelled() and (error := loading.exception()) is not None:
+        logger.warning("%s: %s", loading.get_name(), error)

@@ -9,6 +9,7 @@ from time import monotonic
 
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
+from fairlead_router.fleet.coming import Coming
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.interop.picker.turn import Turn
 from fairlead_router.interop.picker.visitor import Visitor
@@ -22,7 +23,6 @@ from fairlead_router.wire.pool import split_address
 
 FALLBACKS = 2
 """Endpoints named after the first one: a gateway that retries goes down the list."""
-RETRY_SECONDS = 5
 MOST_RETRY_SECONDS = 60
 
 
@@ -63,10 +63,12 @@ class Picker:
         metrics: Metrics,
         not_ready_reason: Callable[[], str],
         came: Callable[[int], None] = lambda tokens: None,
+        coming: Coming | None = None,
     ) -> None:
-        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `came` is told of each prompt's tokens."""
+        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `came` is told of each prompt's tokens.
+        `coming`: what is known of workers that start, for those that find none."""
         self._config, self._table, self._policy, self._front, self._prompts = config, table, policy, front, prompts
-        self._metrics, self.not_ready_reason, self._came = metrics, not_ready_reason, came
+        self._metrics, self.not_ready_reason, self._came, self._coming = metrics, not_ready_reason, came, coming or Coming()
 
     @property
     def max_body_bytes(self) -> int:
@@ -125,7 +127,8 @@ class Picker:
             self._policy.release(choice)  # only the index knew that one, so it was not ruled out above
             tried.add((choice.worker.address, choice.worker.life))
         where = "" if subset is None else f" among the {len(subset)} endpoints that the gateway allows"
-        raise unavailable(f"No worker is ready{where}. Try again later.", retry_after=RETRY_SECONDS)
+        said, again = self._coming.words, self._coming.retry_after
+        raise unavailable(f"No worker is ready{where}{said}. Try again in {again} s.", retry_after=again)
 
     def _check_wait(self, choice: Choice) -> None:
         wait, limit = choice.worker.expected_wait(), self._config.picker_max_wait
