@@ -11,7 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairlead_worker.api.engine_client import EngineGone, EngineRefuses
+from fairlead_worker.api.engine_client import ClientTooSlow, EngineGone, EngineRefuses
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
 
@@ -175,6 +175,8 @@ def as_api_error(error: Exception) -> ApiError:
             return unavailable(f"the engine has ended: {error}")
         case EngineGone():
             return lost(f"the engine has ended: {error}")
+        case ClientTooSlow():
+            return ApiError(408, str(error), code="client_too_slow")
         case HTTPException(status_code=status, detail=detail):
             return ApiError(status, detail, code=str(detail).lower().replace(" ", "_"))
         case _:
