@@ -16,6 +16,7 @@ from tests.worker.api.process import WorkerProcess
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.api.metrics import GAPS
+from fairlead_worker.api.sampling import Show
 from fairlead_worker.api.streaming import Reply, _Stream, _whole
 from fairlead_worker.messages import Loading
 from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
@@ -58,6 +59,8 @@ class Answered:
     """A prepared request of two choices."""
 
     choices = (None, None)
+
+    show = Show()
 
     def usage(self) -> dict[str, Any]:
         return {"prompt_tokens_details": {"cached_tokens": 0}}

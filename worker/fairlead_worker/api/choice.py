@@ -49,6 +49,8 @@ class Choice:
         eos: Sequence[int],
         logprobs: bool,
         silent: bool = False,
+        special_tokens: bool = False,
+        show_stop: bool = False,
     ) -> None:
         self.tokens = 0
         """Tokens generated, the stop token and the tokens of a stop string included."""
@@ -62,13 +64,15 @@ class Choice:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
-        self._decoder = encoder.stream(prompt)
+        self._decoder = encoder.stream(prompt, skip_special_tokens=not special_tokens)
         self._scanner = StopScanner(stops)
         self._min_tokens = min_tokens
         self._eos = eos
         self._logprobs = logprobs
         self._silent = silent
         """The prompt is all that is wanted: the token that ends its computation is nobody's."""
+        self._show_stop = show_stop
+        """What ended it, a stop string or a stop token, is part of the text."""
 
     @property
     def generated(self) -> int:
@@ -102,7 +106,7 @@ class Choice:
             self.logprob += logprobs.chosen
             if self._logprobs:
                 piece.logprobs.append(logprobs)
-            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token:
+            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._show_stop:
                 break
             # One token at a time, however many came at once: where a stop string ends must not depend on the batching.
             if self._show(piece, self._decoder.push((token,))):
@@ -120,6 +124,7 @@ class Choice:
         shown, stop = self._scanner.feed(text)
         piece.text += shown
         if stop is not None:
+            piece.text += stop if self._show_stop else ""
             self.finish_reason, self.stop_reason, piece.last = "stop", stop, True
         return stop is not None
 

@@ -38,7 +38,7 @@ class Shape(Protocol):
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]: ...
 
     def beside(self) -> dict[str, Any]:
-        """What a whole answer has beside its choices."""
+        """What an answer has beside its choices: a whole one, and a stream's first chunk of each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,10 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
             gathered[index].add(piece)
 
     def shape() -> list[dict[str, Any]]:
-        return [reply.shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
+        return [
+            reply.shape.whole(place, prepared.choices[i], gathered[i]) | shown_ids(prepared, gathered[i])
+            for place, i in enumerate(prepared.best())
+        ]
 
     # Twenty entries for each token of a long prompt take seconds: not in the way of everybody's streams.
     choices = await asyncio.to_thread(shape) if prepared.scored else shape()
@@ -95,6 +98,11 @@ async def _whole(exchange: Exchange, prepared: Prepared, reply: Reply, pieces: A
     document = reply.document(reply.shape.whole_object, choices) | {"usage": usage} | reply.shape.beside()
     cached = str(usage["prompt_tokens_details"]["cached_tokens"])
     await exchange.json(document, {CACHED_HEADER: cached, USAGE_HEADER: _spent(prepared)})
+
+
+def shown_ids(prepared: Prepared, piece: Piece) -> dict[str, Any]:
+    """vLLM's `return_token_ids`: beside the text, the tokens that it comes from."""
+    return {"token_ids": piece.tokens} if prepared.show.token_ids else {}
 
 
 def _spent(prepared: Prepared) -> str:
@@ -153,15 +161,15 @@ class _Stream:
     def _opening(self, index: int) -> None:
         opening = self.reply.shape.opening(index)
         if opening is not None:
-            self._chunk(opening)
+            self._chunk(opening, self.reply.shape.beside())
         self._opened.add(index)
 
     def _piece(self, index: int, piece: Piece) -> None:
         choice = self.prepared.choices[index]
         if index not in self._opened:
             self._opening(index)
-        if piece.logprobs or (piece.text and self.reply.continuous_usage):
-            self._chunk(self.reply.shape.delta(index, piece))
+        if piece.logprobs or (piece.text and self.reply.continuous_usage) or (piece.tokens and self.prepared.show.token_ids):
+            self._chunk(self.reply.shape.delta(index, piece) | shown_ids(self.prepared, piece))
         elif piece.text:
             head, tail = self._frames.get(index) or self._frame(index)
             self._out += head
@@ -179,8 +187,8 @@ class _Stream:
         self._frames[index] = head, tail
         return head, tail
 
-    def _chunk(self, choice: dict[str, Any]) -> None:
-        document = self.reply.document(self.reply.shape.chunk_object, [choice])
+    def _chunk(self, choice: dict[str, Any], beside: dict[str, Any] | None = None) -> None:
+        document = self.reply.document(self.reply.shape.chunk_object, [choice]) | (beside or {})
         if self.reply.continuous_usage:
             document["usage"] = self.prepared.usage()
         elif self.reply.include_usage:
