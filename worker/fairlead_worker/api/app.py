@@ -1,11 +1,13 @@
 """The worker's paths."""
 
+import importlib.metadata
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead_worker.api import chat, completions, lora, state, tokenized
+from fairlead_worker.api import chat, completions, lora, openapi, state, tokenized
 from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
 
@@ -46,4 +48,10 @@ def build(worker: Worker) -> ASGIApp:
         route("GET", "/metrics", state.metrics),
         route("GET", "/version", state.version),
     ]
+    document = msgspec.json.encode(openapi.document(routes, importlib.metadata.version("fairlead")))
+
+    async def described(_: Worker, exchange: Exchange) -> None:
+        await exchange.whole(200, document)
+
+    routes.append(route("GET", "/openapi.json", described))
     return Gate(Router(routes, redirect_slashes=False), worker)
