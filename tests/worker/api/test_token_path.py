@@ -159,6 +159,7 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(
 def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(scored: bool) -> None:
     shaped_in: list[int] = []
     prepared = SimpleNamespace(
+        show=Show(),
         choices=(None,),
         scored=scored,
         best=lambda: [0],

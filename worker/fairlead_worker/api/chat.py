@@ -110,7 +110,8 @@ def _echo(request: ChatRequest) -> str:
     content = last.get("content")
     if last.get("role") != speaks or not isinstance(content, str | list):
         return ""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    parts = [content] if isinstance(content, str) else [part.get("text") for part in content if isinstance(part, dict)]
+    return "\n".join(part for part in parts if isinstance(part, str))
 
 
 def _delta(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
