@@ -8,7 +8,7 @@ BUNDLE := build/gpu-bundle
 BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -87,6 +87,12 @@ bench-index: install ## the index beside llm-d's Redis schema and ai-dynamo-runt
 
 fuzz-index: install ## the index against the truth through 100,000 operations and every fault (SEED=1); ten minutes
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
+
+fuzz-api: install ## 20,000 malformed and extreme requests to a worker and through a router, good ones beside them (COUNT=20000 SEED=1); some minutes
+	$(BIN)/python -m tests.api.fuzz --count $(or $(COUNT),20000) --seed $(or $(SEED),1)
+
+golden: install ## 500 random requests, whole and streamed: the same text, finish, usage and log-probabilities (COUNT=500 SEED=1); a minute
+	$(BIN)/python -m tests.api.golden --count $(or $(COUNT),500) --seed $(or $(SEED),1)
 
 bench-router: install ## the router beside sglang-router, vllm-router and a Python one, then 1,000 streams for a minute, tokenization, bursts through four routers; needs gcc and two cores; writes bench/results/router.json
 	PYTHONPATH=. $(BIN)/python -m bench.router --json bench/results/router.json

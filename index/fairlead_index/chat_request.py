@@ -17,7 +17,13 @@ class ChatFields(Protocol):
     @property
     def continue_final_message(self) -> Any: ...
     @property
+    def chat_template(self) -> Any: ...
+    @property
     def chat_template_kwargs(self) -> Any: ...
+    @property
+    def documents(self) -> Any: ...
+    @property
+    def add_special_tokens(self) -> Any: ...
     @property
     def reasoning_effort(self) -> Any: ...
 
@@ -34,6 +40,8 @@ def encoding_of(body: ChatFields) -> dict[str, Any]:
         "add_generation_prompt": not continues if body.add_generation_prompt is None else bool(body.add_generation_prompt),
         "continue_final_message": continues,
         "template_kwargs": _template_kwargs(body),
+        "template": body.chat_template,
+        "add_special_tokens": body.add_special_tokens is True,
     }
 
 
@@ -43,6 +51,8 @@ def _template_kwargs(body: ChatFields) -> Any:
     "none" also turns reasoning off in templates that have a switch: Qwen's is called `enable_thinking`, DeepSeek's `thinking`.
     """
     given, effort = body.chat_template_kwargs, body.reasoning_effort
+    if body.documents is not None and isinstance(given, dict | None):
+        given = {**(given or {}), "documents": body.documents}
     if not isinstance(effort, str) or not isinstance(given, dict | None):
         return given
     switches = {"enable_thinking": False, "thinking": False} if effort == "none" else {}

@@ -142,11 +142,16 @@ class PromptEncoder:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
         scope: str = "",
+        template: str | None = None,
+        add_special_tokens: bool = False,
     ) -> "array[int]":
-        """Token ids of a chat in the model's template. Takes messages and tools as they came over HTTP; raises PromptError."""
-        text = self.render_chat(messages, tools, add_generation_prompt, continue_final_message, template_kwargs)
+        """Token ids of a chat in the model's template. Takes messages and tools as they came over HTTP; raises PromptError.
+
+        `template`: in place of the model's own. Special tokens are the template's to write; `add_special_tokens` writes them again.
+        """
+        text = self.render_chat(messages, tools, add_generation_prompt, continue_final_message, template_kwargs, template)
         try:
-            return self.encode_text(text, add_special_tokens=False, scope=scope)  # the template wrote them
+            return self.encode_text(text, add_special_tokens, scope)
         except PromptError as error:
             raise PromptError("messages", error.reason) from error
 
@@ -157,9 +162,12 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
+        template: str | None = None,
     ) -> str:
         """The text of a chat, as `encode_chat` tokenizes it."""
         renderer = self._chat if tools is None else self._tools
+        if template is not None:
+            renderer = chat.ChatRenderer(template, self.format.special_tokens)
         if renderer is None:
             raise PromptError("messages", f"the model {self._name} has no chat template: use /v1/completions")
         return renderer.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs or {})
@@ -190,6 +198,15 @@ class PromptEncoder:
     def token_text(self, token: int) -> str | None:
         """A token as the vocabulary writes it, or None for an id outside it."""
         return self._tokenizer.id_to_token(token)
+
+    @property
+    def spaces_special_tokens(self) -> bool:
+        """Special tokens that follow each other are decoded with something between them."""
+        for text in self.format.special_tokens.values():
+            token = self._tokenizer.token_to_id(text)
+            if token is not None:
+                return self.decode([token, token], skip_special_tokens=False) != 2 * text
+        return False
 
     @property
     def vocabulary_size(self) -> int:

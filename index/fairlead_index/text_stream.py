@@ -5,6 +5,8 @@ from typing import Protocol
 
 _CONTEXT = 6  # tokens before the completion that decide its first space; byte-level characters take at most four
 _BROKEN = "\ufffd"
+_PATIENCE = 64
+"""Tokens without text after which none is waited for: each costs a decoding of all of them, and a character takes no more than four."""
 
 
 class Decode(Protocol):
@@ -30,7 +32,11 @@ class TextStream:
         known = self._decode(self._tokens[self._start : self._read])
         text = self._decode(self._tokens[self._start :])
         if len(text) <= len(known) or text.endswith(_BROKEN):
-            return ""
+            if len(self._tokens) - self._read < _PATIENCE:
+                return ""
+            if text == known:  # special tokens, most likely: as if they had not come
+                del self._tokens[self._read :]
+                return ""
         return self._advance(text[len(known) :])
 
     def finish(self) -> str:

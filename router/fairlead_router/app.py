@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PASSED = ("/tokenize", "/detokenize", COUNT_TOKENS)
 """Paths whose requests need a worker, but no engine."""
+OPENAPI = "/openapi.json"
+"""A worker's to say, as what requests may hold is."""
 MODEL = "/v1/models/"
 
 
@@ -62,13 +64,16 @@ class App:
                 return
         call, counted = Call.of(request), False
         try:
-            if path.startswith("/v1/") or path in PROMPTED or path in PASSED or path in queries.PATHS:
+            if path.startswith("/v1/") or path in PROMPTED or path in (*PASSED, OPENAPI) or path in queries.PATHS:
                 front.identify(call)
-            if path not in PROMPTED and path not in PASSED and path not in queries.PATHS and page is None:
+            if path not in (*PROMPTED, *PASSED, *queries.PATHS, OPENAPI) and page is None:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
             if page is not None and request.method in ("GET", "HEAD"):
                 call.status = 200
                 page(reply)
+                return
+            if path == OPENAPI and call.method == "GET":
+                await front.pass_on(call, reply)
                 return
             if page is not None or call.method != "POST":
                 raise ApiError(405, f"{call.method} is not allowed on {path[:200]}.", code="method_not_allowed")

@@ -8,11 +8,11 @@ from time import monotonic
 
 import uvloop
 
+from fairlead_index.guard import Guard
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
 from fairlead_router.router import Router
 from fairlead_router.wire.client import ClientConnection
-from fairlead_router.wire.guard import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class RouterServer:
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
         self._config = config
-        self._guard = Guard(config)
+        self._guard: Guard[ClientConnection] = Guard(config)
         self._app = App(self.router)
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None

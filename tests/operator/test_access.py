@@ -98,22 +98,14 @@ async def test_a_model_without_a_head_proves_itself_by_an_embedding(keyed: bool)
     """With keys the router's own probe embeds; without, the operator asks again."""
     asked = []
 
-    class Router(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            headless = self.path == "/v1/completions"
-            self.send_response(400 if headless else 200)
-            self.end_headers()
-            self.wfile.write(b'{"error": {"code": "generation_not_served"}}' if headless else b'{"object": "list", "data": [{"index": 0}]}')
+    def answer(method: str, path: str, body: bytes) -> tuple[int, Any]:
+        asked.append(path)
+        if path == "/v1/completions":
+            return 400, {"error": {"code": "generation_not_served"}}
+        return 200, {"object": "list", "data": [{"index": 0}]}
 
-        do_POST = do_GET
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Router) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        prober = Prober("cluster.local", base_url=f"http://127.0.0.1:{server.server_port}")
+    with Answering(answer) as server:
+        prober = Prober("cluster.local", base_url=server.url)
         assert await prober.complete(service(**(KEYS if keyed else {}))) == ""
         await prober.close()
-        server.shutdown()
     assert asked == (["/fairlead/probe"] if keyed else ["/v1/completions", "/v1/embeddings"])

@@ -138,7 +138,19 @@ class WorkerConfig(BaseSettings):
     reasoning_parser: Annotated[
         str, Field(description="markers around the model's reasoning, by family; auto: from its chat template; none: it stays text")
     ] = "auto"
+    trust_request_chat_template: Annotated[
+        bool, Field(description="requests may bring a chat_template of their own: a program, so for those alone who are trusted")
+    ] = False
     max_body_bytes: Annotated[Positive, Field(description="largest request body")] = 8 * 1024 * 1024
+    max_logprob_entries: Annotated[
+        NonNegative,
+        Field(description="log-probabilities that an answer may hold: tokens of prompts and answers times those of each; 0: no bound"),
+    ] = 4 * 1024 * 1024
+    max_header_bytes: Annotated[int, Field(ge=1024, description="largest request line and headers, bytes; larger ones get 431")] = 64 * 1024
+    max_headers: Annotated[int, Field(ge=8, description="most headers of a request; more get 431")] = 128
+    header_timeout: Annotated[float, Field(gt=0, description="seconds for a request's headers to come; then 408")] = 10
+    body_timeout: Annotated[float, Field(gt=0, description="seconds for a request's body to come; then 408")] = 60
+    max_connections: Annotated[Positive, Field(description="most connections; further ones get 503, except probes")] = 10_000
     metrics_names: Annotated[Literal["fairlead", "vllm"], Field(description="vllm: metrics also under vLLM's names")] = "fairlead"
     token_cache_bytes: Annotated[
         NonNegative, Field(description="memory for token ids of earlier prompts that came without a router; 0: none are kept")

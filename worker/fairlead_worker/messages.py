@@ -37,6 +37,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """(token, what is added to its logit), each token once."""
     allowed_token_ids: tuple[int, ...] = ()
     """Where not empty: no other token can be chosen."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that do not come in the output, unless nothing else could."""
     prompt_logprobs: int | None = None
     """As `logprobs`, of the prompt's own tokens, each after those before it. Such a prompt takes nothing from the prefix cache:
     cached positions have no logits."""
@@ -54,7 +56,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def plain(self) -> bool:
         """The largest logit, and nothing to change or to tell."""
-        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.adjusted
+        return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.adjusted and not self.bad_words
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):

@@ -48,7 +48,7 @@ class _Body(msgspec.Struct):
     reasoning_effort: Any = None
     chat_template: Any = None
     documents: Any = None
-    suffix: Any = None
+    add_special_tokens: Any = None
     truncate_prompt_tokens: Any = None
     stream: Any = None
     max_tokens: Any = None
@@ -177,7 +177,9 @@ class Prompts:
 
         `salt` parts the tenants in the cache of tokens.
         """
-        alone = body.n in (None, 1) and body.best_of in (None, 1) and body.suffix is None and body.truncate_prompt_tokens is None
+        if body.truncate_prompt_tokens is not None:
+            return None, False  # how much of it is left, the worker's context and the answer's length decide
+        alone = body.n in (None, 1) and body.best_of in (None, 1)
         encoder = known.encoder
         if path in _CHATS:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
@@ -191,7 +193,7 @@ class Prompts:
             return array("I", prompt), alone
         if not isinstance(prompt, str) or not prompt:
             return None, False
-        return encoder.encode_text(prompt, scope=salt), alone
+        return encoder.encode_text(prompt, body.add_special_tokens is not False, salt), alone
 
 
 def conversation_of(messages: Any, prompt: Any, session: str) -> int:

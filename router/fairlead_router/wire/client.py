@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 import httptools
 
+from fairlead_index.guard import Guard
 from fairlead_router.errors import Headers, error_body
-from fairlead_router.wire.guard import Guard
 from fairlead_router.wire.reply import Reply
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,9 @@ App = Callable[[Request, Reply], Awaitable[None]]
 class ClientConnection(asyncio.Protocol):
     """Parses, starts the application for each request in a task of its own, cancels it when the client goes."""
 
-    def __init__(self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: Guard) -> None:
+    def __init__(
+        self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: "Guard[ClientConnection]"
+    ) -> None:
         self._app, self._connections, self._loop, self._guard = app, connections, loop, guard
         self.deadline = 0.0
         self._parser = httptools.HttpRequestParser(self)

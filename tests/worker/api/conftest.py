@@ -27,7 +27,17 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def shared(model: Path, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """The worker that no test may end."""
-    flags = ("--redis-url", redis.url, "--index-namespace", NAMESPACE, "--pod-name", "pod-0", "--canary", "new")
+    flags = (
+        "--redis-url",
+        redis.url,
+        "--index-namespace",
+        NAMESPACE,
+        "--pod-name",
+        "pod-0",
+        "--canary",
+        "new",
+        "--trust-request-chat-template",
+    )
     worker = WorkerProcess(model, tmp_path_factory.mktemp("shared"), *flags)
     yield worker.wait_ready()
     assert worker.stop() == 0

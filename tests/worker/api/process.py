@@ -58,8 +58,9 @@ class WorkerProcess:
 
     @property
     def engine_pid(self) -> int:
+        """Of the child that is not the one which tries grammars."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (pid,) = map(int, children)
+        (pid,) = (int(child) for child in children if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes())
         return pid
 
     def post(self, path: str, **body: Any) -> httpx.Response:

@@ -1,13 +1,16 @@
 """Stop strings and text, token by token, without a process."""
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from fairlead_index.prompt import PromptEncoder, PromptFormat
+from fairlead_index.text_stream import TextStream
 from fairlead_worker.api.choice import Choice, SequenceFailed
 from fairlead_worker.api.logprobs import token_bytes
 from fairlead_worker.api.stops import StopScanner
@@ -70,6 +73,42 @@ def test_no_half_characters(encoder: PromptEncoder) -> None:
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
     assert bytes(byte for token in tokens for byte in token_bytes(encoder, token)) == text.encode()
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama 2 and Gemma: a token for each byte beside those for words, and spaces as U+2581."""
+    vocabulary = {"<unk>": 0, "</s>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}, "\u2581a": 258, "b": 259}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+def test_no_half_characters_of_byte_tokens() -> None:
+    tokenizer, text = byte_fallback(), "é🎉 日本"
+    stream = TextStream(lambda tokens, skip_special_tokens=True: tokenizer.decode(list(tokens), skip_special_tokens))
+    pieces = [stream.push([258]), *(stream.push([2 + byte]) for byte in text.encode()), stream.push([259])]
+    assert "".join(pieces) + stream.finish() == f"a{text}b"
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert max(map(len, pieces)) == 1, "each character as soon as it is whole"
+
+
+@pytest.mark.parametrize("token", [1, 2 + 0xFF, 2 + 0xE6], ids=["special", "no-utf8", "half"])
+def test_tokens_without_text_do_not_pile_up(token: int) -> None:
+    """Each would be decoded again with every one after it."""
+    tokenizer, decoded = byte_fallback(), 0
+
+    def decode(tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        nonlocal decoded
+        decoded = max(decoded, len(tokens))
+        return tokenizer.decode(list(tokens), skip_special_tokens)
+
+    stream = TextStream(decode)
+    text = stream.push([258]) + "".join(stream.push([token]) for _ in range(1000)) + stream.push([258]) + stream.finish()
+    assert decoded < 200
+    assert (text.startswith("a") and text.endswith(" a")) and set(text[1:-2]) <= {"\ufffd"}
 
 
 def test_an_incomplete_character_at_the_end_is_shown_as_such(encoder: PromptEncoder) -> None:

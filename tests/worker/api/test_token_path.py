@@ -17,6 +17,7 @@ from fairlead_worker.api.answering import _whole
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.api.metrics import GAPS
+from fairlead_worker.api.sampling import Show
 from fairlead_worker.api.streaming import ChunkWriter, Reply
 from fairlead_worker.messages import Loading
 from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
@@ -43,6 +44,8 @@ class Answered:
     """A prepared request of two choices."""
 
     choices = (None, None)
+
+    show = Show()
 
     def usage(self) -> dict[str, Any]:
         return {"prompt_tokens_details": {"cached_tokens": 0}}
@@ -136,6 +139,7 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(
 def test_log_probabilities_of_a_long_prompt_are_shaped_beside_the_event_loop(scored: bool) -> None:
     shaped_in: list[int] = []
     prepared = SimpleNamespace(
+        show=Show(),
         choices=(None,),
         scored=scored,
         best=lambda: [0],

@@ -1,13 +1,15 @@
 """The worker's paths."""
 
+import importlib.metadata
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES
 from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
-from fairlead_worker.api import chat, completions, embeddings, lora, similarity, state, tokenized
+from fairlead_worker.api import chat, completions, embeddings, lora, openapi, similarity, state, tokenized
 from fairlead_worker.api.dialects import messages, responses
 from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
@@ -55,4 +57,10 @@ def build(worker: Worker) -> ASGIApp:
         route("GET", "/metrics", state.metrics),
         route("GET", "/version", state.version),
     ]
+    document = msgspec.json.encode(openapi.document(routes, importlib.metadata.version("fairlead")))
+
+    async def described(_: Worker, exchange: Exchange) -> None:
+        await exchange.whole(200, document)
+
+    routes.append(route("GET", "/openapi.json", described))
     return Gate(Router(routes, redirect_slashes=False), worker)

@@ -17,7 +17,7 @@ from fairlead_worker.api.logprobs import chat_logprobs, prompt_logprobs
 from fairlead_worker.api.sampling import wanted
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
-from fairlead_worker.api.tokenized import split
+from fairlead_worker.api.tokenized import split, trusted
 from fairlead_worker.api.tools import ToolUse, tool_use
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
@@ -29,20 +29,22 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, id: str, encoder: PromptEncoder, prepared: Prepared, may_call: bool = False, reasoning: bool = True) -> None:
-        """`may_call`: the answer may have no content. `reasoning`: it is shown."""
+    def __init__(
+        self, id: str, encoder: PromptEncoder, prepared: Prepared, may_call: bool = False, reasoning: bool = True, echo: str = ""
+    ) -> None:
+        """`may_call`: the answer may have no content. `reasoning`: it is shown. `echo`: what every answer begins with."""
         self.id = f"chatcmpl-{id}"
         self._encoder = encoder
         self._prepared = prepared
-        self._may_call, self._reasoning = may_call, reasoning
+        self._may_call, self._reasoning, self._echo = may_call, reasoning, echo
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return _delta(index, {"role": "assistant", "content": None if self._may_call else ""})
+        return _delta(index, {"role": "assistant", "content": self._echo or (None if self._may_call else "")})
 
     def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        logprobs = chat_logprobs(self._encoder, piece)
+        logprobs = self._logprobs(piece)
         shown = [_delta(index, _shown(event)) for event in self._events(piece)]
-        if logprobs is not None:
+        if logprobs is not None or (piece.tokens and self._prepared.show.token_ids):
             shown = shown or [_delta(index, {})]
             shown[0]["logprobs"] = logprobs
         return shown
@@ -51,15 +53,20 @@ class ChatShape:
         return _delta(index, {}) | _finish(choice)
 
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
-        return {"index": index, "message": _message(self._events(piece)), "logprobs": chat_logprobs(self._encoder, piece)} | _finish(choice)
+        message = _message(self._echo, self._events(piece))
+        return {"index": index, "message": message, "logprobs": self._logprobs(piece)} | _finish(choice)
 
     def _events(self, piece: Piece) -> list[Event]:
         return piece.events if self._reasoning else [event for event in piece.events if not isinstance(event, Reasoning)]
 
     def beside(self) -> dict[str, Any]:
-        """vLLM has the prompt's log-probabilities beside the choices."""
-        prepared = self._prepared
-        return {"prompt_logprobs": prompt_logprobs(self._encoder, prepared.prompts[0], prepared.scores(0))} if prepared.scored else {}
+        """vLLM has the prompt's log-probabilities and its token ids beside the choices."""
+        prepared, prompt = self._prepared, self._prepared.prompts[0]
+        scores = {"prompt_logprobs": prompt_logprobs(self._encoder, prompt, prepared.scores(0))} if prepared.scored else {}
+        return scores | ({"prompt_token_ids": prompt.tolist()} if prepared.show.token_ids else {})
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        return chat_logprobs(self._encoder, piece, self._prepared.show.tokens_by_id)
 
 
 async def chat_completions(worker: Worker, exchange: Exchange) -> None:
@@ -71,10 +78,17 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
         reply = Reply(
             model=model,
             created=int(time.time()),
-            shape=ChatShape(exchange.request_id, worker.encoder, prepared, bool(use.callable), request.include_reasoning is not False),
+            shape=ChatShape(
+                request.request_id or exchange.request_id,
+                worker.encoder,
+                prepared,
+                may_call=bool(use.callable),
+                reasoning=request.include_reasoning is not False,
+                echo=_echo(request),
+            ),
             stream=bool(request.stream),
-            include_usage=options is not None and options.include_usage,
-            continuous_usage=options is not None and options.continuous_usage_stats,
+            include_usage=options is not None and bool(options.include_usage),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
             usage_comment=USAGE in exchange.headers,
         )
         await answer(exchange, worker, prepared, reply)
@@ -89,6 +103,7 @@ async def prepared_chat(
 
     `given`: the prompt's tokens, where the router has made them. `size`: bytes of the body.
     """
+    trusted(worker, request.chat_template, request.chat_template_kwargs)
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
         how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
@@ -104,6 +119,17 @@ async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int) ->
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
     return await worker.encode(lambda: worker.encoder.encode_chat(**encoding_of(request), scope=salt), size)
+
+
+def _echo(request: ChatRequest) -> str:
+    """vLLM's `echo`: the last message's text, where the answer is in the same role."""
+    last = request.messages[-1] if request.echo and request.messages else {}
+    speaks = "assistant" if request.add_generation_prompt is not False and not request.continue_final_message else last.get("role")
+    content = last.get("content")
+    if last.get("role") != speaks or not isinstance(content, str | list):
+        return ""
+    parts = [content] if isinstance(content, str) else [part.get("text") for part in content if isinstance(part, dict)]
+    return "\n".join(part for part in parts if isinstance(part, str))
 
 
 def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
@@ -122,10 +148,10 @@ def _shown(event: Event) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _message(events: list[Event]) -> dict[str, Any]:
-    """All of an answer. It has no content where it does nothing but call."""
+def _message(echo: str, events: list[Event]) -> dict[str, Any]:
+    """All of an answer, behind `echo`. It has no content where it does nothing but call."""
     whole = gather(events)
-    message: dict[str, Any] = {"role": "assistant", "content": whole.text or (None if whole.calls else ""), "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": echo + whole.text or (None if whole.calls else ""), "refusal": None}
     if whole.reasoning:
         message |= _reasoning(whole.reasoning)
     if whole.calls:

@@ -72,6 +72,8 @@ class Choice:
         silent: bool = False,
         parser: AnswerParser | None = None,
         shown: Collection[int] = (),
+        special_tokens: bool = False,
+        show_stop: bool = False,
     ) -> None:
         """`shown`: special tokens that `parser` has to see."""
         self.tokens = 0
@@ -87,7 +89,7 @@ class Choice:
         """Why the sequence ended; what its client is told is `shown_reason`."""
         self.stop_reason: str | int | None = None
         """The stop string or stop token id that ended it; None for the end-of-sequence token, as in vLLM."""
-        self._decoder = encoder.stream(prompt, shown=shown if parser is not None else ())
+        self._decoder = encoder.stream(prompt, not special_tokens, shown if parser is not None else ())
         self._scanner = StopScanner(stops)
         self._min_tokens = min_tokens
         self._eos = eos
@@ -96,6 +98,8 @@ class Choice:
         """The prompt is all that is wanted: the token that ends its computation is nobody's."""
         self._parser = parser
         self._parsed_reason: str | None = None
+        self._show_stop = show_stop
+        """What ended it, a stop string or a stop token, is part of the text."""
 
     @property
     def generated(self) -> int:
@@ -139,7 +143,7 @@ class Choice:
             self.logprob += logprobs.chosen
             if self._logprobs:
                 piece.logprobs.append(logprobs)
-            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token:
+            if output.finish == "stop" and place == len(tokens) - 1 and token == output.stop_token and not self._show_stop:
                 break
             # One token at a time, however many came at once: where a stop string ends must not depend on the batching.
             if self._show(piece, self._decoder.push((token,))):
@@ -156,7 +160,7 @@ class Choice:
             self._add(piece, text, token)
             return False
         shown, stop = self._scanner.feed(text)
-        self._add(piece, shown, token)
+        self._add(piece, shown + (stop if stop is not None and self._show_stop else ""), token)
         if stop is None and (self._parser is None or not self._parser.complete):
             return False
         self.finish_reason, self.stop_reason, piece.last = "stop", stop, True

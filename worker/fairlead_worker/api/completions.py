@@ -29,14 +29,17 @@ class CompletionShape:
         self.id = f"cmpl-{id}"
         self._encoder = worker.encoder
         self._prepared = prepared
-        self._echoes = [worker.encoder.decode(prompt) if request.echo else "" for prompt in prepared.prompts]
+        skip = not prepared.show.special_tokens
+        self._echoes = [worker.encoder.decode(prompt, skip) if request.echo else "" for prompt in prepared.prompts]
         self._echo_logprobs = bool(request.echo) and request.logprobs is not None
         self._prompt_logprobs = request.prompt_logprobs is not None
-        self._logprobs = [CompletionLogprobs(worker.encoder) for _ in range(len(self._echoes) * prepared.n)]
+        self._logprobs = [CompletionLogprobs(worker.encoder, prepared.show.tokens_by_id) for _ in range(len(self._echoes) * prepared.n)]
 
     def opening(self, index: int) -> dict[str, Any] | None:
         prompt = index // self._prepared.n
-        return _choice(index, self._echoes[prompt], self._echoed(index)) if self._echoes[prompt] or self._echo_logprobs else None
+        if not (self._echoes[prompt] or self._echo_logprobs or self._prepared.show.token_ids):
+            return None
+        return _choice(index, self._echoes[prompt], self._echoed(index)) | self._prompt_ids(prompt)
 
     def deltas(self, index: int, piece: Piece) -> list[dict[str, Any]]:
         return [_choice(index, piece.text, self._logprobs[index].take(piece))]
@@ -47,7 +50,7 @@ class CompletionShape:
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
         prompt = index // self._prepared.n
         logprobs = self._echoed(index, piece) if self._echo_logprobs else self._logprobs[index].take(piece)
-        whole = _choice(index, self._echoes[prompt] + piece.text, logprobs) | _finish(choice)
+        whole = _choice(index, self._echoes[prompt] + piece.text, logprobs) | _finish(choice) | self._prompt_ids(prompt)
         if self._prompt_logprobs:
             scores = self._prepared.scores(prompt)
             whole["prompt_logprobs"] = prompt_logprobs(self._encoder, self._prepared.prompts[prompt], scores)
@@ -55,6 +58,9 @@ class CompletionShape:
 
     def beside(self) -> dict[str, Any]:
         return {}
+
+    def _prompt_ids(self, prompt: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prepared.prompts[prompt].tolist()} if self._prepared.show.token_ids else {}
 
     def _echoed(self, index: int, piece: Piece | None = None) -> dict[str, Any] | None:
         """The prompt's log-probabilities, and those of `piece` after them."""
@@ -77,10 +83,10 @@ async def completions(worker: Worker, exchange: Exchange) -> None:
         reply = Reply(
             model=model,
             created=int(time.time()),
-            shape=CompletionShape(exchange.request_id, worker, prepared, request),
+            shape=CompletionShape(request.request_id or exchange.request_id, worker, prepared, request),
             stream=bool(request.stream),
-            include_usage=options is not None and options.include_usage,
-            continuous_usage=options is not None and options.continuous_usage_stats,
+            include_usage=options is not None and bool(options.include_usage),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
             usage_comment=USAGE in exchange.headers,
         )
         await answer(exchange, worker, prepared, reply)
@@ -100,13 +106,13 @@ async def _prompts(worker: Worker, request: CompletionRequest, how: Wanted) -> "
         raise invalid("prompt: the list mixes strings and token ids", param="prompt")
     if len(texts) * how.best_of > MAX_SEQUENCES:
         raise invalid(f"prompt: {len(texts)} prompts times {how.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt")
-    return [await _encode(worker, text, how.salt) for text in texts]
+    return [await _encode(worker, text, how.salt, request.add_special_tokens is not False) for text in texts]
 
 
-async def _encode(worker: Worker, text: "str | list[int]", salt: str) -> "array[int]":
+async def _encode(worker: Worker, text: "str | list[int]", salt: str, special: bool) -> "array[int]":
     if isinstance(text, list):
         return array("I", text)
-    return await worker.encode(lambda: worker.encoder.encode_text(text, scope=salt), len(text))
+    return await worker.encode(lambda: worker.encoder.encode_text(text, special, scope=salt), len(text))
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 UNKNOWN_RATE = 2000.0
 """Prompt tokens a second, before any were measured."""
 
+MOST_BEHIND = 64 << 20
+"""Bytes, roughly, of outputs that wait for one client to take what came before them."""
+
 Phase = Literal["starting", "loading", "ready", "failed"]
 
 
@@ -58,6 +61,10 @@ STAGES = {
 
 class EngineGone(Exception):
     """The engine has ended; nothing more comes of its requests."""
+
+
+class ClientTooSlow(Exception):
+    """Too much has come for a client that takes nothing."""
 
 
 class EngineRefuses(EngineGone):
@@ -110,6 +117,8 @@ class Generation:
     def __init__(self, client: "EngineClient", submissions: Sequence[Submission]) -> None:
         self._client = client
         self._arrived: list[tuple[int, Output] | EngineGone] = []
+        self._behind = 0
+        """Bytes of them, roughly."""
         self._waiter: asyncio.Future[None] | None = None
         """Who waits for the first of them: a list and a future, for a queue's locks and waiters cost more at every token."""
         self._ids = [client.next_id() for _ in submissions]
@@ -132,12 +141,17 @@ class Generation:
             self._client.abort(self._ids[index])
 
     async def outputs(self) -> AsyncIterator[list[tuple[int, Output]]]:
-        """Batches of (submission, output): all that has come since the last. Ends with the last submission; raises `EngineGone`."""
-        while self._open:
+        """Batches of (submission, output): all that has come since the last. Ends with the last submission.
+
+        Raises `EngineGone`; `ClientTooSlow` where more than `MOST_BEHIND` came since the last batch was asked for.
+        """
+        while self._open or self._behind > MOST_BEHIND:
             if not self._arrived:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            arrived, self._arrived = self._arrived, []
+            if self._behind > MOST_BEHIND:
+                raise ClientTooSlow(f"more than {MOST_BEHIND} bytes waited for a client that did not read")
+            arrived, self._arrived, self._behind = self._arrived, [], 0
             batch = [self._checked(item) for item in arrived]
             yield [(index, output) for index, output in batch if self._takes(index, output)]
 
@@ -154,9 +168,20 @@ class Generation:
             raise item
         return item
 
+    def _take_in(self, index: int, output: Output) -> None:
+        self._behind += 256 + sum(128 + 64 * len(each.top_ids) for each in output.logprobs)
+        if self._behind <= MOST_BEHIND:
+            self._arrived.append((index, output))
+        else:  # nothing more of it is kept, and the engine need not go on
+            for each in tuple(self._open):
+                self.abort(each)
+
     def _deliverer(self, index: int) -> "Deliver":
         def deliver(item: Output | EngineGone) -> None:
-            self._arrived.append(item if isinstance(item, EngineGone) else (index, item))
+            if isinstance(item, EngineGone):
+                self._arrived.append(item)
+            else:
+                self._take_in(index, item)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
 

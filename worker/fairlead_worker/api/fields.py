@@ -9,34 +9,35 @@ import msgspec
 from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
 from fairlead_worker.api.dialects import fields as dialects
 from fairlead_worker.api.pooled_schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from fairlead_worker.api.refused import HINTS, REFUSALS, shown
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 
 PAGE = Path("docs/api.md")
 ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 REFUSED = {
-    "suffix": "any but an empty one",
-    "functions": "replaced by `tools`",
-    "function_call": "replaced by `tool_choice`",
+    "stream_options": "`include_obfuscation` true",
 }
-"""Fields with values that would change the answer and are not done: 400."""
+"""Fields with values that would change the answer and are not done: 400. Those of which nothing is done are in `refused.py`."""
 OPENAI: dict[str, tuple[str, ...]] = {
     "/v1/completions": (),
-    "/v1/chat/completions": (
-        "audio", "metadata", "modalities", "prediction", "prompt_cache_key", "safety_identifier", "service_tier", "store", "verbosity",
-        "web_search_options",
-    ),
-}  # fmt: skip
+    "/v1/chat/completions": (),
+}
 """OpenAI's fields that the worker does not know: ignored, like any other unknown name."""
 NOTES = {
+    "add_special_tokens": "of the tokenizer, around the prompt",
     "allowed_token_ids": "not empty",
     "cache_salt": "prompts of another salt share no cached KV with it; as vLLM",
+    "bad_words": "1 to 128 characters each, not of spaces alone; where nothing else could come, one may",
     "best_of": "at least `n`; above it not with `stream`",
-    "echo": "the prompt before the answer",
+    "chat_template": "in place of the model's, with `--trust-request-chat-template`; else refused",
+    "chat_template_kwargs": "variables of the template; no `chat_template`",
+    "documents": "for templates that read them",
     "guided_choice": "1 to 1024 strings; as `structured_outputs.choice`",
     "guided_grammar": "as `structured_outputs.grammar`",
     "guided_json": "a JSON schema, or one as a string; as `structured_outputs.json`",
     "guided_regex": "as `structured_outputs.regex`",
     "guided_whitespace_pattern": "as `structured_outputs.whitespace_pattern`",
+    "include_stop_str_in_output": "also the text of a stop token, if it has one",
     "logit_bias": "token ids as keys, values from -100 to 100, at most 1024",
     "max_completion_tokens": "without it and `max_tokens`: to the end of the context",
     "min_tokens": "at most `max_tokens`",
@@ -44,9 +45,14 @@ NOTES = {
     "priority": "lower goes first, with `--policy priority`; changes nothing with another",
     "prompt": "at most 1024 sequences, with `n` or `best_of`",
     "prompt_logprobs": "not with `stream`",
+    "request_id": "1 to 128 visible ASCII characters, the answer's `id` behind its prefix; left out: the X-Request-Id",
     "response_format": "`text`, `json_object`, `json_schema` or `structural_tag`; see [structured output](structured-output.md)",
+    "return_token_ids": "`token_ids` in choices and chunks, `prompt_token_ids` in completions' choices and beside those of chats",
+    "return_tokens_as_token_ids": "log-probabilities name tokens `token_id:7`; not `prompt_logprobs`, which has both",
     "seed": "left out: drawn",
-    "stop": "at most 16",
+    "skip_special_tokens": "left out: true",
+    "spaces_between_special_tokens": "false: refused for the few tokenizers that put spaces there, where `skip_special_tokens` is false",
+    "stop": "at most 16; the text ends before the first; none may be empty",
     "stream_options": "only with `stream`: `include_usage`, `continuous_usage_stats`",
     "structured_outputs": "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`, with `whitespace_pattern` or "
     "`disable_any_whitespace`; see [structured output](structured-output.md)",
@@ -55,12 +61,21 @@ NOTES = {
     "reasoning_effort": "a variable of the template; `none` also sets `enable_thinking` and `thinking` to false",
     "tool_choice": "`none`, `auto`, `required`, a function, or `allowed_tools`; see [tools](tools.md)",
     "tools": "functions, at most 512; see [tools](tools.md)",
+    "truncate_prompt_tokens": "the prompt's last ones; -1: as many as leave room for `max_tokens`; 0 is refused",
     "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
     "top_logprobs": "only with `logprobs`",
 }
 OWN_NOTES: dict[str, dict[str, str]] = {
-    "/v1/completions": {"max_tokens": "left out: 16; 0 is for `echo` and `prompt_logprobs`"},
-    "/v1/chat/completions": {"max_tokens": "where `max_completion_tokens` is left out"},
+    "/v1/completions": {
+        "add_special_tokens": "left out: true",
+        "echo": "the prompt before the answer",
+        "max_tokens": "left out: 16; 0 is for `echo` and `prompt_logprobs`",
+    },
+    "/v1/chat/completions": {
+        "add_special_tokens": "left out: false, as templates write them",
+        "echo": "the last message before the answer, where it continues that message or is of the same role",
+        "max_tokens": "where `max_completion_tokens` is left out",
+    },
 }
 VALUES = {"prompt": "a text, token ids, or an array of either", "messages": "array of OpenAI's messages, for the model's template"}
 """Where the schema's own types would not read well."""
@@ -95,8 +110,22 @@ _INTRO = """# The API: what becomes of a request's fields
 Generated by `make api-docs` from `worker/fairlead_worker/api`; do not edit.
 
 *Supported*: does what OpenAI, or vLLM for its own fields, says. *Refused*: 400 that names the field, as the answer would be another one.
-*Ignored*: changes nothing.
+*Refused in part*: only the values that are said to be taken are. *Accepted*: changes no answer, and is not looked at. *Ignored*: not known.
 A value out of bounds is refused; `null` is as if the field were left out. A field that stands in no table is ignored.
+`GET /openapi.json`, of workers and routers, is the same as an OpenAPI 3.1 document. [Limits](limits.md): bounds on what clients send.
+
+## Streams
+| | |
+| --- | --- |
+| first | nothing before the first token; then a chunk for each choice: its role (chats), its `echo`, its `prompt_token_ids` |
+| text | whole characters only; what may be the beginning of a stop string waits until it is known |
+| finish | one chunk for each choice, with no text, that has `finish_reason` and vLLM's `stop_reason` |
+| usage | `stream_options.include_usage`: a chunk without choices after all others; `continuous_usage_stats`: in every chunk |
+| end | `data: [DONE]`; after a fault `data: {"error": …}` in its place, and the end |
+| client gone | its sequences are aborted before the engine's next step |
+| client slow | the worker stops sending, and gives it up at a [bound](limits.md#work) |
+
+Whole answers come from the same code as streams: `make golden` compares them.
 """
 
 _LORA = """
@@ -135,6 +164,14 @@ def _table(path: str, body: type[CommonRequest]) -> str:
     for name in sorted({*properties, *OPENAI[path]}):
         if name not in properties:
             rows.append(f"| `{name}` | ignored | |")
+            continue
+        if name in HINTS:
+            rows.append(f"| `{name}` | accepted | {HINTS[name]} |")
+            continue
+        if name in REFUSALS:
+            refusal = REFUSALS[name]
+            taken = f"taken: {', '.join(f'`{shown(value)}`' for value in refusal.taken)}; " if refusal.taken else ""
+            rows.append(f"| `{name}` | {'refused in part' if taken else 'refused'} | {taken}{refusal.why} |")
             continue
         said = [VALUES.get(name) or _values(properties[name])]
         said += [notes[name] for notes in (OWN_NOTES[path], NOTES) if name in notes]

@@ -2,16 +2,17 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from fairlead_index.pooled import NO_GENERATION
+from fairlead_worker.api.bad_words import token_sequences
 from fairlead_worker.api.choice import Choice
 from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.sampling import Wanted, check_vocabulary, choice_seed, fit
+from fairlead_worker.api.sampling import Show, Wanted, check_vocabulary, choice_seed, fit, truncated
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import AdapterInfo, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser
@@ -28,6 +29,7 @@ class Prepared:
     choices: list[Choice]
     scored: bool
     """Log-probabilities of the prompts are wanted: the first choice of each brings them."""
+    show: Show = field(default_factory=Show)
 
     def scores(self, prompt: int) -> tuple[TokenLogprobs, ...]:
         """Of the second token of a prompt and all after it."""
@@ -90,27 +92,49 @@ def prepare(
     # An adapter's prefixes are not told to peers: they would compute them with the bare model.
     root = worker.encoder.format.root(adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
     number = adapter.number if adapter else 0
-    check_vocabulary(wanted.base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
+    base = wanted.base
+    if wanted.bad_words:
+        base = msgspec.structs.replace(base, bad_words=token_sequences(worker.encoder, wanted.bad_words, worker.ready.vocabulary_size))
+    if wanted.show.special_tokens and not wanted.show.spaces and worker.encoder.spaces_special_tokens:
+        message = "spaces_between_special_tokens: this model's tokenizer puts spaces there; leave it out"
+        raise invalid(message, param="spaces_between_special_tokens")
+    check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     submissions, choices = [], []
+    prompts = [truncated(prompt, wanted.truncate, wanted.max_tokens, worker.max_model_len) for prompt in prompts]
     for prompt in prompts:
         worker.check_tokens(prompt)
         max_tokens = fit(wanted.max_tokens, len(prompt), worker.max_model_len)
         for choice in range(wanted.best_of):
-            scores = None if choice else wanted.base.prompt_logprobs
+            scores = None if choice else base.prompt_logprobs
             seed = choice_seed(wanted.seed, choice)
-            sampling = msgspec.structs.replace(wanted.base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
+            sampling = msgspec.structs.replace(base, max_tokens=max_tokens, seed=seed, prompt_logprobs=scores)
             submissions.append(Submission(prompt, sampling, root, wanted.priority, wanted.tenant, number, grammar))
             choices.append(
                 Choice(
                     worker.encoder,
                     prompt,
                     stops=wanted.stops,
-                    min_tokens=wanted.base.min_tokens,
+                    min_tokens=base.min_tokens,
                     eos=worker.ready.eos_token_ids,
                     logprobs=wanted.logprobs,
                     silent=wanted.silent,
                     parser=parsers(),
                     shown=worker.reading.shown,
+                    special_tokens=wanted.show.special_tokens,
+                    show_stop=wanted.show.stop,
                 )
             )
-    return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices, wanted.base.prompt_logprobs is not None)
+    _check_logprobs(submissions, worker.config.max_logprob_entries)
+    return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices, base.prompt_logprobs is not None, wanted.show)
+
+
+def _check_logprobs(submissions: Sequence[Submission], most: int) -> None:
+    """An answer with its log-probabilities is held as a whole: twenty for each token of 128 choices would be gigabytes."""
+    entries = 0
+    for submission in submissions:
+        sampling = submission.sampling
+        entries += 0 if sampling.logprobs is None else sampling.max_tokens * (sampling.logprobs + 1)
+        entries += 0 if sampling.prompt_logprobs is None else len(submission.tokens) * (sampling.prompt_logprobs + 1)
+    if entries > most > 0:
+        message = f"logprobs: up to {entries} for all tokens together, and at most {most} are told (--max-logprob-entries)"
+        raise invalid(f"{message}; lower max_tokens, n, or how many of each token are asked for", param="logprobs")

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from fairlead_index.pooled import POOLED
-from fairlead_worker.api.engine_client import EngineGone, EngineRefuses
+from fairlead_worker.api.engine_client import ClientTooSlow, EngineGone, EngineRefuses
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
 
@@ -180,6 +180,8 @@ def as_api_error(error: Exception) -> ApiError:
             return unavailable(f"the engine has ended: {error}")
         case EngineGone():
             return lost(f"the engine has ended: {error}")
+        case ClientTooSlow():
+            return ApiError(408, str(error), code="client_too_slow")
         case HTTPException(status_code=status, detail=detail):
             return ApiError(status, detail, code=str(detail).lower().replace(" ", "_"))
         case _:

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from fairlead_worker.api.app import build
+from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine_child import EngineChild
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.metrics import Metrics
@@ -87,10 +88,11 @@ class Life:
         self._signal: signal.Signals | None = None
         self._cut = False
         """Streams were ended by the drain's deadline: no failure of the engine."""
+        self._connections = Connections(config)
         self._server = Server(
             uvicorn.Config(
                 build(self.worker),
-                http="httptools",
+                http=self._connections.protocol,  # type: ignore[arg-type]  # what makes a protocol, not its class
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -108,6 +110,7 @@ class Life:
         yield "engine process", self.child.run()
         yield "engine watch", self.child.watch()
         yield "start", self._start()
+        yield "connections", self._connections.look_after()
 
     async def run(self) -> str:
         """Serve until a signal or the engine's end. The reason of a failure; empty after an ordered end."""

@@ -16,13 +16,20 @@ _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte fo
 """The byte alphabet of GPT-2: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
 
 
-def chat_logprobs(encoder: PromptEncoder, piece: Piece) -> dict[str, Any] | None:
-    """`{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a piece."""
+def chat_logprobs(encoder: PromptEncoder, piece: Piece, by_id: bool = False) -> dict[str, Any] | None:
+    """`{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a piece.
+
+    `by_id`: tokens are named `token_id:7`.
+    """
     if not piece.logprobs:
         return None
     content = [
-        _entry(encoder, token, logprobs.chosen)
-        | {"top_logprobs": [_entry(encoder, other, value) for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)]}
+        _entry(encoder, token, logprobs.chosen, by_id)
+        | {
+            "top_logprobs": [
+                _entry(encoder, other, value, by_id) for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+            ]
+        }
         for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
@@ -31,8 +38,9 @@ def chat_logprobs(encoder: PromptEncoder, piece: Piece) -> dict[str, Any] | None
 class CompletionLogprobs:
     """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets run on over the pieces of one choice."""
 
-    def __init__(self, encoder: PromptEncoder) -> None:
+    def __init__(self, encoder: PromptEncoder, by_id: bool = False) -> None:
         self._encoder = encoder
+        self._by_id = by_id
         self._offset = 0
 
     def take(self, piece: Piece) -> dict[str, Any] | None:
@@ -46,7 +54,7 @@ class CompletionLogprobs:
     def _shape(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         texts = [token_text(self._encoder, token) for token in tokens]
         return {
-            "tokens": texts,
+            "tokens": [self._name(token) for token in tokens] if self._by_id else texts,
             "token_logprobs": [each and max(each.chosen, FLOOR) for each in logprobs],
             "top_logprobs": [each and dict(self._top(token, each)) for token, each in zip(tokens, logprobs, strict=True)],
             "text_offset": list(self._offsets(texts)),
@@ -55,9 +63,12 @@ class CompletionLogprobs:
     def _top(self, token: int, logprobs: TokenLogprobs) -> Iterator[tuple[str, float]]:
         """The most likely tokens, and always the chosen one."""
         for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True):
-            yield token_text(self._encoder, other), max(value, FLOOR)
+            yield self._name(other), max(value, FLOOR)
         if token not in logprobs.top_ids:
-            yield token_text(self._encoder, token), max(logprobs.chosen, FLOOR)
+            yield self._name(token), max(logprobs.chosen, FLOOR)
+
+    def _name(self, token: int) -> str:
+        return token_name(self._encoder, token, self._by_id)
 
     def _offsets(self, texts: list[str]) -> Iterator[int]:
         for text in texts:
@@ -84,6 +95,11 @@ def token_text(encoder: PromptEncoder, token: int) -> str:
     return encoder.decode((token,), skip_special_tokens=False)
 
 
+def token_name(encoder: PromptEncoder, token: int, by_id: bool) -> str:
+    """How log-probabilities call a token: by its text, which others may share, or by its id, as vLLM's `return_tokens_as_token_ids`."""
+    return f"token_id:{token}" if by_id else token_text(encoder, token)
+
+
 def token_bytes(encoder: PromptEncoder, token: int) -> list[int]:
     """The bytes that a token stands for, also where they are only a part of a character."""
     text = token_text(encoder, token)
@@ -97,5 +113,5 @@ def token_bytes(encoder: PromptEncoder, token: int) -> list[int]:
     return list(text.encode())
 
 
-def _entry(encoder: PromptEncoder, token: int, logprob: float) -> dict[str, Any]:
-    return {"token": token_text(encoder, token), "bytes": token_bytes(encoder, token), "logprob": max(logprob, FLOOR)}
+def _entry(encoder: PromptEncoder, token: int, logprob: float, by_id: bool) -> dict[str, Any]:
+    return {"token": token_name(encoder, token, by_id), "bytes": token_bytes(encoder, token), "logprob": max(logprob, FLOOR)}

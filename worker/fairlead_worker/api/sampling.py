@@ -1,10 +1,13 @@
 """From a request's fields to what the engine needs: sampling parameters, stop strings, limits. Same rules for both endpoints."""
 
+import dataclasses
 import secrets
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.api.refused import refuse
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 from fairlead_worker.api.structured import constraint
 from fairlead_worker.grammar.constraint import Constraint
@@ -12,6 +15,8 @@ from fairlead_worker.messages import Sampling
 
 MAX_STOPS = 16
 """OpenAI allows 4; each costs a search of every piece of text."""
+MAX_STOP_CHARACTERS = 256
+"""Of each: while the text may be its beginning, a token costs as many comparisons."""
 MAX_BIASES = 1024
 """OpenAI allows 300."""
 MAX_BIAS = 100
@@ -20,6 +25,21 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Odd and far from small multiples: the seeds of the n choices of near seeds do not meet (the golden ratio of splitmix64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """What of the answer's tokens is shown, and how."""
+
+    special_tokens: bool = False
+    spaces: bool = True
+    """Special tokens that follow each other are as the tokenizer joins them; False: with nothing between them."""
+    stop: bool = False
+    """The stop string or stop token that ended it is part of the text."""
+    token_ids: bool = False
+    """The ids of the prompt and of the answer."""
+    tokens_by_id: bool = False
+    """Log-probabilities name tokens `token_id:7`: texts of tokens are not unique."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +66,18 @@ class Wanted:
     """Prompts of another salt share no KV with it; empty: the salt of all that have none."""
     constraint: Constraint | None = None
     """The form that the answer must have."""
+    bad_words: tuple[str, ...] = ()
+    """What may not come; `base.bad_words` in tokens, once there is a tokenizer."""
+    truncate: int | None = None
+    """`truncate_prompt_tokens`."""
+    show: Show = dataclasses.field(default_factory=Show)
 
 
 def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
     """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
-    _refuse_unsupported(request)
+    refuse(request)
+    if isinstance(request, ChatRequest) and request.tool_choice not in (None, "none", "auto"):
+        raise invalid("tool_choice: only none and auto are supported", param="tool_choice")
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
         if request.top_logprobs and not request.logprobs:
@@ -69,6 +96,9 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
         raise invalid(f"min_tokens: {min_tokens} is more than {max_field} {max_tokens}", param="min_tokens")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options: only with stream: true", param="stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        message = "stream_options.include_obfuscation: events are not padded; leave it out or give false"
+        raise invalid(message, param="stream_options.include_obfuscation")
     seed = secrets.randbits(63) if request.seed is None else request.seed
     base = Sampling(
         max_tokens=0,
@@ -101,6 +131,15 @@ def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, floa
         request.priority or 0,
         request.user or "",
         constraint=None if silent else constraint(request),
+        bad_words=tuple(request.bad_words or ()),
+        truncate=request.truncate_prompt_tokens,
+        show=Show(
+            special_tokens=request.skip_special_tokens is False,
+            spaces=request.spaces_between_special_tokens is not False,
+            stop=bool(request.include_stop_str_in_output),
+            token_ids=bool(request.return_token_ids),
+            tokens_by_id=bool(request.return_tokens_as_token_ids),
+        ),
     )
 
 
@@ -120,6 +159,15 @@ def _given(value: float | None, defaults: Mapping[str, float], field: str, neutr
 def choice_seed(seed: int, choice: int) -> int:
     """The seed of one of n choices, in [0, 2^63): choice 0 has the request's own, so that n=1 equals the first of many."""
     return (seed + choice * _SEED_STEP) & (2**63 - 1)
+
+
+def truncated(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
+    """vLLM's `truncate_prompt_tokens`: a prompt's last `most` tokens; -1: as many as leave room for the answer. Raises ApiError 400."""
+    if most is None:
+        return prompt
+    if most == 0 or most > limit:
+        raise invalid(f"truncate_prompt_tokens: {most} is neither -1 nor from 1 to {limit}", param="truncate_prompt_tokens")
+    return prompt[-max(1, limit - (max_tokens or 1) if most < 0 else most) :]
 
 
 def fit(max_tokens: int | None, prompt_tokens: int, limit: int) -> int:
@@ -144,6 +192,8 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise invalid(f"stop: at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
+    if longest := next((stop for stop in stops if len(stop) > MAX_STOP_CHARACTERS), None):
+        raise invalid(f"stop: a string of {len(longest)} characters; at most {MAX_STOP_CHARACTERS}", param="stop")
     if "" in stops:
         raise invalid("stop: an empty string would stop everything", param="stop")
     return stops
@@ -190,14 +240,3 @@ def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) ->
         raise invalid(
             f"allowed_token_ids: only tokens that end the answer, but min_tokens is {sampling.min_tokens}", param="allowed_token_ids"
         )
-
-
-def _refuse_unsupported(request: CommonRequest) -> None:
-    """Fields that would change the answer and are not done by this worker: better refused than ignored."""
-    if isinstance(request, CompletionRequest) and request.suffix:
-        raise invalid("suffix: not supported; leave it out", param="suffix")
-    if isinstance(request, ChatRequest):
-        if request.functions is not None:
-            raise invalid("functions: OpenAI has replaced it; give tools, each as {type: function, function: {…}}", param="functions")
-        if request.function_call is not None:
-            raise invalid("function_call: OpenAI has replaced it; say the same in tool_choice", param="function_call")

@@ -22,11 +22,15 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Repetition = Annotated[float, Meta(ge=0.01, le=100)]
 """Beyond these a logit would leave the range of float32."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
+RequestId = Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}$")]
+"""As fit for a header and a log as an X-Request-Id."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +66,29 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=128)] | None = None
+    """Each is looked for at every token."""
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=Limit)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    request_id: RequestId | None = None
+
+    # What `refused.py` says of these.
+    early_stopping: Any = None
+    ec_transfer_params: Any = None
+    kv_transfer_params: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+    mm_processor_kwargs: Any = None
+    prompt_embeds: Any = None
+    service_tier: Any = None
+    store: Any = None
+    use_beam_search: Any = None
+    vllm_xargs: Any = None
 
 
 class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
@@ -71,7 +98,7 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
     """0: nothing but the prompt."""
     echo: bool | None = None
     best_of: Choices | None = None
-    suffix: str | None = None
+    suffix: Any = None
 
 
 class ChatRequest(CommonRequest, frozen=True, kw_only=True):
@@ -89,6 +116,23 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Annotated[str, Meta(min_length=1)] | None = None
+    documents: list[dict[str, Any]] | None = None
+    echo: bool | None = None
+
+    # What `refused.py` says of these.
+    audio: Any = None
+    media_io_kwargs: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    metadata: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True):
@@ -96,7 +140,12 @@ class TokenizeRequest(msgspec.Struct, frozen=True):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
-    return_token_strs: bool = False
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template: Annotated[str, Meta(min_length=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True):

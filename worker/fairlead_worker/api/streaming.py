@@ -34,7 +34,7 @@ class Shape(Protocol):
     def whole(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]: ...
 
     def beside(self) -> dict[str, Any]:
-        """What a whole answer has beside its choices."""
+        """What an answer has beside its choices: a whole one, and a stream's first chunk of each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ async def answer(exchange: Exchange, worker: Worker, prepared: Prepared, reply: 
     await answering.answer(exchange, worker, prepared, writer, stream=reply.stream, usage_comment=reply.usage_comment)
 
 
+def shown_ids(prepared: Prepared, piece: Piece) -> dict[str, Any]:
+    """vLLM's `return_token_ids`: beside the text, the tokens that it comes from."""
+    return {"token_ids": piece.tokens} if prepared.show.token_ids else {}
+
+
 @dataclass(slots=True)
 class ChunkWriter:
     """Whole documents, and streams of chunks."""
@@ -81,7 +86,8 @@ class ChunkWriter:
 
     def whole(self) -> dict[str, Any]:
         gathered, prepared, shape = self._gathered, self.prepared, self.reply.shape
-        choices = [shape.whole(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
+        best = [(place, prepared.choices[i], gathered[i]) for place, i in enumerate(prepared.best())]
+        choices = [shape.whole(place, choice, piece) | shown_ids(prepared, piece) for place, choice, piece in best]
         return self.reply.document(shape.whole_object, choices) | {"usage": prepared.usage()} | shape.beside()
 
     def begin(self) -> bytes:
@@ -110,7 +116,7 @@ class ChunkWriter:
     def _opening(self, index: int) -> None:
         opening = self.reply.shape.opening(index)
         if opening is not None:
-            self._chunk(opening)
+            self._chunk(opening, self.reply.shape.beside())
         self._opened.add(index)
 
     def _piece(self, index: int, piece: Piece) -> None:
@@ -118,9 +124,10 @@ class ChunkWriter:
         if index not in self._opened:
             self._opening(index)
         plain = piece.plain
-        if piece.logprobs or plain is None or (plain and self.reply.continuous_usage):
-            for delta in self.reply.shape.deltas(index, piece):
-                self._chunk(delta)
+        ids = self.prepared.show.token_ids and bool(piece.tokens)
+        if piece.logprobs or plain is None or ids or (plain and self.reply.continuous_usage):
+            for place, delta in enumerate(self.reply.shape.deltas(index, piece)):
+                self._chunk(delta if place else delta | shown_ids(self.prepared, piece))
         elif plain:
             head, tail = self._frames.get(index) or self._frame(index)
             self._out += head
@@ -139,8 +146,8 @@ class ChunkWriter:
         self._frames[index] = head, tail
         return head, tail
 
-    def _chunk(self, choice: dict[str, Any]) -> None:
-        document = self.reply.document(self.reply.shape.chunk_object, [choice])
+    def _chunk(self, choice: dict[str, Any], beside: dict[str, Any] | None = None) -> None:
+        document = self.reply.document(self.reply.shape.chunk_object, [choice]) | (beside or {})
         if self.reply.continuous_usage:
             document["usage"] = self.prepared.usage()
         elif self.reply.include_usage:

@@ -1,6 +1,7 @@
 """Token ids over HTTP: the router's tokenized bodies, `/tokenize` and `/detokenize`."""
 
 from array import array
+from typing import Any
 
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.api.errors import invalid
@@ -28,18 +29,39 @@ def split(exchange: Exchange, body: bytes, etag: str) -> "tuple[array[int] | Non
     return tokens_from_bytes(memoryview(body)[:end]), body[end:]
 
 
+def trusted(worker: Worker, template: str | None, kwargs: dict[str, Any] | None) -> None:
+    """A template is a program: only clients that the operator trusts may bring one. Raises ApiError 400."""
+    if "chat_template" in (kwargs or {}):
+        raise invalid("chat_template_kwargs: a chat_template is a field of its own", param="chat_template_kwargs")
+    if template is not None and not worker.config.trust_request_chat_template:
+        message = "chat_template: this server renders its model's own template only (--trust-request-chat-template)"
+        raise invalid(message, param="chat_template")
+
+
 async def tokenize(worker: Worker, exchange: Exchange) -> None:
     """`POST /tokenize`, as vLLM: a prompt or messages to token ids."""
     body = await exchange.body(worker.config.max_body_bytes)
     request = parse(body, TokenizeRequest)
     worker.check_model(request.model)
+    trusted(worker, request.chat_template, request.chat_template_kwargs)
     encoder, prompt, messages = worker.encoder, request.prompt, request.messages
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
-        tokens = await worker.encode(lambda: encoder.encode_text(prompt), len(body))
+        tokens = await worker.encode(lambda: encoder.encode_text(prompt, request.add_special_tokens is not False), len(body))
     else:
-        tokens = await worker.encode(lambda: encoder.encode_chat(messages, add_generation_prompt=request.add_generation_prompt), len(body))
+        tokens = await worker.encode(
+            lambda: encoder.encode_chat(
+                messages,
+                tools=request.tools or None,
+                add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+                continue_final_message=request.continue_final_message,
+                template_kwargs=request.chat_template_kwargs,
+                template=request.chat_template,
+                add_special_tokens=bool(request.add_special_tokens),
+            ),
+            len(body),
+        )
     texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
     await exchange.json({"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts})
 

@@ -6,6 +6,7 @@ import torch
 
 from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.adjust import Histories
+from fairlead_worker.execution.bad_words import forbid_words
 from fairlead_worker.execution.blocks import largest
 from fairlead_worker.execution.draw import draw
 from fairlead_worker.execution.masks import Masks
@@ -39,7 +40,9 @@ def sample(
     chosen_by = [requests[i] for i in changed]
     further = [len(ahead[i]) if ahead else 0 for i in changed]
     own = (logits if len(changed) == len(requests) else logits[to_device(changed, logits.device)]).float()
-    adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, [ahead[i] for i in changed] if ahead else ()), chosen_by, further)
+    drafted = [ahead[i] for i in changed] if ahead else ()
+    adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, drafted), chosen_by, further)
+    adjusted = forbid_words(adjusted, chosen_by, drafted)
     if masks is not None:
         adjusted = masks.apply(adjusted, changed)
     random = [i for i, request in enumerate(chosen_by) if request.sampling.temperature > 0]

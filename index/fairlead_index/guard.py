@@ -3,14 +3,32 @@
 The protocol tells what happens on its connection; one look a second at all of them closes what is late, so that a request costs no timer.
 """
 
+from collections.abc import Iterator
 from time import monotonic
-from typing import Protocol
-
-from fairlead_router.config import RouterConfig
+from typing import Generic, Protocol, TypeVar
 
 SPARE = 64
-"""Connections beyond the bound that may still ask for the pages of probes: a kubelet that gets no answer would end the router."""
+"""Connections beyond the bound that may still ask for the pages of probes: a kubelet that gets no answer would end the process."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
+
+
+class Limits(Protocol):
+    """The bounds, as both servers' configurations have them; times in seconds."""
+
+    @property
+    def max_header_bytes(self) -> int: ...
+
+    @property
+    def max_headers(self) -> int: ...
+
+    @property
+    def max_connections(self) -> int: ...
+
+    @property
+    def header_timeout(self) -> float: ...
+
+    @property
+    def body_timeout(self) -> float: ...
 
 
 class Guarded(Protocol):
@@ -25,21 +43,27 @@ class Guarded(Protocol):
         """Nothing is under way on it, and others need its place: close."""
 
 
-class Guard:
-    """Knows every connection of the router."""
+Connection = TypeVar("Connection", bound=Guarded)
 
-    def __init__(self, config: RouterConfig) -> None:
-        self.max_header_bytes, self.max_headers = config.max_header_bytes, config.max_headers
-        self.max_connections = config.max_connections
-        self._header_timeout, self._body_timeout = config.header_timeout, config.body_timeout
-        self._open: set[Guarded] = set()
-        self._idle: dict[Guarded, None] = {}
+
+class Guard(Generic[Connection]):
+    """Knows every connection of a server."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.max_header_bytes, self.max_headers = limits.max_header_bytes, limits.max_headers
+        self.max_connections = limits.max_connections
+        self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}
         """Those without a request, the longest idle first."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, connection: Guarded) -> bool:
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._open))
+
+    def opened(self, connection: Connection) -> bool:
         """A new connection; False where it must be closed at once. Takes the place of the longest idle one when there is no other."""
         if len(self._open) >= self.max_connections and self._idle:
             longest = next(iter(self._idle))
@@ -51,7 +75,7 @@ class Guard:
         self.expects_head(connection)
         return True
 
-    def closed(self, connection: Guarded) -> None:
+    def closed(self, connection: Connection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
@@ -59,19 +83,19 @@ class Guard:
         """A request for `path` has to be refused, as there are too many connections."""
         return len(self._open) > self.max_connections and path not in SPARE_PATHS
 
-    def expects_head(self, connection: Guarded) -> None:
+    def expects_head(self, connection: Connection) -> None:
         """A request has begun, or should soon on a new connection."""
         self._idle.pop(connection, None)
         connection.deadline = monotonic() + self._header_timeout
 
-    def expects_body(self, connection: Guarded) -> None:
+    def expects_body(self, connection: Connection) -> None:
         connection.deadline = monotonic() + self._body_timeout
 
-    def whole(self, connection: Guarded) -> None:
+    def whole(self, connection: Connection) -> None:
         """Everything has come of the request."""
         connection.deadline = 0.0
 
-    def answered(self, connection: Guarded) -> None:
+    def answered(self, connection: Connection) -> None:
         """It waits for its next request, unless that has begun."""
         if not connection.deadline and connection in self._open:
             self._idle[connection] = None

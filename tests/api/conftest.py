@@ -1,0 +1,14 @@
+"""One worker and one router for the module's tests."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.api.fleet import Pair
+from tests.api.fuzz import FLAGS
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("api"), *FLAGS, router_flags=FLAGS) as pair:
+        yield pair
+        assert pair.alive, "nothing that was sent has ended a process"

@@ -1,0 +1,251 @@
+"""Thousands of malformed and extreme requests to a worker and through a router, with good requests beside them.
+
+    python -m tests.api.fuzz --count 20000 --seed 1
+
+Bodies come from the OpenAPI document that the worker serves; one request in ten is bytes on a bare socket. Nothing may be answered with a
+5xx or not at all, good requests must all succeed and always say the same, and in the end pages, descriptors and memory must be where they
+were.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tests.api.bodies import Bodies
+from tests.api.fleet import Pair
+from tests.api.raw import raw
+
+AT_ONCE = 16
+HANGS = 180.0
+"""Seconds for one answer, on a machine that does other things too."""
+MOST_FAULTS = 20
+GROWTH_MIB = 96
+"""Of a process from a tenth of the way on: allocators keep what they had in use at their busiest moment."""
+FLAGS = ("--token-cache-bytes", "1000000", "--header-timeout", "20", "--body-timeout", "20")
+HI = [{"role": "user", "content": "hi"}]
+GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"prompt": "a good request", "max_tokens": 6, "temperature": 0, "ignore_eos": True}),
+    ("/v1/completions", {"prompt": [5, 6, 7, 8], "max_tokens": 6, "temperature": 0, "ignore_eos": True, "stream": True}),
+    ("/v1/chat/completions", {"messages": HI, "max_tokens": 5, "temperature": 0, "ignore_eos": True}),
+    ("/v1/chat/completions", {"messages": HI, "max_tokens": 5, "temperature": 1, "seed": 3, "stream": True}),
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    good: int = 0
+    faults: list[str] = field(default_factory=list)
+    slowest: float = 0.0
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Fuzz:
+    """One run."""
+
+    def __init__(self, pair: Pair, document: dict[str, Any], seed: int) -> None:
+        self._pair = pair
+        self._draw = random.Random(seed)
+        self._bodies = Bodies(document, self._draw)
+        self._expected: dict[int, str] = {}
+        self.report = Report()
+
+    async def run(self, count: int) -> Report:
+        """`count` requests, bad or good by chance, and good ones beside them until the others are done."""
+        report, began = self.report, time.monotonic()
+        async with _session() as session, _session() as another:
+            for index in range(len(GOOD)):
+                await self._good(another, index, 0)
+            good = asyncio.create_task(self._keep_asking(another))
+            left = iter(range(count))
+            try:
+                await self._workers(session, left, count // 10)
+                report.before = await asyncio.to_thread(self._pair.held)
+                await self._workers(session, left, count)
+            finally:
+                good.cancel()
+                await asyncio.gather(good, return_exceptions=True)
+        report.after = await self._settled()
+        report.seconds = time.monotonic() - began
+        self._compare()
+        return report
+
+    async def _workers(self, session: aiohttp.ClientSession, left: Any, until: int) -> None:
+        async def work() -> None:
+            for number in left:
+                if len(self.report.faults) >= MOST_FAULTS or not self._pair.alive:
+                    return
+                await self._one(session)
+                if number % 1000 == 999:
+                    print(f"{number + 1} requests, {len(self.report.faults)} faults", file=sys.stderr, flush=True)
+                if number + 1 >= until:
+                    return
+
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+        if not self._pair.alive:
+            self.report.faults.append("a process has ended")
+
+    async def _one(self, session: aiohttp.ClientSession) -> None:
+        draw, began = self._draw, time.monotonic()
+        url = draw.choice(self._pair.urls)
+        if draw.random() < 0.1:
+            sent, path = raw(draw), "raw"
+        else:
+            path, sent = self._bodies.operation()
+        patience = draw.choice((0.0, 0.01, 0.1)) if draw.random() < 0.05 else None
+        try:
+            async with asyncio.timeout(HANGS):
+                if path == "raw":
+                    await self._bytes(url, sent)
+                else:
+                    await self._body(session, url, path, sent, patience)
+        except TimeoutError:
+            self._fault(f"no answer in {HANGS:.0f} s", url, path, sent)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            self._fault(f"{type(error).__name__}: {error}", url, path, sent)
+        self.report.slowest = max(self.report.slowest, time.monotonic() - began)
+
+    async def _body(self, session: aiohttp.ClientSession, url: str, path: str, sent: bytes, patience: float | None) -> None:
+        headers = {"content-type": self._draw.choice(("application/json", "application/json", "text/plain", "x/y; charset=utf-16"))}
+        if patience is not None:  # a client that goes
+            try:
+                async with asyncio.timeout(patience), session.post(url + path, data=sent, headers=headers) as response:
+                    await response.read()
+            except TimeoutError:
+                self.report.statuses["gone"] += 1
+                return
+            self.report.statuses[str(response.status)] += 1
+            return
+        async with session.post(url + path, data=sent, headers=headers) as response:
+            data = await response.read()
+            self.report.statuses[str(response.status)] += 1
+            if wrong := _wrong(response.status, response.headers.get("content-type", ""), data):
+                self._fault(wrong, url, path, sent)
+
+    async def _bytes(self, url: str, sent: bytes) -> None:
+        """Send, say that no more comes, and read to the end."""
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(sent)
+            if self._draw.random() < 0.7:
+                writer.write_eof()
+                data = await reader.read()
+            else:  # or go, and listen no more
+                await writer.drain()
+                data = b""
+        except ConnectionError:
+            data = b""  # refused while it was still being sent
+        finally:
+            writer.close()
+        status = data[9:12].decode("latin-1") if data.startswith(b"HTTP/1.") else "no answer"
+        self.report.statuses[f"raw {status}"] += 1
+        if status.startswith("5"):
+            self._fault(f"status {status}", url, "raw", sent)
+
+    async def _keep_asking(self, session: aiohttp.ClientSession) -> None:
+        for number in range(10**9):
+            await self._good(session, number % len(GOOD), number // len(GOOD) % 2)
+
+    async def _good(self, session: aiohttp.ClientSession, index: int, place: int) -> None:
+        (path, body), url = GOOD[index], self._pair.urls[place]
+        try:
+            async with session.post(url + path, json=body) as response:
+                data = await response.text()
+            said = _text(data) if response.status == 200 else f"status {response.status}: {data[:300]}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            said = f"{type(error).__name__}: {error}"
+        if said == self._expected.setdefault(index, said) and not said.startswith("status"):
+            self.report.good += 1
+        else:
+            self._fault(f"a good request: {said!r}, and before {self._expected[index]!r}", url, path, json.dumps(body).encode())
+
+    async def _settled(self, seconds: float = 90) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while True:
+            held = await asyncio.to_thread(self._pair.held)
+            back = all(held[name] <= self.report.before.get(name, 0) + 2 for name in held if name.endswith("descriptors"))
+            if (back and not held["pages"] and not held["requests"]) or time.monotonic() > deadline:
+                return held
+            await asyncio.sleep(0.2)
+
+    def _compare(self) -> None:
+        for name, now in self.report.after.items():
+            before = self.report.before.get(name, 0)
+            allowed = before + GROWTH_MIB if name.endswith("MiB") else before + 2 if name.endswith("descriptors") else 0
+            if now > allowed:
+                self.report.faults.append(f"leaked: {name} was {before} and is {now}")
+
+    def _fault(self, what: str, url: str, path: str, sent: bytes) -> None:
+        where = "worker" if url == self._pair.urls[0] else "router"
+        self.report.faults.append(f"{where} {path}: {what}: {sent[:600]!r}")
+        print(self.report.faults[-1][:1000], file=sys.stderr, flush=True)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(HANGS))
+
+
+def _wrong(status: int, kind: str, data: bytes) -> str:
+    """What is wrong with an answer, if anything is."""
+    if status >= 500:
+        return f"status {status}: {data[:300]!r}"
+    if kind.startswith("text/event-stream"):
+        events = [line.removeprefix(b"data: ") for line in data.split(b"\n") if line.startswith(b"data: ")]
+        ended = bool(events) and (events[-1] == b"[DONE]" or b'"invalid_request_error"' in events[-1])
+        return "" if ended else f"a stream that ends with {data[-300:]!r}"
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return f"status {status} with what is no JSON: {data[:300]!r}"
+    if status >= 400 and not document.get("error", {}).get("message"):
+        return f"status {status} with no message: {data[:300]!r}"
+    return ""
+
+
+def _text(data: str) -> str:
+    """Of an answer, whole or streamed."""
+    documents = [json.loads(line[6:]) for line in data.split("\n") if line.startswith("data: {")] or [json.loads(data)]
+    choices = [choice for document in documents for choice in document.get("choices", ())]
+    return "".join(each.get("text") or each.get("message", each.get("delta", {})).get("content") or "" for each in choices)
+
+
+def fuzz(folder: Path, count: int, seed: int) -> Report:
+    """Start what is needed, run, and end it."""
+    with Pair(folder, *FLAGS, router_flags=FLAGS) as pair:
+        document = pair.worker.client.get("/openapi.json").json()
+        return asyncio.run(Fuzz(pair, document, seed).run(count))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = fuzz(Path(folder), arguments.count, arguments.seed)
+    print(f"{arguments.count} requests in {report.seconds:.0f} s, the slowest {report.slowest:.1f} s; {report.good} good ones beside them")
+    print("answers: " + ", ".join(f"{status} {count}" for status, count in sorted(report.statuses.items())))
+    for name in report.after:
+        print(f"{name}: {report.before.get(name)} -> {report.after[name]}")
+    print(f"faults: {len(report.faults)}")
+    for fault in report.faults:
+        print(f"  {fault[:1000]}")
+    return 1 if report.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""Whole and streamed answers to the same random requests are the same. `make golden` asks 500."""
+
+from tests.api.fleet import Pair
+from tests.api.golden import compare
+
+COUNT = 40
+
+
+async def test_streams_say_what_whole_answers_say(pair: Pair) -> None:
+    wrong, refused = await compare(pair.urls, COUNT, seed=3)
+    assert not wrong, "\n".join(wrong[:3])
+    assert refused < COUNT / 10, "nearly all are right requests"

@@ -1,0 +1,59 @@
+"""Fields that change a prompt: the router's tokens are the worker's, or the text goes to the worker as it came."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.router.harness import Fleet
+from tests.router.prompt_format import make_format
+from tokenizers import Tokenizer, processors
+
+from fairlead_index.prompt import PromptEncoder, PromptFormat, digest
+
+
+def with_a_beginning() -> PromptFormat:
+    """A format whose tokenizer puts a token before every text."""
+    format = make_format()
+    tokenizer = Tokenizer.from_str(format.tokenizer_json)
+    tokenizer.add_special_tokens(["<begin>"])
+    begin = ("<begin>", tokenizer.token_to_id("<begin>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<begin> $A", special_tokens=[begin])
+    text = tokenizer.to_str()
+    return msgspec.structs.replace(format, tokenizer_json=text, tokenizer_digest=digest(text))
+
+
+PROMPT, CHAT = {"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "tokenized"),
+    [
+        ("/v1/completions", PROMPT, True),
+        ("/v1/completions", PROMPT | {"add_special_tokens": True}, True),
+        ("/v1/completions", PROMPT | {"add_special_tokens": False}, True),
+        ("/v1/completions", PROMPT | {"truncate_prompt_tokens": 2}, False),
+        ("/v1/completions", PROMPT | {"suffix": ""}, True),
+        ("/v1/completions", PROMPT | {"echo": True, "return_token_ids": True, "bad_words": ["x"]}, True),
+        ("/v1/chat/completions", CHAT, True),
+        ("/v1/chat/completions", CHAT | {"add_special_tokens": True}, True),
+        ("/v1/chat/completions", CHAT | {"add_special_tokens": False, "echo": True}, True),
+        ("/v1/chat/completions", CHAT | {"truncate_prompt_tokens": -1}, False),
+        ("/v1/chat/completions", CHAT | {"chat_template": "x"}, False),
+        ("/v1/chat/completions", CHAT | {"documents": []}, False),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+async def test_tokens_are_the_workers_or_none(fleet: Fleet, path: str, fields: dict[str, Any], tokenized: bool) -> None:
+    format = with_a_beginning()
+    worker = await fleet.worker(format=format)
+    router = await fleet.router(worker)
+    assert (await router.client.post(path, json=fields | {"model": "stand-in"})).status_code == 200
+    (received,) = worker.received
+    assert {name: received.json[name] for name in fields} == fields, "the body is as it came"
+    special = fields.get("add_special_tokens")
+    encoder = PromptEncoder(format)
+    if path == "/v1/completions":
+        expected = encoder.encode_text(fields["prompt"], special is not False)
+    else:
+        expected = encoder.encode_chat(fields["messages"], add_special_tokens=special is True)
+    assert received.tokens == (expected.tolist() if tokenized else None)

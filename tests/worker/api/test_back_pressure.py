@@ -1,0 +1,49 @@
+"""A client that does not read: what waits for it is bounded, and then its sequences are given up."""
+
+from array import array
+
+import pytest
+
+from fairlead_worker.api.engine_client import MOST_BEHIND, ClientTooSlow, EngineClient, Submission
+from fairlead_worker.api.http import as_api_error
+from fairlead_worker.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
+
+
+class Engine:
+    """The other end of the channel: it keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[ToEngine] = []
+
+    def send(self, message: ToEngine) -> None:
+        self.heard.append(message)
+
+    async def receive(self) -> FromEngine:
+        raise AssertionError("nobody receives here")
+
+    def close(self) -> None: ...
+
+
+async def test_what_waits_for_a_client_is_bounded() -> None:
+    engine = Engine()
+    client = EngineClient(engine)
+    client._take(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
+    submission = Submission(array("I", [1]), Sampling(max_tokens=1_000_000), 0)
+    one = (TokenLogprobs(-1.0, tuple(range(20)), (-1.0,) * 20),)
+    async with client.generate([submission, submission]) as generation:
+        outputs = generation.outputs()
+        first, second = (message.id for message in engine.heard if isinstance(message, Submit))
+        client._take(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
+        assert [index for index, _ in await anext(outputs)] == [0]
+        sent = 0
+        while not any(isinstance(message, Abort) for message in engine.heard):
+            client._take(Step(outputs=(Output(first, b"\1\0\0\0", 0, logprobs=one), Output(second, b"\1\0\0\0", 0))))
+            sent += 2
+            assert sent * 256 < 2 * MOST_BEHIND
+        assert {message.id for message in engine.heard if isinstance(message, Abort)} == {first, second}
+        kept = len(generation._arrived)
+        client._take(Step(outputs=(Output(first, b"\1\0\0\0", 0),)))
+        assert len(generation._arrived) == kept, "nothing more is kept"
+        with pytest.raises(ClientTooSlow) as slow:
+            await anext(outputs)
+    assert as_api_error(slow.value).code == "client_too_slow"

@@ -1,0 +1,186 @@
+"""Clients that are slow, many, or send no HTTP: bounded, told why, and nobody else's loss. uvicorn on a socket, with our protocol."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from fairlead_worker.api.connections import STALL_SECONDS, Connections
+from fairlead_worker.api.lifecycle import Server
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+WHOLE = HEAD + b"content-length: 2\r\n\r\n{}"
+LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what a server does inside has no event for tests
+            await asyncio.sleep(0.01)
+
+
+class Served:
+    """A server of an application that reads the body and says how long it is, once it may."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.connections = Connections(SimpleNamespace(**LIMITS | limits))
+        self.may = asyncio.Event()
+        self.may.set()
+        self.gone = 0
+        self.piece = b""
+        """What is sent again and again, instead."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone += 1
+                return
+            size += len(message["body"])
+            if not message["more_body"]:
+                break
+        await self.may.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while self.piece:
+            await send({"type": "http.response.body", "body": self.piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"%d" % size})
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def ask(self, sent: bytes, seconds: float = 20) -> tuple[int, str]:
+        """Status and error code of what a connection gets, and then its end. Status 0: it was closed without a word."""
+        reader, writer = await self.open()
+        writer.write(sent)
+        text = b""
+        with contextlib.suppress(ConnectionError):
+            text = await asyncio.wait_for(reader.read(), seconds)
+        writer.close()
+        head, _, body = text.partition(b"\r\n\r\n")
+        if not text:
+            return 0, ""
+        return int(head.split(b" ")[1]), json.loads(body)["error"]["code"] if b"application/json" in head else body.decode()
+
+
+@asynccontextmanager
+async def _served(**limits: Any) -> AsyncIterator[Served]:
+    served = Served(**limits)
+    config = uvicorn.Config(served, http=served.connections.protocol, lifespan="off", log_config=None, ws="none", port=0, host="127.0.0.1")  # type: ignore[arg-type]
+    server = Server(config)
+    tasks = asyncio.create_task(server.serve()), asyncio.create_task(served.connections.look_after())
+    await until(lambda: server.started)
+    served.port = server.servers[0].sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+    yield served
+    server.should_exit = server.force_exit = True
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
+    return _served
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"", (0, "")),
+        (HEAD + b"x-slow: ", (408, "request_timeout")),
+        (HEAD + b"content-length: 100\r\n\r\n{", (408, "request_timeout")),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n{", (408, "request_timeout")),
+        (HEAD + b"x: " + b"y" * 70_000, (431, "headers_too_large")),
+        (HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(130)) + b"\r\n", (431, "headers_too_large")),
+        (b"no HTTP at all\r\n\r\n", (400, "bad_request")),
+        (b"GET /\xff\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "bad_request")),
+    ],
+    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path"],
+)
+async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, expected: tuple[int, str]) -> None:
+    async with serve(header_timeout=0.2, body_timeout=0.2) as served:
+        assert await served.ask(sent) == expected
+        assert (await served.ask(WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
+        assert len(served.connections.guard) == 0
+
+
+async def test_a_slow_drip_does_not_help(serve: Any) -> None:
+    async with serve(header_timeout=0.5) as served:
+        reader, writer = await served.open()
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                writer.write(HEAD)
+                while not writer.is_closing():
+                    writer.write(b"x: y\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 20)
+        dripping.cancel()
+        writer.close()
+
+
+async def test_a_client_that_leaves_in_its_body_is_no_request(serve: Any) -> None:
+    async with serve(body_timeout=0.2) as served:
+        assert (await served.ask(HEAD + b"content-length: 9\r\n\r\n{"))[0] == 408
+        assert served.gone == 1, "the application heard of it"
+
+
+async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: Any) -> None:
+    """Also while the first takes longer than a body may: nothing is read of the others meanwhile."""
+    async with serve(header_timeout=0.1, body_timeout=0.1) as served:
+        served.may.clear()
+        reader, writer = await served.open()
+        writer.write(WHOLE * 2 + HEAD + b"content-length: 4\r\n\r\n{")
+        await asyncio.sleep(0)
+        await until(lambda: any(one.pipeline for one in served.connections.guard))
+        for connection in served.connections.guard:
+            served.connections.guard.look(connection.loop.time() + 1e6)  # as if so much time had gone
+        served.may.set()
+        writer.write(b"   ")
+        answers = await asyncio.wait_for(reader.readuntil(b"4\r\n0\r\n\r\n"), 20)
+        assert answers.count(b"HTTP/1.1 200") == 3
+        writer.close()
+
+
+async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) -> None:
+    async with serve(max_connections=3) as served:
+        idle = [await served.open() for _ in range(2)]
+        for reader, writer in idle:
+            writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"0\r\n\r\n")
+        busy = [await served.open() for _ in range(3)]
+        for _, writer in busy:
+            writer.write(HEAD)
+        assert await asyncio.wait_for(idle[0][0].read(), 20) == b"", "the longest idle one gave way"
+        guard = served.connections.guard
+        await until(lambda: len(guard) == 3 and all(one._head_bytes for one in guard))
+        assert await served.ask(WHOLE) == (503, "too_many_connections")
+        assert (await served.ask(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
+        for _, writer in (*idle, *busy):
+            writer.close()
+
+
+async def test_who_takes_nothing_of_an_answer_stops_it_and_is_let_go_in_the_end(serve: Any) -> None:
+    """The application waits with it: no more than the transport's buffer is held."""
+    async with serve() as served:
+        served.piece = b"x" * 65536
+        reader, writer = await served.open()
+        writer.write(WHOLE)
+        await reader.readline()
+        guard = served.connections.guard
+        await until(lambda: any(one._stalled is not None for one in guard))
+        (connection,) = guard
+        assert connection.transport.get_write_buffer_size() < 4 * 65536
+        connection.look(connection._stalled + STALL_SECONDS + 1)
+        await until(lambda: not len(guard))
+        served.piece = b""
+        writer.close()

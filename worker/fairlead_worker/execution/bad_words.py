@@ -1,0 +1,39 @@
+"""Token sequences that may not come in an output: the token that would complete one is forbidden, as in vLLM."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fairlead_worker.engine.request import Request
+
+
+def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
+    """logits [rows, vocabulary] -> the same with -inf where a token would complete one of its request's `bad_words`.
+
+    `ahead`: drafted tokens between each row's request and its logits; empty: there are none. A row in which nothing else could be chosen
+    stays as it is: there, words that are not wanted are better than none.
+    """
+    vocabulary = logits.shape[1]
+    forbidden = [
+        (row, token)
+        for row, request in enumerate(requests)
+        if request.sampling.bad_words
+        for token in _completing(request, ahead[row] if ahead else ())
+        if token < vocabulary
+    ]
+    if not forbidden:
+        return logits
+    rows, tokens = torch.tensor(forbidden, device=logits.device).T
+    kept = logits.index_put((rows, tokens), torch.tensor(float("-inf"), device=logits.device))
+    return torch.where((kept.amax(1) == float("-inf"))[:, None], logits, kept)
+
+
+def _completing(request: Request, draft: Sequence[int]) -> Iterator[int]:
+    """The last tokens of the sequences whose other tokens the output ends with. The prompt has no part in it."""
+    words = request.sampling.bad_words
+    longest = max(map(len, words)) - 1
+    begin = max(request.prompt_length, len(request.tokens) - longest)
+    output = (*request.tokens[begin:], *draft)
+    for *before, last in words:
+        if not before or output[-len(before) :] == tuple(before):
+            yield last
