@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.redis_server import free_port
 
+from fairlead.demo.command import MANIFEST, MODEL_PATH
 from fairlead.errors import UserError
 from fairlead.local.cluster import LocalCluster
 from fairlead.local.manifest import objects_of, read_manifest
@@ -74,6 +75,19 @@ async def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkey
         async with cluster:
             pass
     assert not cluster.directory.exists()
+
+
+async def test_what_is_not_ready_in_time_is_named_with_where_its_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo's and `fairlead up`'s whole message: it said nothing at all before."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cluster = LocalCluster("demo", port=free_port(), host_env=dict(os.environ), cpus=1, model_root=tmp_path)
+    (tmp_path / MODEL_PATH).mkdir(parents=True)
+    with pytest.raises(TimeoutError) as ended:
+        async with cluster:
+            cluster.apply(read_manifest(MANIFEST))
+            await cluster.wait_ready(0.01)
+    said = str(ended.value)
+    assert "within --ready-timeout 0.01 s" in said and "demo-worker-0: " in said and f"logs: {cluster.directory}/logs" in said
 
 
 @pytest.mark.parametrize(

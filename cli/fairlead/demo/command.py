@@ -37,7 +37,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("demo", help="two workers, a router, three conversations, with and without steering; ends by itself")
     parser.add_argument("--model-root", type=Path, metavar="DIR", help="where the demo's model is kept (default: ~/.cache/fairlead/demo)")
     parser.add_argument("--port", type=int, default=0, metavar="P", help="port of the router (default: a free one)")
-    parser.add_argument("--ready-timeout", type=float, default=120, metavar="S", help="seconds for the workers to load (default 120)")
+    parser.add_argument("--ready-timeout", type=float, default=600, metavar="S", help="seconds for the workers to load (default 600)")
     parser.set_defaults(run=run)
 
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         status = asyncio.run(demo(arguments, console))
     except (PodFailed, TurnFailed, TimeoutError) as error:
-        console.print(f"the demo failed: {error or 'not ready in time'}", style="red", markup=False, soft_wrap=True)
+        console.print(f"the demo failed: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     console.print(f"[dim]{time.monotonic() - began:.0f} s in all; nothing is left running[/]")
     return status

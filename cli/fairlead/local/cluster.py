@@ -102,14 +102,28 @@ class LocalCluster:
         write_record(self.directory, RunRecord(pid=os.getpid(), manifest=str(manifest.path), urls=urls))
 
     async def wait_ready(self, timeout: float) -> None:
-        """Until every wanted pod is ready. PodFailed as soon as one has ended twice; TimeoutError after `timeout` seconds."""
-        async with asyncio.timeout(timeout):
-            while not self.kubelet.all_ready():
-                for pod in self.kubelet.pods():
-                    if pod.state.restarts >= 2:
-                        raise PodFailed(describe_failure(pod))
-                self._changed.clear()
-                await self._changed.wait()
+        """Until every wanted pod is ready. PodFailed as soon as one has ended twice.
+
+        TimeoutError after `timeout` seconds: its message names the pods that are not ready, and where the logs are.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._all_ready()
+        except TimeoutError:
+            states = {pod.name: pod.state for pod in self.kubelet.pods() if not pod.state.ready}
+            waiting = "; ".join(f"{name}: {state.phase} {state.reason}".rstrip() for name, state in states.items())
+            raise TimeoutError(
+                f"not ready within --ready-timeout {timeout:g} s ({waiting or 'a pod is yet to start'}); logs: {self.directory}/logs. "
+                "A first start reads gigabytes of libraries from the disk: on a busy machine give it a longer --ready-timeout."
+            ) from None
+
+    async def _all_ready(self) -> None:
+        while not self.kubelet.all_ready():
+            for pod in self.kubelet.pods():
+                if pod.state.restarts >= 2:
+                    raise PodFailed(describe_failure(pod))
+            self._changed.clear()
+            await self._changed.wait()
 
     def _noticed(self) -> None:
         self._changed.set()

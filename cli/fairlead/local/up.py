@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         return asyncio.run(up(arguments, console))
     except PodFailed as error:
         console.print(f"{error}\n  Repair what it names, then start again. Nothing was left running.", markup=False, soft_wrap=True)
-    except TimeoutError:
-        console.print(f"not ready within --ready-timeout {arguments.ready_timeout:.0f} s. Nothing was left running.", markup=False)
+    except TimeoutError as error:
+        console.print(f"{error} Nothing was left running.", markup=False, soft_wrap=True)
     return 1
 
 
