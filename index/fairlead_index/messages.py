@@ -9,6 +9,8 @@ from fairlead_index.errors import PromptError
 ContentStyle = Literal["text", "parts", "both"]
 
 _PROBE = "fairleadprobe"
+_ARGUMENTS: tuple[Any, Any] = ({_PROBE: 1}, f'{{"{_PROBE}": 1}}')
+"""Of a call, as an object and as text."""
 
 
 class ChatRenderer:
@@ -18,6 +20,7 @@ class ChatRenderer:
         self._template = ChatTemplate(source)
         self._special_tokens = special_tokens
         self.content_style = self._probe()
+        self._silence = self._probe_silence()
         self._takes_objects = self._probe_arguments()
 
     def render(
@@ -55,6 +58,8 @@ class ChatRenderer:
             normal["content"] = self._content(normal["content"], f"{where}.content")
         elif message["role"] != "assistant":  # an assistant may have called tools, and said nothing
             raise PromptError(f"{where}.content", "is missing")
+        elif "tool_calls" in normal:
+            normal |= self._silence
         if "tool_calls" in normal:
             normal["tool_calls"] = _tool_calls(normal["tool_calls"], f"{where}.tool_calls", self._takes_objects)
         return normal
@@ -89,23 +94,35 @@ class ChatRenderer:
             return None
         return text if _PROBE in text else None
 
+    def _probe_silence(self) -> dict[str, str]:
+        """What stands for the content of an assistant that called a tool and said nothing.
+
+        Nothing, as most templates have it; an empty text for those that fail without one (ChatML, and whatever knows no tools).
+        """
+        fails_without = not any(self._calls(arguments, {}) for arguments in _ARGUMENTS)
+        return {"content": ""} if fails_without and any(self._calls(arguments, {"content": ""}) for arguments in _ARGUMENTS) else {}
+
     def _probe_arguments(self) -> bool:
         """Whether the template reads a call's arguments as an object (Qwen's, Llama's) or as the text that it is over HTTP (DeepSeek's)."""
-        as_object = self._probe_call({_PROBE: 1})
+        as_object = self._probe_call(_ARGUMENTS[0])
         if as_object is not None and f"'{_PROBE}'" not in as_object:
             return True
-        return self._probe_call(f'{{"{_PROBE}": 1}}') is None
+        return self._probe_call(_ARGUMENTS[1]) is None
 
     def _probe_call(self, arguments: Any) -> str | None:
+        text = self._calls(arguments, self._silence)
+        return text if text and _PROBE in text else None
+
+    def _calls(self, arguments: Any, silence: dict[str, str]) -> str | None:
+        """A question and a call with `arguments`, as the template writes them; None where it fails."""
         function = {"name": "probe", "arguments": arguments}
         call = {"id": "probe0000", "type": "function", "function": function}
         asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"}
+        variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
         try:
-            variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
-            text = self._template.render([asked, {"role": "assistant", "tool_calls": [call]}], False, variables)
+            return self._template.render([asked, {"role": "assistant", "tool_calls": [call], **silence}], False, variables)
         except PromptError:
             return None
-        return text if _PROBE in text else None
 
 
 def _part_text(part: Any, where: str) -> str:

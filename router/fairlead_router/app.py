@@ -1,6 +1,7 @@
 """What the router answers: paths, errors, and one line of access log for each request (no prompts, tokens or keys in it)."""
 
 import asyncio
+import importlib.metadata
 import logging
 from functools import partial
 from time import monotonic
@@ -44,6 +45,7 @@ class App:
             "/fairlead/workers": self._workers,
             "/fairlead/split": self._split,
             "/v1/models": self._models,
+            "/version": self._version,
         }
 
     async def __call__(self, request: Request, reply: Reply) -> None:
@@ -172,6 +174,9 @@ class App:
     def _ready(self, reply: Reply) -> None:
         reason = self._router.not_ready_reason()
         reply.whole(503 if reason else 200, msgspec.json.encode({"ready": not reason, "reason": reason}))
+
+    def _version(self, reply: Reply) -> None:
+        reply.whole(200, msgspec.json.encode({"version": importlib.metadata.version("fairlead")}))
 
     def _metrics(self, reply: Reply) -> None:
         reply.whole(200, self._router.metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")

@@ -159,6 +159,16 @@ def test_text_equals_transformers(tokenizer: PreTrainedTokenizerFast, text: str)
     assert list(encoder.encode_text(text, add_special_tokens=False)) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.parametrize("said", [{}, {"content": None}])
+def test_a_call_without_words_is_an_empty_text_where_the_template_needs_one(tokenizer: PreTrainedTokenizerFast, said: Any) -> None:
+    """ChatML adds `message['content']` to a string: a model without tools in its template still reads a conversation that had some."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked, answered = {"role": "user", "content": "a"}, {"role": "tool", "tool_call_id": "call_1", "content": "r"}
+    chat = [asked, {"role": "assistant", "tool_calls": [call], **said}, answered]
+    encoder = encoder_for(tokenizer, CHATML)
+    assert list(encoder.encode_chat(chat)) == list(encoder.encode_chat([asked, {"role": "assistant", "content": ""}, answered]))
+
+
 def test_parts_are_given_as_the_template_reads_them(tokenizer: PreTrainedTokenizerFast) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     chatml, qwen, only = (encoder_for(tokenizer, template) for template in (CHATML, QWEN, PARTS_ONLY))

@@ -74,6 +74,16 @@ async def test_a_client_that_asks_first_is_told_to_send_its_body(fleet: Fleet) -
         assert (await answer(reader))[0] == 200
 
 
+async def test_a_client_that_asks_first_and_is_refused_is_not_told_to_send(fleet: Fleet) -> None:
+    """An interim answer after the final one would be taken for the answer to its next request."""
+    router = await fleet.router(await fleet.worker())
+    async with wire(router) as (reader, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 900000000\r\n\r\n")
+        assert (await answer(reader))[0] == 413
+        writer.write_eof()
+        assert not await reader.read()
+
+
 async def test_bodies_in_chunks_with_trailers_and_targets_with_an_origin_are_understood(fleet: Fleet) -> None:
     worker = await fleet.worker()
     router = await fleet.router(worker)

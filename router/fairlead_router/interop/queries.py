@@ -72,7 +72,7 @@ class Queries:
             reason, _, field = str(error).partition(" - at `$")
             raise _invalid(field.strip("`.") or "body", reason) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(400, f"The request body is not valid JSON: {error}.") from None
+            raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
         if query.tenant_id in _TAKEN:
             raise _invalid("tenant_id", f"{query.tenant_id!r} is a field of the answer: give another name")
         known = self._known(query)

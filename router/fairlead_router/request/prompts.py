@@ -117,9 +117,9 @@ class Prompts:
         except msgspec.ValidationError:
             raise ApiError(400, "The request body must be a JSON object.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(400, f"The request body is not valid JSON: {error}.") from None
+            raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
         except RecursionError:
-            raise ApiError(400, "The request body is nested too deeply.") from None
+            raise ApiError(400, "The request body is nested too deeply.", code="invalid_json") from None
         name = body.model if isinstance(body.model, str) else ""
         adapter = None if self._formats.knows(name) else self._adapter(body.model)
         model = name if adapter is not None or self._formats.divided_by(name) else ""

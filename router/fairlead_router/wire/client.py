@@ -203,7 +203,9 @@ class ClientConnection(asyncio.Protocol):
     # One request after the other
 
     def invite(self, request: Request) -> None:
-        """The client waits for `100 Continue` before it sends its body (RFC 9110, 10.1.1)."""
+        """The client waits for `100 Continue` before it sends its body (RFC 9110, 10.1.1); not one that has been refused without it."""
+        if request.reply is not None and request.reply.started:
+            return
         if not request.size and not request.whole and (b"expect", b"100-continue") in request.headers:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

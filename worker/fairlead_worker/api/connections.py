@@ -82,6 +82,10 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._guard.expects_head(self)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # what follows a body is no header: nobody counts its bytes, and it must not become one
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if self._finished:
             return  # it follows a refusal, in the same read
