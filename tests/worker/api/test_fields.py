@@ -78,3 +78,9 @@ def test_the_document_has_every_path_and_field() -> None:
     chat = said["components"]["schemas"]["ChatRequest"]["properties"]
     assert chat["store"]["enum"] == [None, False]
     assert chat["seed"]["description"] == NOTES["seed"]
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
+def test_every_tool_choice_gets_past_the_sampling_fields(choice: Any) -> None:
+    """What is wrong with one is for `tools.tool_use` to say, which knows the tools."""
+    assert understood("/v1/chat/completions", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice=choice).n == 1

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -171,3 +172,46 @@ def test_reasoning_tokens_are_counted() -> None:
     for token in ("I", " think", "</think>", "\n\n", "Yes", "."):
         parser.feed(token)
     assert parser.reasoning_tokens == 3
+
+
+@pytest.mark.parametrize("parser", [*CALLS, "harmony"])
+def test_a_run_of_blanks_costs_no_more_than_its_length(parser: str) -> None:
+    """A model that writes blanks for ever, behind a call or before its parts, must not hold up everybody's streams."""
+    sample = next(each for each in SAMPLES if each.parser == parser and each.calls)
+    reader = _reader(sample)
+    for begun in (sample.written, sample.written.rpartition("}")[0] + "}", *sorted({*reader.markup().split("\0")} - {""})):
+        read = reader.parser(Wish(Tools(SCHEMAS)), sample.tail)
+        read.feed(begun)
+        began = time.process_time()
+        for _ in range(500):
+            read.feed(" " * 40)
+        read.feed("x")
+        assert time.process_time() - began < 2, "seconds of the event loop for 20,000 blanks, which take a hundredth of one"
+
+
+@pytest.mark.parametrize("tail", ["a" + ".b" * 2000 + "()", "now(x=" + "-" * 2000 + "1)", "now(x=" + "1+" * 2000 + "1)"])
+def test_python_that_is_nested_too_deeply_is_text(tail: str) -> None:
+    written = f"[{next(iter(SCHEMAS))}(), {tail}]"
+    events, reason = _read(Reader("pythonic"), [written])
+    assert (gather(events).text, gather(events).calls, reason) == (written, [], "stop")
+
+
+@pytest.mark.parametrize(
+    ("declared", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "2024", "2024"),
+        ({"type": ["string", "null"]}, "true", "true"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "integer"]}, "7", 7),
+        ({"anyOf": [{"type": "string"}, {"type": "number"}]}, "7", 7),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/a"}]}, "[1]", [1]),
+        ({"type": "integer"}, "seven", "seven"),
+        ({}, "7", 7),
+    ],
+)
+def test_a_parameter_is_of_a_type_that_its_schema_allows(declared: dict[str, object], written: str, value: object) -> None:
+    """pydantic's `str | None` is `anyOf` of both; a year is no number then."""
+    wish = Wish(Tools({"f": {"type": "object", "properties": {"a": declared}}}))
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = gather(_read(Reader("qwen3_coder"), [text], wish=wish)[0]).calls
+    assert json.loads(call.arguments) == {"a": value}

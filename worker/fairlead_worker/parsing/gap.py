@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import regex
-
+from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.stage import Out, Stage
 
 
@@ -20,7 +19,7 @@ class Gap:
     thinks = False
 
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = regex.match(self.tail, text, partial=True) if self.tail else None
+        found = match(self.tail, text, partial=True) if self.tail else None
         if found is None:
             return text, self.back
         if found.partial:

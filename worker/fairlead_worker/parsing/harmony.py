@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import regex
 
+from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.stage import Out, Plain, Stage, first, overlap
 from fairlead_worker.parsing.thinking import ThinkingFormat
 
@@ -31,7 +32,7 @@ class Messages:
     thinks = False
 
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = regex.match(_HEADER, text, partial=not final)
+        found = match(_HEADER, text, partial=not final)
         if found is not None and found.partial:
             return text, self
         if found is None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
-import regex
 
 from fairlead_worker.parsing.gap import Gap
+from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.scanner import Scanner
 from fairlead_worker.parsing.stage import Out, Plain, Stage, first, overlap
 
@@ -144,7 +144,7 @@ class _Head:
     thinks = False
 
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = regex.match(self.format.head, text, partial=not final)
+        found = match(self.format.head, text, partial=not final)
         if found is not None and found.partial:
             return text, self
         if found is not None:
@@ -153,7 +153,7 @@ class _Head:
             out.begin(found["name"])
             return self._arguments(text, found)
         if self.format.any_object:
-            found = regex.match(self.format.any_object, text, partial=not final)
+            found = match(self.format.any_object, text, partial=not final)
             if found is not None and found.partial:
                 return text, self
             if found is not None:

@@ -4,12 +4,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import regex
 
 from fairlead_worker.parsing.gap import Gap
+from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.stage import Out, Stage, overlap
 
 _NAME = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
+
+_TEXT = frozenset({"string"})
+_KINDS: dict[type, frozenset[str]] = {
+    str: _TEXT,
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+    type(None): frozenset({"null"}),
+}
+"""The types that a schema may call a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,7 @@ class _Head:
     thinks = False
 
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = regex.match(self.format.head, text, partial=not final)
+        found = match(self.format.head, text, partial=not final)
         if found is not None and found.partial:
             return text, self
         if found is None or found["name"] not in out.tools.schemas:
@@ -98,7 +110,7 @@ class _Parameters:
     thinks = False
 
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = regex.match(self.format.parameter, text, partial=True)
+        found = match(self.format.parameter, text, partial=True)
         if found is None:
             return text, self.back
         if found.partial:
@@ -110,10 +122,10 @@ class _Parameters:
             return text[found.end() :], self.format.gap(self.back)
         key = groups["key"].strip()
         told = groups.get("string")
-        text_wanted = told == "true" if told else is_text(self.schema, key)
+        kinds = (_TEXT if told == "true" else frozenset()) if told else kinds_of(self.schema, key)
         out.arguments(f"{self.separator}{_written(key)}: ")
         self.separator = ", "
-        return text[found.end() :], _Text(self) if text_wanted else _Value(self)
+        return text[found.end() :], _Text(self) if kinds == _TEXT else _Value(self, kinds)
 
 
 @dataclass(slots=True)
@@ -146,6 +158,8 @@ class _Value:
     """A parameter of another type: converted once all of it is there."""
 
     parameters: _Parameters
+    kinds: frozenset[str]
+    """Types that it may have; none: any."""
     seen: int = 0
     thinks = False
 
@@ -154,7 +168,7 @@ class _Value:
         at = text.find(end, max(0, self.seen - len(end)))
         self.seen = len(text)
         if at >= 0:
-            out.arguments(_converted(text[:at]))
+            out.arguments(_converted(text[:at], self.kinds))
             return text[at + len(end) :], self.parameters
         if final:
             out.arguments(text)  # not lost, though it is not whole
@@ -162,26 +176,39 @@ class _Value:
         return text, self
 
 
-def is_text(schema: Any, key: str) -> bool:
-    """Whether a schema of parameters says that one of them is a string."""
+def kinds_of(schema: Any, key: str) -> frozenset[str]:
+    """The JSON types that a schema of parameters allows for one of them, as far as it says; none where it does not."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     declared = properties.get(key) if isinstance(properties, dict) else None
-    if not isinstance(declared, dict):
-        return False
-    words = declared.get("enum")
-    of_words = isinstance(words, list) and all(isinstance(word, str) for word in words)
-    return declared.get("type") == "string" or (declared.get("type") is None and of_words)
+    branches = next((declared[word] for word in ("anyOf", "oneOf") if declared.get(word)), None) if isinstance(declared, dict) else None
+    each = [_declared(branch) for branch in (branches if isinstance(branches, list) else [declared])]
+    return frozenset().union(*each) if all(each) else frozenset()
 
 
-def _converted(text: str) -> str:
-    """A value as JSON: itself where it is some, with Python's words for JSON's, else a string."""
+def _declared(schema: Any) -> frozenset[str]:
+    said = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(said, str | list):
+        return frozenset([said] if isinstance(said, str) else (kind for kind in said if isinstance(kind, str)))
+    words = schema.get("enum") if isinstance(schema, dict) else None
+    return _TEXT if isinstance(words, list) and all(isinstance(word, str) for word in words) else frozenset()
+
+
+def _converted(text: str, kinds: frozenset[str]) -> str:
+    """A value as JSON: itself where it is some of a kind that it may have, with Python's words for JSON's, else a string.
+
+    An optional string, which a schema gives as a string or null, is one also where it reads as a number.
+    """
     bare = text.strip()
     bare = {"True": "true", "False": "false", "None": "null"}.get(bare, bare)
     try:
-        msgspec.json.decode(bare)
+        value = msgspec.json.decode(bare)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _written(text.removeprefix("\n").removesuffix("\n"))
-    return bare
+        return _string(text)
+    return _string(text) if "string" in kinds and not kinds & _KINDS[type(value)] else bare
+
+
+def _string(text: str) -> str:
+    return _written(text.removeprefix("\n").removesuffix("\n"))
 
 
 def _written(text: str) -> str:

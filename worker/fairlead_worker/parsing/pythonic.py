@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import regex
 
 from fairlead_worker.parsing.gap import Gap
+from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.scanner import Scanner
 from fairlead_worker.parsing.stage import Out, Stage
 
@@ -36,7 +36,7 @@ class _Head:
     thinks = False
 
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = regex.match(_HEAD, text, partial=not final)
+        found = match(_HEAD, text, partial=not final)
         if found is not None and found.partial:
             return text, self
         if found is None or found["name"] not in out.tools.schemas:
@@ -87,9 +87,9 @@ def _read(written: str) -> list[tuple[str, dict[str, Any]]] | None:
         try:
             arguments = {str(word.arg): _value(word.value) for word in call.keywords}
             msgspec.json.encode(arguments)
+            calls.append((ast.unparse(call.func), arguments))
         except (ValueError, TypeError, RecursionError, OverflowError):
             return None
-        calls.append((ast.unparse(call.func), arguments))
     return calls
 
 
