@@ -76,8 +76,6 @@ class Wanted:
 def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
     """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
     refuse(request)
-    if isinstance(request, ChatRequest) and request.tool_choice not in (None, "none", "auto"):
-        raise invalid("tool_choice: only none and auto are supported", param="tool_choice")
     if isinstance(request, ChatRequest):
         max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
         if request.top_logprobs and not request.logprobs:
