@@ -8,6 +8,8 @@ from fairlead_index.errors import PromptError
 
 ContentStyle = Literal["text", "parts", "both"]
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Templates leave out messages of roles that they do not know, and say nothing: whoever sent one would not hear of it."""
 _PROBE = "fairleadprobe"
 _ARGUMENTS: tuple[Any, Any] = ({_PROBE: 1}, f'{{"{_PROBE}": 1}}')
 """Of a call, as an object and as text."""
@@ -22,6 +24,7 @@ class ChatRenderer:
         self.content_style = self._probe()
         self._silence = self._probe_silence()
         self._takes_objects = self._probe_arguments()
+        self._knows_developers = self._probe_developer()
 
     def render(
         self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, template_kwargs: dict[str, Any]
@@ -50,13 +53,19 @@ class ChatRenderer:
     def _message(self, message: Any, where: str) -> dict[str, Any]:
         if not isinstance(message, dict):
             raise PromptError(where, f"must be an object with role and content, not {json_type(message)}")
-        if not isinstance(message.get("role"), str):
+        role = message.get("role")
+        if not isinstance(role, str):
             raise PromptError(f"{where}.role", "must be a string, such as 'user'")
+        if role not in ROLES:
+            hint = "; a tool's result has the role 'tool', with the tool_call_id" if role == "function" else ""
+            raise PromptError(f"{where}.role", f"is {role!r:.40}; it must be one of {', '.join(ROLES)}{hint}")
         # Clients send `content: null` beside tool calls; templates expect the key to be missing then.
         normal = {key: value for key, value in message.items() if value is not None}
+        if role == "developer" and not self._knows_developers:
+            normal["role"] = "system"  # its name since OpenAI's reasoning models; most templates know only the old one
         if "content" in normal:
             normal["content"] = self._content(normal["content"], f"{where}.content")
-        elif message["role"] != "assistant":  # an assistant may have called tools, and said nothing
+        elif role != "assistant":  # an assistant may have called tools, and said nothing
             raise PromptError(f"{where}.content", "is missing")
         elif "tool_calls" in normal:
             normal |= self._silence
@@ -87,12 +96,14 @@ class ChatRenderer:
         return "text"
 
     def _probe_text(self, content: Any) -> str | None:
-        try:
-            variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
-            text = self._template.render([{"role": "user", "content": content}], False, variables)
-        except PromptError:
-            return None
-        return text if _PROBE in text else None
+        text = self._probed([{"role": "user", "content": content}])
+        return text if text and _PROBE in text else None
+
+    def _probe_developer(self) -> bool:
+        """Whether the template shows a developer's message."""
+        content: Any = [{"type": "text", "text": _PROBE}] if self.content_style == "parts" else _PROBE
+        other: Any = [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"
+        return _PROBE in (self._probed([{"role": "developer", "content": content}, {"role": "user", "content": other}]) or "")
 
     def _probe_silence(self) -> dict[str, str]:
         """What stands for the content of an assistant that called a tool and said nothing.
@@ -118,9 +129,13 @@ class ChatRenderer:
         function = {"name": "probe", "arguments": arguments}
         call = {"id": "probe0000", "type": "function", "function": function}
         asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if self.content_style == "parts" else "a"}
+        return self._probed([asked, {"role": "assistant", "tool_calls": [call], **silence}])
+
+    def _probed(self, messages: list[dict[str, Any]]) -> str | None:
+        """What the template makes of them; None where it refuses them."""
         variables = {**self._special_tokens, "tools": None, "documents": None, "add_generation_prompt": False}
         try:
-            return self._template.render([asked, {"role": "assistant", "tool_calls": [call], **silence}], False, variables)
+            return self._template.render(messages, False, variables)
         except PromptError:
             return None
 

@@ -4,12 +4,18 @@ import json
 import random
 from typing import Any
 
+from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+
+GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
+HI = [{"role": "user", "content": "hi"}]
+CHOICES = ("tool", "any", "auto", "none", "allowed_tools", "")
 TEXTS = (
     *("", " ", "hello", "naïve 🎉 日本語", "\u0000\u0001", "\ud800", "a" * 3000, "{{ messages }}"),
     *("</s><|im_end|>", "-1", "null", "%n%s", "\u202e"),
 )
 NUMBERS = (0, -1, 1, 2, 0.5, -0.0, 1e308, -1e308, 1e-320, 2**31, 2**32, 2**63, -(2**63) - 1, 10**40, 127, 1024, 4096)
-ROLES = ("user", "assistant", "system", "tool", "developer", "", "root", 5, None)
+ROLES = ("user", "assistant", "system", "tool", "developer", "function", "", "root", 5, None)
 REGEXES = ("[a-z]+", "(a+)+$", "a{1,100000}", "(", "\\d{3}", "(?=x)", "[^\\x00-\\xff]", "(((a|b)*c)*d)*", "", "\\p{L}+")
 GRAMMARS = ('start: "a" | "b"', "start: start start", "start: ", 'root ::= "x" root | "y"', "start: /(/", "start: a\na: b\nb: a")
 SCHEMAS: tuple[Any, ...] = (
@@ -44,9 +50,9 @@ class Bodies:
         ]
 
     def operation(self) -> tuple[str, bytes]:
-        """A path and a body for it. Three in four are for the two endpoints that generate."""
-        generating = [each for each in self.operations if each[0].startswith("/v1/")]
-        path, schema = self._draw.choice(generating if self._draw.random() < 0.75 else self.operations)
+        """A path and a body for it. Three in five are for the endpoints that generate."""
+        generating = [each for each in self.operations if each[0] in GENERATING]
+        path, schema = self._draw.choice(generating if self._draw.random() < 0.6 else self.operations)
         return path, self.encoded(self.body(path, schema))
 
     def body(self, path: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -55,22 +61,35 @@ class Bodies:
         body: dict[str, Any] = {}
         if draw.random() < 0.95:
             body |= self._prompt(path)
+        if path in (CHAT, RESPONSES, MESSAGES) and draw.random() < 0.15:
+            body |= self._forced(path)
         names = sorted(schema["properties"])
         for name in draw.sample(names, min(len(names), draw.choice((0, 1, 1, 1, 2, 2, 3, 5, 8)))):
-            body[name] = self.field(name, schema["properties"][name])
+            body[name] = self.field(path, name, schema["properties"][name])
         if draw.random() < 0.03:
             body[draw.choice(("no_such_field", "", "prompt ", "__proto__"))] = self.nonsense()
         return self._short(body)
 
-    def field(self, name: str, node: dict[str, Any]) -> Any:
+    def field(self, path: str, name: str, node: dict[str, Any]) -> Any:
         draw = self._draw
         if draw.random() < 0.15:
             return self.nonsense()
         match name:
             case "messages":
-                return self.messages()
+                return self.turns() if path in (MESSAGES, COUNT_TOKENS) else self.messages()
+            case "input" if path == RESPONSES:
+                return self.items()
             case "tools":
-                return [self.tool() for _ in range(draw.choice((0, 1, 2, 20)))]
+                return [self.tool(path) for _ in range(draw.choice((0, 1, 2, 20)))]
+            case "tool_choice":
+                named: tuple[Any, ...] = ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"})
+                return draw.choice((*("none", "auto", "required", "any", ""), *named, *({"type": kind, "name": "f"} for kind in CHOICES)))
+            case "reasoning_effort":
+                return draw.choice(("none", "low", "high", "", "x" * 33))
+            case "reasoning" | "thinking" | "output_config" | "text":
+                return self.shape(name)
+            case "system":
+                return draw.choice((*TEXTS, [{"type": "text", "text": draw.choice(TEXTS)}], [{"type": "image"}]))
             case "response_format":
                 kind = draw.choice(("text", "json_object", "json_schema", "structural_tag", "grammar", None))
                 return {"type": kind, "json_schema": {"name": "a", "schema": draw.choice(SCHEMAS)}}
@@ -141,6 +160,50 @@ class Bodies:
             return [self.nonsense(depth + 1) for _ in range(draw.randint(0, 4))]
         return {draw.choice(("a", "type", "", "text", "$ref")): self.nonsense(depth + 1) for _ in range(draw.randint(0, 3))}
 
+    def shape(self, name: str) -> dict[str, Any]:
+        """Of the objects in which the dialects gather what shapes an answer."""
+        draw = self._draw
+        schema = {"format": {"type": draw.choice(("json_schema", "text", "json_object", "")), "name": "a", "schema": draw.choice(SCHEMAS)}}
+        effort = {"effort": draw.choice(("none", "low", "high", 5, ""))}
+        kind = {"type": draw.choice(("enabled", "disabled", "adaptive", "")), "budget_tokens": draw.choice((1024, 0, -1, "a"))}
+        whole = {"reasoning": effort, "thinking": kind, "output_config": schema | effort, "text": schema}[name]
+        return {part: value if draw.random() < 0.9 else self.nonsense() for part, value in whole.items() if draw.random() < 0.8}
+
+    def items(self) -> Any:
+        """Input of a response."""
+        return self._draw.choice(TEXTS) if self._draw.random() < 0.2 else [self.item() for _ in range(self._draw.choice((0, 1, 2, 3, 40)))]
+
+    def item(self) -> Any:
+        draw = self._draw
+        text = {"type": draw.choice(("input_text", "output_text", "refusal", "input_image")), "text": draw.choice(TEXTS)}
+        forms: tuple[Any, ...] = (
+            self.message(),
+            {"type": "message", "role": draw.choice(ROLES), "content": [text, text]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": draw.choice(("{}", "{", "5", 5))},
+            {"type": "function_call_output", "call_id": draw.choice(("c", "d", 5)), "output": draw.choice((*TEXTS, [text]))},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": draw.choice(TEXTS)}]},
+            {"type": draw.choice(("item_reference", "web_search_call", 5, None)), "id": "x"},
+            self.nonsense(),
+        )
+        return draw.choice(forms)
+
+    def turns(self) -> list[Any]:
+        """Messages of the dialect that has blocks."""
+        return [self.turn() for _ in range(self._draw.choice((0, 1, 2, 3, 40)))]
+
+    def turn(self) -> Any:
+        draw = self._draw
+        blocks: tuple[Any, ...] = (
+            {"type": "text", "text": draw.choice((*TEXTS, 5))},
+            {"type": "thinking", "thinking": draw.choice(TEXTS), "signature": ""},
+            {"type": "tool_use", "id": "c", "name": "f", "input": draw.choice(({}, {"a": 1}, "{}", None))},
+            {"type": "tool_result", "tool_use_id": draw.choice(("c", 5)), "content": draw.choice(TEXTS), "is_error": draw.random() < 0.3},
+            {"type": draw.choice(("image", "document", 5, None))},
+            self.nonsense(),
+        )
+        content = draw.choice((draw.choice(TEXTS), [draw.choice(blocks) for _ in range(draw.randint(0, 3))], self.nonsense()))
+        return {"role": draw.choice(ROLES[:2] if draw.random() < 0.8 else ROLES), "content": content}
+
     def messages(self) -> list[Any]:
         return [self.message() for _ in range(self._draw.choice((0, 1, 1, 2, 3, 40)))]
 
@@ -163,10 +226,25 @@ class Bodies:
             message[draw.choice(("name", "refusal", "audio", "reasoning_content", "tool_call_id"))] = self.nonsense()
         return message
 
-    def tool(self) -> Any:
+    def tool(self, path: str) -> Any:
         draw = self._draw
         function = {"name": draw.choice(("f", "", "a b", 5, "g" * 200)), "parameters": draw.choice(SCHEMAS)}
-        return draw.choice(({"type": "function", "function": function}, {"type": "function"}, self.nonsense()))
+        flat = {"type": draw.choice(("function", "custom", None)), **function, "input_schema": draw.choice(SCHEMAS)}
+        right = {"type": "function", "function": function} if path == CHAT else flat
+        return draw.choice((right, right, flat, {"type": "function"}, self.nonsense()))
+
+    def _forced(self, path: str) -> dict[str, Any]:
+        """A call that has to be made, most of the time after the rules; its arguments come to an end, or do not."""
+        draw = self._draw
+        name, schema = "f", draw.choice((*SCHEMAS[:2], *SCHEMAS))
+        function = {"name": name, "parameters": schema, "strict": draw.random() < 0.5}
+        if path == MESSAGES:
+            choice = draw.choice(({"type": "any"}, {"type": "tool", "name": name}, {"type": "auto"}, {"type": "none"}))
+            return {"tools": [{"name": name, "input_schema": schema}], "tool_choice": choice, "max_tokens": 40}
+        named = {"type": "function", "function": {"name": name}} if path == CHAT else {"type": "function", "name": name}
+        tool = {"type": "function", "function": function} if path == CHAT else {"type": "function", **function}
+        most = "max_tokens" if path == CHAT else "max_output_tokens"
+        return {"tools": [tool], "tool_choice": draw.choice(("required", named, "auto", "none")), most: draw.choice((3, 40))}
 
     def encoded(self, body: Any) -> bytes:
         """As JSON, and now and then no longer quite that."""
@@ -191,8 +269,24 @@ class Bodies:
         draw = self._draw
         if path == "/detokenize":
             return {"tokens": [draw.choice((0, 5, 7, 1023, 1024, 2**32 - 1, -1)) for _ in range(draw.randint(0, 5))]}
-        if path == "/v1/chat/completions" or (path == "/tokenize" and draw.random() < 0.5):
-            return {"messages": self.messages() if draw.random() < 0.3 else [{"role": "user", "content": "hi"}]}
+        own = draw.random() < 0.3
+        if path in (MESSAGES, COUNT_TOKENS):
+            return {"messages": self.turns() if own else HI, "max_tokens": draw.randint(1, 6)}
+        if path == CHAT or (path == "/tokenize" and draw.random() < 0.5):
+            return {"messages": self.messages() if own else HI}
+        if path == RESPONSES:
+            return {"input": self.items() if own else draw.choice(("hi", HI)), "max_output_tokens": draw.randint(1, 6)}
+        texts: Any = draw.choice(
+            (["a", "b"], [*TEXTS], [], ["a"] * 300, "a", [{"text": "a"}, {"text": ""}], [{}]) if own else ("a", ["a", "b"])
+        )
+        if path in SCORES:
+            return {"text_1": "a", "text_2": texts}
+        if path in RERANKS:
+            return {"query": draw.choice(("a", *TEXTS)), "documents": texts if own else ["a", "b"]}
+        if path == EMBEDDINGS:
+            return {
+                "input": draw.choice((texts, [5, 6], [[5], [6, 7]], [999999], [-1], "word " * 5000) if own else ("a", ["a", "b"], [5, 6]))
+            }
         usual: tuple[Any, ...] = ("hello there", "x", [5, 6, 7])
         others = (["a", "b"], [[5], [6, 7]], *TEXTS, [999999], [-1], ["a", 1], [], [[]], "word " * 300)
         return {"prompt": draw.choice(others if draw.random() < 0.4 else usual)}
@@ -210,9 +304,9 @@ class Bodies:
 
     def _short(self, body: dict[str, Any]) -> dict[str, Any]:
         """Right ones end soon: what a long answer does is known, and takes time."""
-        for name in ("max_tokens", "max_completion_tokens"):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             most = body.get(name)
-            if (most is None and name == "max_tokens") or (isinstance(most, int) and most > 12 and self._draw.random() < 0.95):
+            if (most is None and name == "max_tokens") or (isinstance(most, int) and most > 40 and self._draw.random() < 0.95):
                 body[name] = self._draw.randint(1, 6)
         for name in ("n", "best_of"):
             if isinstance(body.get(name), int) and body[name] > 4 and self._draw.random() < 0.8:

@@ -13,6 +13,24 @@ from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.random_model.build import make_model
 
+TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\nTools:' }}{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+{{- '\\nCalls are <tool_call>{"name": …, "arguments": …}</tool_call>.<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{%- endif %}
+{{- message.content if message.content is string else '' }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}{{- call.function.arguments | tojson }}{{- '}</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if reasoning_effort is defined and reasoning_effort != 'none' %}{{- '<think>' }}{%- endif %}
+{%- endif %}
+"""
+"""Of the Hermes kind: tools, and reasoning where the request has an effort: so both are read out of answers."""
+
 
 class Pair:
     """Context: both started and ready; ended at the end. `folder` gets the model (unless `model` is given) and the logs."""
@@ -21,7 +39,10 @@ class Pair:
         self._folder, self._flags, self._model, self._router_flags = folder, flags, model, router_flags
 
     def __enter__(self) -> "Pair":
-        model = self._model or make_model(self._folder / "tiny", "qwen3", vocab=1024, layers=1)
+        model = self._model
+        if model is None:
+            model = make_model(self._folder / "tiny", "qwen3", vocab=1024, layers=1)
+            (model / "chat_template.jinja").write_text(TEMPLATE)
         self.worker = WorkerProcess(model, self._folder / "worker", *self._flags).wait_ready()
         self.router_log = self._folder / "router.log"
         command = [sys.executable, "-m", "fairlead_router.main", "--host", "127.0.0.1", "--port", "0", "--policy", "LeastLoad"]

@@ -20,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.api.bodies import Bodies
+from tests.api.answers import ending, gathered, same, whole
+from tests.api.bodies import HI, Bodies
 from tests.api.fleet import Pair
 from tests.api.raw import raw
+
+from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
 
 AT_ONCE = 16
 HANGS = 180.0
@@ -31,12 +35,26 @@ MOST_FAULTS = 20
 GROWTH_MIB = 96
 """Of a process from a tenth of the way on: allocators keep what they had in use at their busiest moment."""
 FLAGS = ("--token-cache-bytes", "1000000", "--header-timeout", "20", "--body-timeout", "20")
-HI = [{"role": "user", "content": "hi"}]
+FUNCTION = {"name": "pick", "parameters": {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}}
+SHORT = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
+RESPONSE = {"input": "hi", "max_output_tokens": 5, "temperature": 0, "ignore_eos": True}
+CALL = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required", "max_tokens": 60, "temperature": 0}
 GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/completions", {"prompt": "a good request", "max_tokens": 6, "temperature": 0, "ignore_eos": True}),
-    ("/v1/completions", {"prompt": [5, 6, 7, 8], "max_tokens": 6, "temperature": 0, "ignore_eos": True, "stream": True}),
-    ("/v1/chat/completions", {"messages": HI, "max_tokens": 5, "temperature": 0, "ignore_eos": True}),
-    ("/v1/chat/completions", {"messages": HI, "max_tokens": 5, "temperature": 1, "seed": 3, "stream": True}),
+    (COMPLETIONS, {"prompt": "a good request", "max_tokens": 6, "temperature": 0, "ignore_eos": True}),
+    (COMPLETIONS, {"prompt": [5, 6, 7, 8], "max_tokens": 6, "temperature": 0, "ignore_eos": True, "stream": True}),
+    (CHAT, {"messages": HI, **SHORT}),
+    (CHAT, {"messages": HI, **SHORT, "temperature": 1, "seed": 3, "stream": True}),
+    (CHAT, {"messages": HI, **SHORT, "reasoning_effort": "low", "stream": True}),
+    (CHAT, {"messages": HI, **CALL}),
+    (CHAT, {"messages": HI, **CALL, "stream": True}),
+    (RESPONSES, RESPONSE),
+    (RESPONSES, {**RESPONSE, "reasoning": {"effort": "low"}, "stream": True}),
+    (MESSAGES, {"messages": HI, **SHORT}),
+    (MESSAGES, {"messages": HI, **SHORT, "stream": True}),
+    (COUNT_TOKENS, {"messages": HI}),
+    (EMBEDDINGS, {"input": ["a good request", "another"]}),
+    (SCORES[0], {"text_1": "a good request", "text_2": ["another", "a good request"]}),
+    (RERANKS[0], {"query": "a good request", "documents": ["another", "a good request"]}),
 )
 
 
@@ -60,7 +78,7 @@ class Fuzz:
         self._pair = pair
         self._draw = random.Random(seed)
         self._bodies = Bodies(document, self._draw)
-        self._expected: dict[int, str] = {}
+        self._expected: dict[int, Any] = {}
         self.report = Report()
 
     async def run(self, count: int) -> Report:
@@ -132,7 +150,7 @@ class Fuzz:
         async with session.post(url + path, data=sent, headers=headers) as response:
             data = await response.read()
             self.report.statuses[str(response.status)] += 1
-            if wrong := _wrong(response.status, response.headers.get("content-type", ""), data):
+            if wrong := _wrong(path, response.status, response.headers.get("content-type", ""), data):
                 self._fault(wrong, url, path, sent)
 
     async def _bytes(self, url: str, sent: bytes) -> None:
@@ -165,13 +183,13 @@ class Fuzz:
         try:
             async with session.post(url + path, json=body) as response:
                 data = await response.text()
-            said = _text(data) if response.status == 200 else f"status {response.status}: {data[:300]}"
-        except (aiohttp.ClientError, TimeoutError) as error:
+            said = _said(path, body, data) if response.status == 200 else f"status {response.status}: {data[:300]}"
+        except (aiohttp.ClientError, TimeoutError, AssertionError, ValueError) as error:
             said = f"{type(error).__name__}: {error}"
-        if said == self._expected.setdefault(index, said) and not said.startswith("status"):
+        if isinstance(said, dict) and same(said, self._expected.setdefault(index, said)):
             self.report.good += 1
         else:
-            self._fault(f"a good request: {said!r}, and before {self._expected[index]!r}", url, path, json.dumps(body).encode())
+            self._fault(f"a good request: {said!r}, and before {self._expected.get(index)!r}", url, path, json.dumps(body).encode())
 
     async def _settled(self, seconds: float = 90) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
@@ -199,14 +217,12 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(HANGS))
 
 
-def _wrong(status: int, kind: str, data: bytes) -> str:
+def _wrong(path: str, status: int, kind: str, data: bytes) -> str:
     """What is wrong with an answer, if anything is."""
     if status >= 500:
         return f"status {status}: {data[:300]!r}"
     if kind.startswith("text/event-stream"):
-        events = [line.removeprefix(b"data: ") for line in data.split(b"\n") if line.startswith(b"data: ")]
-        ended = bool(events) and (events[-1] == b"[DONE]" or b'"invalid_request_error"' in events[-1])
-        return "" if ended else f"a stream that ends with {data[-300:]!r}"
+        return ending(path, data.decode())
     try:
         document = json.loads(data)
     except ValueError:
@@ -216,11 +232,10 @@ def _wrong(status: int, kind: str, data: bytes) -> str:
     return ""
 
 
-def _text(data: str) -> str:
-    """Of an answer, whole or streamed."""
-    documents = [json.loads(line[6:]) for line in data.split("\n") if line.startswith("data: {")] or [json.loads(data)]
-    choices = [choice for document in documents for choice in document.get("choices", ())]
-    return "".join(each.get("text") or each.get("message", each.get("delta", {})).get("content") or "" for each in choices)
+def _said(path: str, body: dict[str, Any], data: str) -> dict[str, Any]:
+    """Of an answer, whole or streamed, what is the same each time: not what came from the cache."""
+    said = gathered(path, data) if body.get("stream") else whole(path, json.loads(data))
+    return {name: value for name, value in said.items() if name != "usage"}
 
 
 def fuzz(folder: Path, count: int, seed: int) -> Report:

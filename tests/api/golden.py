@@ -12,15 +12,22 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from tests.api.answers import gathered, same, whole
 from tests.api.fleet import Pair
 
+from fairlead_index.dialects import CHAT, COMPLETIONS
+from fairlead_index.dialects.messages import MessagesBody
+from fairlead_index.dialects.responses import ResponsesBody
+
 AT_ONCE = 8
-CLOSE = 1e-4
-"""Of log-probabilities: the sums of a matrix product depend on the batch."""
+SIGNS = {"with a call": '"name": "weather", "arg', "with reasoning": '"reasoning_content"', "with thinking": '"type": "thinking"'}
+SIGNS |= {"with a function call": '"type": "function_call"', "with a tool use": '"tool_use"', "with reasoning items": '"reasoning_text"'}
+"""Of what an answer holds."""
 WORDS = ("hello", "naïve", "日本語", "🎉", "the end", "a b c", "{}", "one two three", "\n\n")
 FORMS: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_object"}},
@@ -31,12 +38,94 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 
 
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, "cold": {"type": "boolean"}}, "required": ["city", "cold"]}
+FUNCTION = {"name": "weather", "description": "The weather in a city", "parameters": CITY | {"additionalProperties": False}}
+SHAPING = {"allowed_token_ids", "logit_bias", "bad_words", "min_tokens", "stop_token_ids", "ignore_eos", "stop", "stop_sequences"}
+"""Fields that an answer of a set form does not get along with, or ends too early by."""
+
+
 def request(draw: random.Random) -> tuple[str, dict[str, Any]]:
     """A path and a body that is right."""
-    chat = draw.random() < 0.5
-    text = " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, 12)))
-    body: dict[str, Any] = {"temperature": 0, "max_tokens": draw.randint(1, 24)}
-    optional: dict[str, Any] = {
+    make = draw.choice((completion, completion, chat, chat, chat, response, message))
+    return make(draw)
+
+
+def completion(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    body = _asked(draw, _optional(draw) | {"echo": True, "logprobs": draw.randint(0, 4)})
+    if draw.random() < 0.25:
+        body = _free(body) | draw.choice(FORMS)
+    text = _text(draw)
+    body["prompt"] = draw.choice((text, [text, "another"], [5, 6, 7, 8, 9], [[5, 6], [7, 8, 9]]))
+    return "/v1/completions", body
+
+
+def chat(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    effort = {"reasoning_effort": draw.choice(("none", "low", "high"))}
+    body = _asked(draw, _optional(draw) | effort | {"echo": True, "top_logprobs": draw.randint(0, 4), "logprobs": True})
+    if "top_logprobs" in body:
+        body["logprobs"] = True
+    roles = draw.choice((("user",), ("system", "user"), ("developer", "user"), ("user", "assistant", "user"), ("user", "assistant")))
+    text = _text(draw)
+    body["messages"] = [{"role": role, "content": text} for role in roles]
+    if roles[-1] == "assistant":
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if draw.random() < 0.4:
+        forced: Any = draw.choice(("required", {"type": "function", "function": {"name": "weather"}}, "auto", "none"))
+        tools = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": forced, "max_tokens": draw.choice((4, 60))}
+        body = _free(body) | draw.choice((*FORMS, tools, tools, tools))
+    return "/v1/chat/completions", body
+
+
+def response(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    own = {"instructions": "Be brief.", "reasoning": {"effort": draw.choice(("none", "low"))}, "metadata": {"for": "a test"}}
+    own |= {"include": ["message.output_text.logprobs"], "top_logprobs": draw.randint(0, 4)}
+    body = _asked(draw, {name: value for name, value in _optional(draw).items() if name in ResponsesBody.__struct_fields__} | own)
+    body["max_output_tokens"] = body.pop("max_tokens")
+    text = _text(draw)
+    items: list[Any] = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}, {"role": "developer", "content": "x"}]
+    body["input"] = draw.choice((text, items))
+    if draw.random() < 0.5:
+        form = {"text": {"format": {"type": "json_schema", "name": "city", "schema": FUNCTION["parameters"], "strict": True}}}
+        call = {
+            "tools": [{"type": "function", **FUNCTION}],
+            "tool_choice": draw.choice(("required", {"type": "function", "name": "weather"})),
+        }
+        body = _free(body) | draw.choice((form, call)) | {"max_output_tokens": draw.choice((4, 60))}
+    return "/v1/responses", body
+
+
+def message(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    own = {"system": "Be brief.", "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}}
+    own |= {"stop_sequences": draw.choice((["e"], ["a", "s "], ["日"]))}
+    body = _asked(draw, {name: value for name, value in _optional(draw).items() if name in MessagesBody.__struct_fields__} | own)
+    text = _text(draw)
+    turns: list[Any] = [{"role": "user", "content": text}, {"role": "assistant", "content": "It is"}]
+    body["messages"] = draw.choice((turns[:1], turns))
+    if draw.random() < 0.5:
+        tool = {"name": "weather", "input_schema": FUNCTION["parameters"]}
+        call = {"tools": [tool], "tool_choice": draw.choice(({"type": "any"}, {"type": "tool", "name": "weather"}))}
+        form = {"output_config": {"format": {"type": "json_schema", "schema": FUNCTION["parameters"]}}}
+        body = _free(body) | draw.choice((form, call)) | {"max_tokens": draw.choice((4, 60))}
+    return "/v1/messages", body
+
+
+def _text(draw: random.Random) -> str:
+    return " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, 12)))
+
+
+def _free(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name not in SHAPING}
+
+
+def _asked(draw: random.Random, optional: dict[str, Any]) -> dict[str, Any]:
+    """Few of the optional fields at a time, so that most get along."""
+    few = draw.sample(sorted(optional), draw.randint(0, 6))
+    return {"temperature": 0, "max_tokens": draw.randint(1, 24)} | {name: optional[name] for name in few}
+
+
+def _optional(draw: random.Random) -> dict[str, Any]:
+    """Fields of completions and chats, and some of the dialects."""
+    return {
         "n": draw.randint(1, 3),
         "stop": draw.choice(("e", ["a", "s "], ["ed", "pre", "\n"], "日")),
         "include_stop_str_in_output": True,
@@ -56,83 +145,16 @@ def request(draw: random.Random) -> tuple[str, dict[str, Any]]:
         "add_special_tokens": draw.random() < 0.5,
         "user": "anna",
         "seed": 7,
-        "echo": True,
-        **({"logprobs": True, "top_logprobs": draw.randint(0, 4)} if chat and draw.random() < 0.7 else {}),
-        **({"logprobs": draw.randint(0, 4)} if not chat else {}),
     }
-    body |= {name: optional[name] for name in draw.sample(sorted(optional), draw.randint(0, 6))}
-    if "top_logprobs" in body:
-        body["logprobs"] = True
-    if draw.random() < 0.25 and not {"allowed_token_ids", "logit_bias", "bad_words", "min_tokens", "stop_token_ids"} & body.keys():
-        body |= draw.choice(FORMS)
-    if chat:
-        roles = draw.choice((("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant")))
-        body["messages"] = [{"role": role, "content": text} for role in roles]
-        if roles[-1] == "assistant":
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
-        return "/v1/chat/completions", body
-    body["prompt"] = draw.choice((text, [text, "another"], [5, 6, 7, 8, 9], [[5, 6], [7, 8, 9]]))
-    return "/v1/completions", body
 
 
-def whole(answer: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer: its choices by index, its usage, and what stands beside them."""
-    choices = {}
-    for choice in answer["choices"]:
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-        choices[choice["index"]] = {name: choice.get(name) for name in KEPT} | {"text": text}
-    return {"choices": choices, "usage": answer["usage"], "beside": answer.get("prompt_token_ids")}
-
-
-KEPT = ("finish_reason", "stop_reason", "logprobs", "token_ids", "prompt_token_ids")
-
-
-def gathered(events: list[Any]) -> dict[str, Any]:
-    """The same of a stream's events. Raises AssertionError for a stream that is out of order."""
-    assert events[-1] == "[DONE]" and events[-2]["choices"] == [], "usage, and then the end"
-    choices: dict[int, dict[str, Any]] = {}
-    beside = None
-    for event in events[:-2]:
-        (chunk,) = event["choices"]
-        beside = beside or event.get("prompt_token_ids")
-        if chunk["index"] not in choices:
-            choices[chunk["index"]] = dict.fromkeys(KEPT) | {"text": ""}
-            assert "delta" not in chunk or chunk["delta"].get("role") == "assistant", "the role comes first"
-        so_far = choices[chunk["index"]]
-        assert so_far["finish_reason"] is None, "nothing comes after the finish"
-        so_far["text"] += (chunk["delta"].get("content") or "") if "delta" in chunk else chunk["text"]
-        so_far["finish_reason"], so_far["stop_reason"] = chunk["finish_reason"], chunk.get("stop_reason")
-        so_far["prompt_token_ids"] = so_far["prompt_token_ids"] or chunk.get("prompt_token_ids")
-        if "token_ids" in chunk:
-            so_far["token_ids"] = [*(so_far["token_ids"] or ()), *chunk["token_ids"]]
-        if chunk["logprobs"]:
-            before = so_far["logprobs"] or {name: [] for name in chunk["logprobs"]}
-            so_far["logprobs"] = {name: _joined(before[name], value) for name, value in chunk["logprobs"].items()}
-    assert all(choice["finish_reason"] for choice in choices.values()), "one finish a choice"
-    return {"choices": choices, "usage": events[-2]["usage"], "beside": beside}
-
-
-def _joined(before: Any, more: Any) -> Any:
-    return None if more is None else [*before, *more]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal, numbers with a fraction nearly."""
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) < CLOSE
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-async def compare(urls: tuple[str, ...], count: int, seed: int) -> tuple[list[str], int]:
-    """What differs, and how many requests were refused (a prompt too short for what was asked, and the like: by both alike)."""
+async def compare(urls: tuple[str, ...], count: int, seed: int) -> tuple[list[str], int, Counter[str]]:
+    """What differs, how many requests were refused (a prompt too short for what was asked, and the like: by both alike), and how many
+    were answered by each path, with calls and with reasoning."""
     draw = random.Random(seed)
     cases = [(number, urls[number % len(urls)], *request(draw)) for number in range(count)]
     wrong: list[str] = []
-    refused = 0
+    refused, said = 0, Counter[str]()
     left = iter(cases)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(300)) as session:
 
@@ -141,7 +163,9 @@ async def compare(urls: tuple[str, ...], count: int, seed: int) -> tuple[list[st
             for number, url, path, body in left:
                 async with session.post(url + path, json={**body, "cache_salt": f"{seed} {number} whole"}) as response:
                     status, answer = response.status, await response.json()
-                streaming = {**body, "cache_salt": f"{seed} {number} stream", "stream": True, "stream_options": {"include_usage": True}}
+                streaming = {**body, "cache_salt": f"{seed} {number} stream", "stream": True}
+                if path in (COMPLETIONS, CHAT):
+                    streaming["stream_options"] = {"include_usage": True}
                 async with session.post(url + path, json=streaming) as response:
                     streamed = response.status, await response.text()
                 if status != 200:
@@ -149,16 +173,17 @@ async def compare(urls: tuple[str, ...], count: int, seed: int) -> tuple[list[st
                     if streamed[0] != status:
                         wrong.append(f"{path} {body}: whole {status} {answer}, streamed {streamed}")
                     continue
-                lines = [line[6:] for line in streamed[1].split("\n") if line.startswith("data: ")]
+                said[path] += 1
                 try:
-                    told, expected = gathered([line if line == "[DONE]" else json.loads(line) for line in lines]), whole(answer)
+                    told, expected = gathered(path, streamed[1]), whole(path, answer)
+                    said.update(kind for kind, sign in SIGNS.items() if sign in json.dumps(answer))
                     if not same(told, expected):
                         wrong.append(f"{path} {body}:\n  whole    {expected}\n  streamed {told}")
                 except (AssertionError, KeyError, IndexError, ValueError) as error:
                     wrong.append(f"{path} {body}: {type(error).__name__} {error}: {streamed[1][-400:]}")
 
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    return wrong, refused
+    return wrong, refused, said
 
 
 def main() -> int:
@@ -168,9 +193,10 @@ def main() -> int:
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Pair(Path(folder)) as pair:
-        wrong, refused = asyncio.run(compare(pair.urls, arguments.count, arguments.seed))
+        wrong, refused, said = asyncio.run(compare(pair.urls, arguments.count, arguments.seed))
     seconds = time.monotonic() - began
     print(f"{arguments.count} requests, whole and streamed, in {seconds:.0f} s: {len(wrong)} differ; {refused} were refused both ways")
+    print("answered: " + ", ".join(f"{count} {what}" for what, count in sorted(said.items())))
     for one in wrong[:20]:
         print(one[:2000])
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the same from worker and router, and right requests are right by it."""
+"""The OpenAPI document: the same from worker and router, whole, and right requests are right by it."""
 
 import httpx
 import jsonschema
@@ -6,12 +6,40 @@ import pytest
 from tests.api.fleet import Pair
 from tests.api.fuzz import GOOD
 
+from fairlead_router.app import PASSED
+from fairlead_router.request.prompts import PROMPTED
+
+METHODS = {"get", "post"}
+
+
+@pytest.fixture(scope="module")
+def document(pair: Pair) -> dict:
+    return pair.worker.client.get("/openapi.json").json()
+
 
 def test_worker_and_router_serve_it(pair: Pair) -> None:
     worker, router = (httpx.get(f"{url}/openapi.json") for url in pair.urls)
     assert worker.status_code == router.status_code == 200
     assert worker.json() == router.json()
     assert worker.json()["openapi"].startswith("3.1")
+
+
+def test_every_body_has_a_schema(document: dict) -> None:
+    posts = {path: said["post"] for path, said in document["paths"].items() if "post" in said}
+    assert {*PROMPTED, *PASSED} <= posts.keys(), "what a router takes for its workers is in it too"
+    for path, post in posts.items():
+        reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+        assert schema["properties"], path
+
+
+def test_it_has_the_paths_that_there_are(pair: Pair, document: dict) -> None:
+    for path, said in document["paths"].items():
+        for url in pair.urls:
+            if "lora" not in path and "{" not in path and not path.startswith(("/internal", "/load", "/version")):
+                # An empty body is no request: where there is such a path, it says so.
+                answers = {method: httpx.request(method, url + path, content=b"").status_code for method in METHODS & said.keys()}
+                assert not {404, 405} & {*answers.values()}, (url, path, answers)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +50,17 @@ def test_worker_and_router_serve_it(pair: Pair) -> None:
         ("/v1/completions", {"n": 1}, False),
         ("/v1/chat/completions", {"messages": [], "store": True}, False),
         ("/v1/chat/completions", {"messages": [], "store": None, "stream_options": {"include_usage": True}}, True),
+        ("/v1/responses", {"input": "x", "store": False, "top_k": 5}, True),
+        ("/v1/responses", {"input": "x", "store": True}, False),
+        ("/v1/responses", {"input": "x", "top_k": -7}, False),
+        ("/v1/responses", {"input": "x", "truncation": "auto"}, False),
+        ("/v1/messages", {"messages": []}, False),
+        ("/v1/messages/count_tokens", {"messages": []}, True),
+        ("/v1/rerank", {"query": "x"}, False),
+        ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 5}, False),
     ],
 )
-def test_what_is_right_by_it(pair: Pair, path: str, body: dict, right: bool) -> None:
-    document = pair.worker.client.get("/openapi.json").json()
+def test_what_is_right_by_it(document: dict, path: str, body: dict, right: bool) -> None:
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
     assert validator.is_valid(body) is right

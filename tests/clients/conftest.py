@@ -12,6 +12,7 @@ from tests.clients.either import settled
 from tests.clients.endpoints import Endpoints
 
 SECONDS = 60.0
+THROUGH = os.environ.get("FAIRLEAD_CLIENTS_THROUGH", "worker router").split()
 collect_ignore = [] if importlib.util.find_spec("langchain_openai") else ["frameworks"]
 """test_frameworks.py runs them in their own environment."""
 
@@ -29,7 +30,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
         yield endpoints
 
 
-@pytest.fixture(scope="session", params=["worker", "router"])
+@pytest.fixture(scope="session", params=THROUGH)
 def url(request: pytest.FixtureRequest, deployment: Endpoints) -> str:
     """Of either, since a client must not notice which it is."""
     return deployment.worker if request.param == "worker" else deployment.router

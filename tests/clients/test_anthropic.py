@@ -39,6 +39,7 @@ async def test_a_whole_answer(claude: Any) -> None:
     assert block.type == "text" and block.text
     assert answer.stop_reason in ("end_turn", "max_tokens") and answer.stop_sequence is None
     assert answer.usage.input_tokens >= 0 and 0 < answer.usage.output_tokens <= 24
+    assert answer._request_id, "of the header that Anthropic calls request-id"
 
 
 async def test_a_conversation_in_every_form(claude: Any) -> None:
@@ -121,6 +122,7 @@ async def test_keys_and_rates(kind: Any, deployment: Endpoints) -> None:
         await create(stranger)
     assert refused.value.type == "authentication_error"
     assert (await create(rich)).content
+    assert (await settled(rich.messages.count_tokens(model=MODEL, messages=[SEA]))).input_tokens > 0
     with pytest.raises(anthropic.RateLimitError) as limited:
         for _ in range(3):
             await create(poor)

@@ -1,4 +1,4 @@
-"""Anthropic's client on `/v1/messages`, through worker and router alike."""
+"""Anthropic's client on `/v1/messages` beyond plain text: blocks, forms, tools, refusals; and what the router knows of such requests."""
 
 import json
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import httpx
 import pytest
 from anthropic.types import Message
 from jsonschema import validate
-from tests.clients.deployment import KEY, MODEL, Endpoints
 from tests.clients.either import all_of, opened, settled
+from tests.clients.endpoints import MODEL, Endpoints
 from tests.router.harness import eventually
 
 from fairlead_router.tenancy.usage import Meter
@@ -41,40 +41,6 @@ async def create(claude: Any, **options: Any) -> Message:
     message = await settled(claude.messages.create(**SHORT | options))
     assert isinstance(message, Message)
     return message
-
-
-async def test_a_whole_message(claude: Any) -> None:
-    message = await create(claude)
-    (block,) = message.content
-    assert block.type == "text" and block.text and message.role == "assistant" and message.model == MODEL
-    assert message.stop_reason == "max_tokens" and message.stop_sequence is None and message.usage.output_tokens == 12
-    counted = await settled(claude.messages.count_tokens(**ASKED))
-    cached = message.usage.cache_read_input_tokens
-    assert cached is not None and message.usage.input_tokens + cached == counted.input_tokens
-    assert message._request_id  # of the header that Anthropic calls request-id
-
-
-async def test_events_add_up_to_the_whole_message(claude: Any) -> None:
-    whole = await create(claude)
-    async with opened(claude.messages.stream(**SHORT)) as stream:
-        events = await all_of(stream)
-        final = await settled(stream.get_final_message())
-    assert [block.text for block in final.content] == [block.text for block in whole.content] and final.stop_reason == whole.stop_reason
-    assert final.usage.output_tokens == whole.usage.output_tokens
-    raw = await all_of(await settled(claude.messages.create(**SHORT, stream=True)))
-    kinds = [event.type for event in raw]
-    assert kinds[:2] == ["message_start", "content_block_start"] and kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    deltas = [event.delta.text for event in raw if event.type == "content_block_delta"]
-    assert "".join(deltas) == whole.content[0].text and len(deltas) > 2  # type: ignore[union-attr]
-    assert "".join(event.text for event in events if event.type == "text") == "".join(deltas)
-
-
-async def test_a_stop_sequence_is_named(claude: Any) -> None:
-    text = (await create(claude)).content[0].text  # type: ignore[union-attr]
-    stop = text[3:6]
-    message = await create(claude, stop_sequences=["never to be said", stop])
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
-    assert message.content[0].text == text[: text.index(stop)]  # type: ignore[union-attr]
 
 
 async def test_the_assistants_last_message_is_continued(claude: Any) -> None:
@@ -139,24 +105,6 @@ async def test_what_is_not_done_is_refused_by_name(claude: Any) -> None:
         body: Any = refused.value.body
         assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
         assert body["error"]["message"].startswith(start), body
-
-
-async def test_an_unknown_model_is_not_found(claude: Any) -> None:
-    with pytest.raises(anthropic.NotFoundError) as refused:
-        await create(claude, model="another")
-    assert refused.value.body["error"]["type"] == "not_found_error"  # type: ignore[index,call-overload]
-
-
-async def test_anthropics_key_is_a_key(deployment: Endpoints) -> None:
-    with anthropic.Anthropic(base_url=deployment.guarded, api_key=KEY, max_retries=0) as client:
-        assert client.messages.create(**SHORT).content
-        assert client.messages.count_tokens(**ASKED).input_tokens > 0
-    with (
-        anthropic.Anthropic(base_url=deployment.guarded, api_key="wrong", max_retries=0) as client,
-        pytest.raises(anthropic.AuthenticationError) as refused,
-    ):
-        client.messages.create(**SHORT)
-    assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index,call-overload]
 
 
 async def test_the_router_foretells_what_the_worker_has_cached(deployment: Endpoints) -> None:

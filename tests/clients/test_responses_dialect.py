@@ -1,4 +1,4 @@
-"""OpenAI's client on `/v1/responses`, through worker and router alike."""
+"""OpenAI's client on `/v1/responses` beyond plain text: items, log-probabilities, functions, refusals."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,8 @@ import openai
 import pytest
 from jsonschema import validate
 from openai.types.responses import Response
-from pydantic import BaseModel
-from tests.clients.deployment import MODEL
-from tests.clients.either import all_of, opened, settled
+from tests.clients.either import all_of, settled
+from tests.clients.endpoints import MODEL
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ASKED: dict[str, Any] = {"model": MODEL, "instructions": "Be brief.", "input": "Tell me of the sea."}
@@ -37,11 +36,6 @@ def api(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-class Verdict(BaseModel):
-    good: bool
-    stars: int
-
-
 async def create(api: Any, **options: Any) -> Response:
     response = await settled(api.responses.create(**ASKED | options))
     assert isinstance(response, Response)
@@ -53,17 +47,6 @@ async def streamed(api: Any, **options: Any) -> list[Any]:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     return events
-
-
-async def test_a_whole_response(api: Any) -> None:
-    response = await create(api, metadata={"for": "a test"}, user="anna")
-    assert response.status == "incomplete" and response.incomplete_details is not None
-    assert response.incomplete_details.reason == "max_output_tokens"
-    assert response.output_text and response.model == MODEL and response.error is None
-    assert response.instructions == "Be brief." and response.metadata == {"for": "a test"} and response.user == "anna"
-    assert response.temperature == 0 and response.store is False  # type: ignore[attr-defined]  # not in the client's type
-    usage = response.usage
-    assert usage is not None and usage.output_tokens == 12 and usage.total_tokens == usage.input_tokens + 12
 
 
 async def test_a_chats_answer_is_the_same(api: Any) -> None:
@@ -87,21 +70,6 @@ async def test_events_add_up_to_the_whole_response(api: Any) -> None:
     assert shown == [entry.model_dump() for entry in last.response.output[0].content[0].logprobs]
     assert all(len(entry.top_logprobs) == 2 for entry in whole.output[0].content[0].logprobs)  # type: ignore[union-attr]
     assert last.response.usage.output_tokens == whole.usage.output_tokens  # type: ignore[union-attr]
-
-
-async def test_the_clients_own_accumulator(api: Any) -> None:
-    async with opened(api.responses.stream(**ASKED)) as stream:
-        events = await all_of(stream)
-    assert events[-1].response.output_text == (await create(api)).output_text
-
-
-async def test_structured_text_is_parsed(api: Any) -> None:
-    response = await settled(api.responses.parse(**ASKED | {"max_output_tokens": 200, "temperature": 1, "text_format": Verdict}))
-    assert response.status == "incomplete" or isinstance(response.output_parsed, Verdict)
-    short = {"type": "object", "properties": {"good": {"type": "boolean"}}, "required": ["good"], "additionalProperties": False}
-    form = {"format": {"type": "json_schema", "name": "verdict", "schema": short, "strict": True}}
-    said = "".join((await create(api, max_output_tokens=100, text=form)).output_text.split())
-    assert said.startswith('{"good":'[: len(said)])
 
 
 async def test_items_of_a_conversation(api: Any) -> None:

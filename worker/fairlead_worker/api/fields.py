@@ -79,12 +79,8 @@ OWN_NOTES: dict[str, dict[str, str]] = {
 }
 VALUES = {"prompt": "a text, token ids, or an array of either", "messages": "array of OpenAI's messages, for the model's template"}
 """Where the schema's own types would not read well."""
-POOLED: dict[str, type[msgspec.Struct]] = {
-    EMBEDDINGS: EmbeddingRequest,
-    ", ".join(SCORES): ScoreRequest,
-    ", ".join(RERANKS): RerankRequest,
-}
-"""Requests that are answered from hidden states; their fields' notes are their own."""
+POOLED: dict[tuple[str, ...], type[msgspec.Struct]] = {(EMBEDDINGS,): EmbeddingRequest, SCORES: ScoreRequest, RERANKS: RerankRequest}
+"""Requests that are answered from hidden states, by all names of each; their fields' notes are their own."""
 POOLED_NOTES = {
     "cache_salt": "as of completions",
     "dimensions": "the first values, of unit length again; only of models trained for it: `is_matryoshka` or `matryoshka_dimensions` in "
@@ -146,7 +142,7 @@ def rendered() -> str:
 
 
 def _pooled() -> str:
-    return _POOLED + "".join(f"\n## POST {path}\n{_pooled_table(body)}" for path, body in POOLED.items())
+    return _POOLED + "".join(f"\n## POST {', '.join(paths)}\n{_pooled_table(body)}" for paths, body in POOLED.items())
 
 
 def _pooled_table(body: type[msgspec.Struct]) -> str:

@@ -1,31 +1,50 @@
 """`GET /openapi.json`: the API as an OpenAPI 3.1 document, from the structs that bodies are parsed into and the tables of docs/api.md."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.routing import BaseRoute, Route
 
-from fairlead_worker.api.fields import ENDPOINTS, NOTES, OWN_NOTES
+from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from fairlead_index.dialects.reading import PASSED_ON
+from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+from fairlead_index.pooled import POOLED as POOLED_PATHS
+from fairlead_worker.api.dialects.fields import BODIES as DIALECTS
+from fairlead_worker.api.dialects.fields import NOTES as DIALECT_NOTES
+from fairlead_worker.api.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED, POOLED_NOTES
 from fairlead_worker.api.refused import HINTS, REFUSALS
-from fairlead_worker.api.schema import DetokenizeRequest, LoadLoraRequest, TokenizeRequest, UnloadLoraRequest
+from fairlead_worker.api.schema import ChatRequest, DetokenizeRequest, LoadLoraRequest, TokenizeRequest, UnloadLoraRequest
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     **ENDPOINTS,
+    **{path: body for path, (body, _) in DIALECTS.items()},
+    COUNT_TOKENS: DIALECTS[MESSAGES][0],
+    **{path: body for paths, body in POOLED.items() for path in paths},
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     "/v1/load_lora_adapter": LoadLoraRequest,
     "/v1/unload_lora_adapter": UnloadLoraRequest,
 }
-REQUIRED = {"/v1/completions": ["prompt"], "/v1/chat/completions": ["messages"]}
-"""Beside what the structs say: left out by a struct so that the refusal can say more than that a field is missing."""
+REQUIRED: dict[str, list[str]] = {
+    COMPLETIONS: ["prompt"],
+    CHAT: ["messages"],
+    RESPONSES: ["input"],
+    MESSAGES: ["messages", "max_tokens"],
+    COUNT_TOKENS: ["messages"],
+    EMBEDDINGS: ["input"],
+    **{path: ["text_1", "text_2"] for path in SCORES},
+    **{path: ["query", "documents"] for path in RERANKS},
+}
+"""Left out by the structs, so that the refusal can say more than that a field is missing; and one struct serves two paths."""
+_NOTHING: list[Any] = [None, False, [], {}]
 _ERROR = {
     "type": "object",
     "required": ["error"],
     "properties": {
         "error": {
             "type": "object",
-            "required": ["message", "type", "param", "code"],
+            "required": ["message", "type"],
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
@@ -39,9 +58,17 @@ _ERROR = {
 
 def document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
     """The document for an application's routes."""
-    _, schemas = msgspec.json.schema_components(BODIES.values(), ref_template="#/components/schemas/{name}")
+    _, schemas = msgspec.json.schema_components(set(BODIES.values()), ref_template="#/components/schemas/{name}")
+    of_chat = schemas[ChatRequest.__name__]["properties"]
     for path, body in BODIES.items():
-        _describe(schemas[body.__name__], path)
+        properties = schemas[body.__name__]["properties"]
+        if path in DIALECTS:
+            _describe_dialect(properties, path, of_chat)
+        elif path in ENDPOINTS:
+            _describe(properties, HINTS, OWN_NOTES[path], NOTES)
+        elif path in POOLED_PATHS:
+            _describe(properties, POOLED_NOTES)
+            _only(properties["truncate_prompt_tokens"], [None], "shorten the text")
     paths: dict[str, Any] = {}
     for route in routes:
         if isinstance(route, Route):
@@ -56,18 +83,32 @@ def document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
     }
 
 
-def _describe(schema: dict[str, Any], path: str) -> None:
+def _describe(properties: dict[str, Any], *notes: Mapping[str, str]) -> None:
     """Add, in place, what the tables say of fields."""
-    for name, node in schema["properties"].items():
+    for name, node in properties.items():
         if name in REFUSALS:
-            node.clear()
-            node.update({"enum": [None, *REFUSALS[name].taken], "description": f"Refused otherwise: {REFUSALS[name].why}."})
-        elif note := "; ".join(
-            filter(None, (HINTS.get(name), OWN_NOTES.get(path, {}).get(name), NOTES.get(name) if path in ENDPOINTS else None))
-        ):
+            _only(node, [None, *REFUSALS[name].taken], REFUSALS[name].why)
+        elif note := "; ".join(table[name] for table in notes if name in table):
             node["description"] = note
-    if path in REQUIRED:
-        schema["required"] = REQUIRED[path]
+
+
+def _describe_dialect(properties: dict[str, Any], path: str, of_chat: dict[str, Any]) -> None:
+    """The same of a dialect. What its struct leaves to the chat's rules has the chat's schema."""
+    module = DIALECTS[path][1]
+    for name, node in properties.items():
+        if name in PASSED_ON or (name == "stop" and path == RESPONSES):
+            node.update(of_chat[name])
+        elif name in module.REFUSED:
+            _only(node, _NOTHING, module.REFUSED[name])
+        elif name in module.ALLOWED:
+            _only(node, [None, *module.ALLOWED[name]], "no other is done")
+        if name in DIALECT_NOTES[path]:
+            node["description"] = DIALECT_NOTES[path][name]
+
+
+def _only(node: dict[str, Any], values: list[Any], why: str) -> None:
+    node.clear()
+    node.update({"enum": values, "description": f"Refused otherwise: {why}."})
 
 
 def _operation(path: str) -> dict[str, Any]:
@@ -80,6 +121,8 @@ def _operation(path: str) -> dict[str, Any]:
     if names := [part[1:-1] for part in path.split("/") if part.startswith("{")]:
         said["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     if path in BODIES:
-        schema = {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
+        schema: dict[str, Any] = {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
+        if path in REQUIRED:
+            schema["required"] = REQUIRED[path]
         said["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return said
