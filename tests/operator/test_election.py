@@ -127,6 +127,18 @@ async def test_a_holder_that_cannot_renew_is_fenced_before_others_may_take_over(
     assert await second._try() and server.held is not None and server.held["spec"]["leaseTransitions"] == 2
 
 
+async def test_a_standby_tries_again_when_the_lease_runs_out_and_not_up_to_a_retry_later() -> None:
+    server, clock = LeaseServer(), Clock()
+    first, second = elector(server, clock, "first"), elector(server, clock, "second")
+    await first.acquire()
+    assert not await second._try() and second._until_worth_trying() == 2
+    clock.now += 14.5
+    assert not await second._try() and second._until_worth_trying() == 0.5
+    clock.now += 0.5
+    assert second._until_worth_trying() == 2, "if that attempt fails, the next is not at once"
+    assert await second._try()
+
+
 async def test_a_released_lease_is_taken_at_once_and_one_taken_away_is_lost() -> None:
     server, clock = LeaseServer(), Clock()
     first, second = elector(server, clock, "first"), elector(server, clock, "second")
