@@ -99,8 +99,20 @@ class LocalKubernetes:
         older = [name for name in have if name.startswith(reference.rpartition(":")[0] + ":")]
         if older:
             self._ctr("images", "rm", *older)
+            self._forget_nameless()
         store.share_layers(reference, self.images / "io.containerd.content.v1.content")
         _say(f"{reference} imported in {time.monotonic() - start:.1f} s ({written / 1e6:.0f} MB of layers)")
+
+    def _forget_nameless(self) -> None:
+        """The kubelet's side of containerd keeps a second record of every image, by its digest, and with it all of its layers."""
+        targets = {}
+        for line in self._ctr("images", "ls").splitlines()[1:]:
+            name, *columns = line.split()
+            targets[name] = next(column for column in columns if column.startswith("sha256:"))
+        named = {digest for name, digest in targets.items() if not name.startswith("sha256:")}
+        nameless = [name for name, digest in targets.items() if digest not in named]
+        if nameless:
+            self._ctr("images", "rm", *nameless)
 
     @cached_property
     def environment(self) -> dict[str, str]:

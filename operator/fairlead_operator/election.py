@@ -116,8 +116,13 @@ class Elector:
             if self.holder and self.holder != told:
                 told = self.holder
                 log.info("standing by: %s holds the lease %s/%s", told, *self._place)
-            await asyncio.sleep(self._timing.retry)
+            await asyncio.sleep(self._until_worth_trying())
         log.info("%s leads: lease %s/%s, transition %d", self.me, *self._place, self._transitions)
+
+    def _until_worth_trying(self) -> float:
+        """Seconds: a holder may release its lease at any time, and one that has died has lost it at `free_at`, not up to `retry` later."""
+        left = self._seen.free_at - self._clock() if self._seen is not None and self.holder else 0.0
+        return min(self._timing.retry, left) if left > 0 else self._timing.retry
 
     async def keep(self) -> None:
         """Renews for ever; ends the process when the lease is lost or cannot be renewed in time."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 import kopf
 
 from fairlead_operator import health
+from fairlead_operator.aside import Aside
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
 from fairlead_operator.memory import give_back
@@ -39,16 +40,21 @@ async def operate(
     `started` is called once kopf has set itself up; it is the place to take the signals back, which kopf handles for itself.
     """
     async with AsyncExitStack() as stack:
+        aside = await stack.enter_async_context(Aside.started("lease"))
+        renewing = await stack.enter_async_context(aside.entered(Cluster.connect(config.kubeconfig)))
+        elector = Elector(renewing, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
         api = await stack.enter_async_context(Cluster.connect(config.kubeconfig))
-        elector = Elector(api, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
         metrics = Metrics()
-        acting = _Acting(config, api.guarded(elector.check, metrics.answered), elector, prober or Prober(config.cluster_domain), metrics)
+        writing = api.guarded(elector.check, metrics.answered)
+        acting = _Acting(config, writing, elector, aside, prober or Prober(config.cluster_domain), metrics)
         stack.push_async_callback(acting.close)
         port = await stack.enter_async_context(health.served(config.health_port, acting.problem, acting.readiness, metrics.text))
         log.info("health on port %d", port)
-        if not await _unless_stopped(elector.acquire(), stop):
+        acting.look_on()
+        if not await _unless_stopped(aside.do(elector.acquire()), stop):
             return
-        stack.push_async_callback(elector.release)  # first of all that is undone, when nothing of us writes any more
+        # First of all that is undone, when nothing of us writes any more:
+        stack.push_async_callback(lambda: aside.do(elector.release()))
         await acting.run(stop, started)
 
 
@@ -67,16 +73,21 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) 
 
 
 class _Acting:
-    """What the leader runs. Nothing of it has begun in a standby, which has its memory and its rights but watches nothing."""
+    """What the leader runs. A standby has only its watches of children: it knows all of them when it is its turn to act, and its first
+    passes need not wait until a hundred pages are listed. Without services in its store it has no loops, and writes nothing."""
 
-    def __init__(self, config: OperatorConfig, cluster: Cluster, elector: Elector, prober: Prober, metrics: Metrics) -> None:
+    def __init__(self, config: OperatorConfig, cluster: Cluster, elector: Elector, aside: Aside, prober: Prober, metrics: Metrics) -> None:
+        """`aside`: where the elector and its connection live. It renews there, whatever the passes here take: an operator that is busy with
+        a thousand services must not lose its lease for it. One that hangs answers /healthz no more, and is ended by the kubelet."""
         self._config = config
         self._elector = elector
+        self._aside = aside
         self._prober = prober
         self._fleet = Fleet()
         self._store = Store(self._fleet.wake)
         self._watches = Watches(cluster, self._store, config.namespace)
         self._resync = Resync(cluster, self._store, config.namespace)
+        self._looking_on: list[asyncio.Task[None]] = []
         self._watching = asyncio.Event()
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
         self._announcer = Announcer(cluster)
@@ -95,7 +106,17 @@ class _Acting:
         leading = self._elector.leading
         return health.Readiness(self._watching.is_set() if leading else bool(self._elector.holder), leading, self._elector.holder)
 
+    def look_on(self) -> None:
+        """Begin with what needs no lease."""
+        self._looking_on = [
+            asyncio.create_task(self._watches.run(), name="watches of children"),
+            asyncio.create_task(give_back(), name="memory"),
+        ]
+
     async def close(self) -> None:
+        for task in self._looking_on:
+            task.cancel()
+        await asyncio.gather(*self._looking_on, return_exceptions=True)
         await self._fleet.close()
         await self._announcer.close()
         await self._prober.close()
@@ -103,15 +124,13 @@ class _Acting:
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
         self._resync.begin()
         await self._optional.look()  # before the first loop looks: or it would take a gateway for missing
-        children = asyncio.create_task(self._watches.run(), name="watches of children")
         watching = asyncio.create_task(self._watch_services(stop, started), name="watch of services")
         relisting = asyncio.create_task(self._resync.run(), name="resync")
         looking = asyncio.create_task(self._optional.run(), name="optional kinds")
-        leading = asyncio.create_task(self._elector.keep(), name="lease")
-        trimming = asyncio.create_task(give_back(), name="memory")
+        leading = asyncio.create_task(self._aside.do(self._elector.keep()), name="lease")
         ending = asyncio.create_task(self._end_ours(stop), name="end of loops")
-        done, pending = await asyncio.wait({children, watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
-        pending |= {ending, looking, trimming}
+        done, pending = await asyncio.wait({*self._looking_on, watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
+        pending |= {ending, looking}
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

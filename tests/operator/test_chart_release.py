@@ -1,5 +1,6 @@
 """A release's life with the real helm on a real API server: from the last release to this chart, and away without a trace."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from tests.operator.manifests import manifest
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
+from fairlead_operator.names import FIELD_MANAGER
+from fairlead_operator.reconcile.kinds import kind_of
+
 PREVIOUS = Path(__file__).parent / "data" / "fairlead-0.1.0.tgz"  # the chart of the last release, as `helm package` made it
+CHILDREN = PREVIOUS.with_name("children-0.1.0.json")  # of a service of two replicas, as the operator beside that chart applied them
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.fairlead.dev"
 HOME = "fairlead-system"
 
@@ -59,8 +64,9 @@ def test_upgrade_from_the_last_release_and_uninstall(alone: apiserver.ApiServer,
     old = objects(alone)
     cluster = Cluster(alone, "default")
     cluster.create(replicas=2)
-    with operator(alone.kubeconfig, "default", router.url):
-        template = eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["template"]
+    applied_by_the_last_release(cluster)
+    before = {component: cluster.get("deployments", f"qwen-{component}")["spec"]["template"] for component in ("worker", "router")}
+    assert before["worker"]["spec"]["containers"][0]["image"] == "worker:0.1.0"
 
     helmed(alone, "upgrade", "fl", str(CHART), *everything()[2:], "--set=monitoring.podMonitors=false", "--set=monitoring.rules=false")
     assert old < objects(alone), "nothing went, something came"
@@ -71,7 +77,9 @@ def test_upgrade_from_the_last_release_and_uninstall(alone: apiserver.ApiServer,
     )
     with operator(alone.kubeconfig, "default", router.url):
         eventually(lambda: alone.get("/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/qwen-worker"))
-        assert cluster.get("deployments", "qwen-worker")["spec"]["template"] == template, "an upgrade restarts no worker"
+        eventually(lambda: cluster.get("inferenceservices", "qwen").get("status", {}).get("observedGeneration"))
+        after = {component: cluster.get("deployments", f"qwen-{component}")["spec"]["template"] for component in before}
+        assert after == before, "an upgrade restarts no pod: its image and flags are those of the last release"
 
     helmed(alone, "uninstall", "fl")
     assert not objects(alone), "the release leaves nothing but its CRD"
@@ -82,6 +90,14 @@ def test_upgrade_from_the_last_release_and_uninstall(alone: apiserver.ApiServer,
     helmed(alone, "uninstall", "fl")
     eventually(lambda: alone.get(CRD) is None), "no finalizer of ours holds a service, with no operator running"
     assert not objects(alone)
+
+
+def applied_by_the_last_release(cluster: Cluster) -> None:
+    uid = cluster.get("inferenceservices", "qwen")["metadata"]["uid"]
+    for child in json.loads(CHILDREN.read_text().replace('"UID"', f'"{uid}"')):
+        path = kind_of(child).path(cluster.namespace, child["metadata"]["name"])
+        code, answer = cluster.server.request("PATCH", f"{path}?fieldManager={FIELD_MANAGER}", child, "application/apply-patch+yaml")
+        assert code in (200, 201), answer
 
 
 def crd_fields(server: apiserver.ApiServer) -> Any:

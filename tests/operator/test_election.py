@@ -24,7 +24,8 @@ from tests.operator.test_operator_on_apiserver import Cluster as Namespace
 from tests.operator.test_operator_on_apiserver import eventually
 from tests.operator.test_process import COMMAND, FLAGS, environment
 
-from fairlead_operator.election import FENCED, Elector
+from fairlead_operator.aside import Aside
+from fairlead_operator.election import FENCED, Elector, Timing
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.kinds import Kind
 
@@ -126,6 +127,18 @@ async def test_a_holder_that_cannot_renew_is_fenced_before_others_may_take_over(
     assert await second._try() and server.held is not None and server.held["spec"]["leaseTransitions"] == 2
 
 
+async def test_a_standby_tries_again_when_the_lease_runs_out_and_not_up_to_a_retry_later() -> None:
+    server, clock = LeaseServer(), Clock()
+    first, second = elector(server, clock, "first"), elector(server, clock, "second")
+    await first.acquire()
+    assert not await second._try() and second._until_worth_trying() == 2
+    clock.now += 14.5
+    assert not await second._try() and second._until_worth_trying() == 0.5
+    clock.now += 0.5
+    assert second._until_worth_trying() == 2, "if that attempt fails, the next is not at once"
+    assert await second._try()
+
+
 async def test_a_released_lease_is_taken_at_once_and_one_taken_away_is_lost() -> None:
     server, clock = LeaseServer(), Clock()
     first, second = elector(server, clock, "first"), elector(server, clock, "second")
@@ -137,6 +150,34 @@ async def test_a_released_lease_is_taken_at_once_and_one_taken_away_is_lost() ->
     server.held["spec"]["holderIdentity"] = "a person"
     server.held["metadata"]["resourceVersion"] = "77"
     assert not await second._try() and second.holder == "a person"
+
+
+async def test_an_operator_that_is_merely_busy_keeps_its_lease() -> None:
+    server, fenced = LeaseServer(), []
+    timing = Timing(duration=2.0, deadline=1.0, retry=0.1)
+    busy = Elector(cast(Cluster, server), "ns", "lease", me="busy", timing=timing, fence=fenced.append)
+    async with Aside.started("lease") as aside:
+        await aside.do(busy.acquire())
+        keeping = asyncio.create_task(aside.do(busy.keep()))
+        await asyncio.sleep(0)
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:  # a pass that never lets go of this loop, nor of the interpreter
+            pass
+        assert busy.leading and busy.check() > 0 and not fenced
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await aside.do(busy.release())
+        assert not busy.leading and server.held is not None and not server.held["spec"]["holderIdentity"]
+
+
+async def test_what_ends_the_thread_s_work_is_raised_here() -> None:
+    class Refusing(LeaseServer):
+        async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+            raise ApiRefused(403, "no right to leases")
+
+    async with Aside.started("lease") as aside:
+        with pytest.raises(ApiRefused, match="no right"):
+            await aside.do(Elector(cast(Cluster, Refusing()), "ns", "lease").acquire())
 
 
 @dataclass
