@@ -1,6 +1,7 @@
 # Two commands do all the set-up: `make demo` and `make test`.
 PYTHON ?= python3
 VENV   ?= .venv
+JOBS   ?= 3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 NATIVE := worker/fairlead_worker/native
@@ -38,7 +39,7 @@ clients: install ## LangChain, LlamaIndex and LiteLLM for the tests, in an envir
 	@$(BIN)/python -m tests.clients.test_frameworks
 
 test: install redis-servers s3-server clients ## unit and component tests; no cluster, no GPU
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile
 
 lint: install ## ruff, mypy, import rules
 	$(BIN)/ruff check .
