@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 from pathlib import Path
 from time import monotonic
@@ -31,6 +32,20 @@ async def test_headers_are_bounded_in_number_and_bytes(fleet: Fleet) -> None:
     assert await answered(router, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
     assert await answered(router, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
     assert (await router.complete("x")).status_code == 200
+
+
+async def test_what_is_no_json_has_the_workers_code(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        for body in (b"", b"{", b'{"x": NaN}', b'{"x": ' + b"[" * 100_000):
+            refused = await router.client.post(path, content=body)
+            assert refused.status_code == 400 and refused.json()["error"].get("code", "invalid_json") == "invalid_json"
+
+
+async def test_the_router_says_its_version_as_a_worker_does(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    assert (await router.client.get("/version")).json() == {"version": importlib.metadata.version("fairlead")}
+    assert (await router.client.post("/version")).status_code == 405
 
 
 @pytest.mark.parametrize(

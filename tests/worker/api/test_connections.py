@@ -34,6 +34,8 @@ class Served:
         self.may = asyncio.Event()
         self.may.set()
         self.gone = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Of the last request, once its body was read."""
         self.piece = b""
         """What is sent again and again, instead."""
 
@@ -47,6 +49,7 @@ class Served:
             size += len(message["body"])
             if not message["more_body"]:
                 break
+        self.headers = list(scope["headers"])
         await self.may.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while self.piece:
@@ -108,6 +111,14 @@ async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, e
         assert await served.ask(sent) == expected
         assert (await served.ask(WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
         assert len(served.connections.guard) == 0
+
+
+async def test_trailers_are_no_headers(serve: Any) -> None:
+    """They come after the headers were counted, as many as the client likes, and may name what only a router says."""
+    async with serve() as served:
+        head = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        assert (await served.ask(head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 1000 + b"\r\n"))[0] == 200
+        assert [name for name, _ in served.headers] == [b"host", b"connection", b"transfer-encoding"]
 
 
 async def test_a_slow_drip_does_not_help(serve: Any) -> None:
