@@ -11,7 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.gpu.compile import Builds
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 460.0
@@ -32,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
 
         os.environ |= {"GPU_CHECK_UNPACKED": "1", "PYTHONPATH": unpack(given.bundle)}
         os.execv(sys.executable, [sys.executable, "-m", "bench.gpu", *(sys.argv[1:] if arguments is None else arguments)])
+    # FlashInfer calls ninja by its name, which may be installed beside the interpreter alone.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
     import torch
 
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -42,33 +48,40 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
     import torch
+    from bench.gpu.compile import Builds
     from bench.gpu.device import Device
     from bench.gpu.report import Report
 
     device = Device(torch.device(kind), kind == "cpu", time.monotonic() + seconds)
     folder = out or (ROOT / "bench" / "results" / "gpu" if device.cuda else None)
     report = Report(folder, device.facts())
-    for name, bound, stage in stages(device):
-        if only and name not in only:
-            continue
-        if device.left() < 5:
-            report.end(name, "skipped: no time was left")
-            continue
-        carry_out(report, name, min(bound, device.left()), stage)
+    builds: list[Builds] = []
+    try:
+        for name, bound, stage in stages(device, builds):
+            if only and name not in only:
+                continue
+            if device.left() < 5:
+                report.end(name, "skipped: no time was left")
+                continue
+            carry_out(report, name, min(bound, device.left()), stage)
+    finally:
+        for build in builds:
+            build.kill()
     print(f"gpu_check {'failed' if report.failed else 'ok'}" + "".join(f"\n  {line}" for line in report.failed), flush=True)
     if report.path is not None:
         print(f"written: {report.path}", flush=True)
     return 1 if report.failed else 0
 
 
-def stages(device: Any) -> list[tuple[str, float, Callable[[], Rows]]]:
-    """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them."""
+def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callable[[], Rows]]]:
+    """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them; `builds`:
+    where the running compilers are kept, for whoever ends them."""
     from bench.gpu import attention, compile, engine, memory, sampling, serving, speed
 
-    builds: list[compile.Builds] = []
     kinds = set(compile.KINDS)
 
     def start_compilers() -> Rows:
+        yield compile.tools()
         flashinfer = importlib.util.find_spec("flashinfer")
         yield {"what": "FlashInfer is installed", "ok": flashinfer is not None}
         if flashinfer is not None:
@@ -81,13 +94,17 @@ def stages(device: Any) -> list[tuple[str, float, Callable[[], Rows]]]:
             kinds.update(build.built)
 
     def attended() -> Rows:
-        yield from attention.check(device, kinds)
-        for build in builds:
-            before = set(kinds)
-            yield from build.stop()
-            kinds.update(build.built)
-            if late := kinds - before:
-                yield from attention.check(device, late)
+        try:
+            yield from attention.check(device, kinds)
+            for build in builds:
+                before = set(kinds)
+                yield from build.stop()
+                kinds.update(build.built)
+                if late := kinds - before:
+                    yield from attention.check(device, late)
+        finally:  # out of time, too: what is measured next should have the machine to itself
+            for build in builds:
+                build.kill()
 
     first: list[tuple[str, float, Callable[[], Rows]]] = [("compilers", 10, start_compilers)] if device.cuda else []
     then: list[tuple[str, float, Callable[[], Rows]]] = [("compiled", 190, compiled)] if device.cuda else []

@@ -1,6 +1,6 @@
 """What a GPU machine without a package index needs beside the tree, torch and transformers: `make gpu-bundle` here, `--bundle` there.
 
-FlashInfer's wheel is 60 MB, most of it sources of kernels that are not used here; without those, and packed by xz, a quarter of that.
+FlashInfer's wheel is 60 MB, most of it sources of kernels that are not used here; without those, and packed by xz, 17 MB.
 """
 
 import argparse
@@ -66,7 +66,8 @@ def download(folder: Path, names: list[str]) -> None:
 def repack(wheel: Path, archive: Path) -> None:
     """The used part of `wheel` as a tar.xz, whole or not at all."""
     fresh = archive.with_suffix(".tmp")
-    with zipfile.ZipFile(wheel) as source, tarfile.open(fresh, "w:xz") as target:
+    # The fastest level: a fifth larger than the usual one, in a fifth of the time.
+    with zipfile.ZipFile(wheel) as source, tarfile.open(fresh, "w:xz", preset=1) as target:
         for member in source.infolist():
             if member.is_dir() or not USED.match(member.filename):
                 continue

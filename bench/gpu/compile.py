@@ -4,12 +4,14 @@ Only a handful: each kind of layer is a module of its own (element type, head si
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench.gpu.report import ROOT
 
@@ -63,14 +65,28 @@ class Builds:
                     yield row | {"said": (process.stdout.read() if process.stdout else "")[-1500:]}
 
     def stop(self) -> Iterator[dict[str, object]]:
-        """What is not there yet is given up, with all its compilers: what is measured next should have the machine to itself."""
+        """A row for each that ended since the last time, or is given up now."""
         yield from self.finished()
-        for kind, process in self.processes.items():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                self._told.add(kind)
-                yield {"what": kind, "said": f"given up after {time.monotonic() - self.began:.0f} s"}
+        for kind in self.kill():
+            self._told.add(kind)
+            yield {"what": kind, "said": f"given up after {time.monotonic() - self.began:.0f} s"}
+
+    def kill(self) -> list[str]:
+        """End what still runs, with all its compilers; which kinds those were."""
+        running = [kind for kind, process in self.processes.items() if process.poll() is None]
+        for kind in running:
+            os.killpg(self.processes[kind].pid, signal.SIGKILL)
+            self.processes[kind].wait()
+        return running
+
+
+def tools() -> dict[str, object]:
+    """A row: what FlashInfer compiles with, and where it was found. nvcc may also be where CUDA_HOME says, or in /usr/local/cuda."""
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ] or [Path("/usr/local/cuda")]
+    beside = next((str(home / "bin" / "nvcc") for home in homes if (home / "bin" / "nvcc").is_file()), None)
+    found = {name: shutil.which(name) for name in ("nvcc", "ninja", "c++")}
+    found["nvcc"] = found["nvcc"] or beside
+    return {"what": "tools to compile with", "ok": all(found.values()), **found}
 
 
 def start(kinds: list[str]) -> Builds:

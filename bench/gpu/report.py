@@ -57,6 +57,10 @@ class Report:
 
 def revision() -> str:
     """The commit of the tree: from git, or as the bundle says where the tree came without it."""
-    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # no git here
+        described = ""
     carried = ROOT / "build" / "gpu-bundle" / "commit"
-    return described.stdout.strip() or (carried.read_text().strip() if carried.is_file() else "unknown")
+    return described or (carried.read_text().strip() if carried.is_file() else "unknown")

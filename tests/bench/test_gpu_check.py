@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import subprocess
 import tarfile
 import time
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench.gpu import bundle, compile
+from bench.gpu import report as report_module
 from bench.gpu.__main__ import carry_out, main, stages
 from bench.gpu.device import Device
 from bench.gpu.report import Report
@@ -30,7 +32,7 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]
 def test_every_stage_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     device = Device(torch.device("cpu"), True, time.monotonic() + 250)
     report = Report(tmp_path, device.facts())
-    known = {stage: run for stage, _, run in stages(device)}
+    known = {stage: run for stage, _, run in stages(device, [])}
     assert tuple(known) == STAGES, "on a GPU the compilers come with them"
     carry_out(report, name, 250, known[name])
     assert report.path is not None
@@ -63,6 +65,26 @@ def test_the_kernels_that_are_compiled_are_the_ones_that_the_stages_use() -> Non
     heads = {kind: compile.layer(kind) for kind in compile.KINDS}
     assert heads["bf16-128"].heads // heads["bf16-128"].kv_heads >= 4, "an 8B model's group: its decodes share the prefill's module"
     assert {compile.kernels(kind) for kind in compile.KINDS} == {"fa2", "fa3"}
+
+
+def test_compilers_that_are_given_up_leave_nothing_running() -> None:
+    process = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    builds = compile.Builds({"slow": process}, time.monotonic())
+    assert [row["what"] for row in builds.stop()] == ["slow"] and builds.kill() == []
+    assert not process.stdout.read(), "whoever holds the other end of the pipe is gone"
+    state = Path(f"/proc/{child}/stat")
+    assert not state.is_file() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_tree_without_git_is_named_by_its_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(report_module, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert report_module.revision() == "unknown"
+    (tmp_path / "build" / "gpu-bundle").mkdir(parents=True)
+    (tmp_path / "build" / "gpu-bundle" / "commit").write_text("abc1234\n")
+    assert report_module.revision() == "abc1234"
 
 
 def test_of_the_wheel_only_what_is_used_is_carried(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.worker.kernels.test_attention import packed
 
-from fairlead_worker.execution.host import PlainHostStore, make_host_store
+from fairlead_worker.execution.host import PlainHostStore, _pin, make_host_store
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.registry import BACKENDS, make_backend
 
@@ -67,3 +67,32 @@ def test_on_a_cpu_the_tier_is_off_and_says_so(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         assert make_host_store(backend, 1 << 30) is None
     assert "--host-kv-cache-bytes 1073741824 is ignored: on a CPU" in caplog.text and "--kv-cache-bytes" in caplog.text
+
+
+def test_pinned_memory_is_unpinned_before_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is called and when: there is no driver here."""
+    said: list[tuple[str, int]] = []
+
+    class Driver:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            said.append(("register", address))
+            return 0 if size > 4 else 2
+
+        def cudaHostUnregister(self, address: int) -> int:
+            said.append(("unregister", address))
+            return 0
+
+    class Owner:
+        """Of a host tier."""
+
+    monkeypatch.setattr(torch.cuda, "cudart", Driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append(("wait", 0)))
+    owner, records = Owner(), torch.zeros(4)
+    address = records.data_ptr()
+    _pin(owner, records)
+    del records
+    assert said == [("register", address)]
+    del owner
+    assert said[1:] == [("wait", 0), ("unregister", address)]
+    with pytest.raises(RuntimeError, match="the 4 bytes of the host tier could not be pinned"):
+        _pin(Owner(), torch.zeros(1))

@@ -106,6 +106,30 @@ def test_prepare_runs_every_kernel_and_leaves_out_what_cannot_be_built(caplog: p
     assert worst_error(backend, oracle, rounds, torch.Generator().manual_seed(1))[0] < ERROR[torch.bfloat16]
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+def test_prepare_keeps_to_the_one_page_of_a_profile(page_size: int) -> None:
+    """On a GPU nobody says that a write went behind the storage."""
+    backend = FlashInferBackend(KVSpec((LLAMA,), page_size, torch.bfloat16, CPU), 1, interpreter)
+    backend.prepare()
+    assert backend.kinds == [LLAMA]
+
+
+def test_of_a_compilers_output_the_error_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(interpreter.BatchDecodeWithPagedKVCacheWrapper):
+        def plan(self, *arguments: object, **named: object) -> None:
+            raise RuntimeError(
+                "Ninja build failed. Ninja output:\n[1/9] nvcc\na.cu(7): fatal error: b.cuh: No such file\n1 error\nninja: stopped"
+            )
+
+    class Library:
+        BatchPrefillWithPagedKVCacheWrapper = interpreter.BatchPrefillWithPagedKVCacheWrapper
+        BatchDecodeWithPagedKVCacheWrapper = Broken
+        append_paged_kv_cache = staticmethod(interpreter.append_paged_kv_cache)
+
+    FlashInferBackend(KVSpec((LLAMA,), 4, torch.bfloat16, CPU), PAGES, Library()).prepare()
+    assert "b.cuh: No such file" in caplog.text
+
+
 def test_pages_are_the_references() -> None:
     """The host tier's copies, and a page that another backend wrote."""
     tested, _ = backends((LLAMA,), 4, torch.bfloat16)

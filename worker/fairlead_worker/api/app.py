@@ -1,6 +1,5 @@
 """The worker's paths."""
 
-import importlib.metadata
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -13,6 +12,7 @@ from fairlead_worker.api import chat, completions, embeddings, lora, openapi, si
 from fairlead_worker.api.dialects import messages, responses
 from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.version import release
 
 Handler = Callable[[Worker, Exchange], Awaitable[None]]
 
@@ -57,7 +57,7 @@ def build(worker: Worker) -> ASGIApp:
         route("GET", "/metrics", state.metrics),
         route("GET", "/version", state.version),
     ]
-    document = msgspec.json.encode(openapi.document(routes, importlib.metadata.version("fairlead")))
+    document = msgspec.json.encode(openapi.document(routes, release()))
 
     async def described(_: Worker, exchange: Exchange) -> None:
         await exchange.whole(200, document)

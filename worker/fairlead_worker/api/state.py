@@ -1,6 +1,5 @@
 """What this worker says of itself: health, readiness, load, models, prompt format, metrics, version."""
 
-import importlib.metadata
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.publisher import worker_load
 from fairlead_worker.api.warm import MOST_TOKENS, HotPrefixes
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.version import release
 
 
 async def health(worker: Worker, exchange: Exchange) -> None:
@@ -101,7 +101,7 @@ async def metrics(worker: Worker, exchange: Exchange) -> None:
 
 
 async def version(worker: Worker, exchange: Exchange) -> None:
-    await exchange.json({"version": importlib.metadata.version("fairlead")})
+    await exchange.json({"version": release()})
 
 
 def _model(worker: Worker, name: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@ before its forward pass, and no slot or page is written twice: so each kind can 
 """
 
 import logging
+import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -62,10 +63,7 @@ class CudaHostStore:
         self.slots = slots
         self._backend = backend
         self._records = host_records(backend, slots)
-        # Not `pin_memory=True`: that rounds the size up to a power of two.
-        status = torch.cuda.cudart().cudaHostRegister(self._records.data_ptr(), self._records.nbytes, 0)  # type: ignore[no-untyped-call]  # torch
-        if int(status):
-            raise RuntimeError(f"the {slots * spec.page_bytes} bytes of the host tier could not be pinned (CUDA error {int(status)})")
+        _pin(self, self._records)
         self._out = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]  # torch
         self._in = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]  # torch
         self._outgoing, self._incoming = _Staging(backend), _Staging(backend)
@@ -119,6 +117,20 @@ class _Staging:
 
     def groups(self, copies: Copies) -> list[Copies]:
         return [copies[i : i + self._pages] for i in range(0, len(copies), self._pages)]
+
+
+def _pin(owner: object, records: torch.Tensor) -> None:
+    """Pins `records` until `owner` ends. Memory that is given back while it is pinned takes its pages' place from whatever is there next:
+    the device would write into pages that nobody reads. Not `pin_memory=True`, which rounds the size up to a power of two."""
+    library: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch
+    if status := int(library.cudaHostRegister(records.data_ptr(), records.nbytes, 0)):
+        raise RuntimeError(f"the {records.nbytes} bytes of the host tier could not be pinned (CUDA error {status})")
+
+    def unpin(kept: torch.Tensor) -> None:
+        torch.cuda.synchronize()  # copies may be under way
+        library.cudaHostUnregister(kept.data_ptr())
+
+    weakref.finalize(owner, unpin, records).atexit = False  # a process takes its pages with it
 
 
 def host_records(backend: Backend, slots: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
-from fairlead_worker.kernels.paging import Paging, plan_pages
+from fairlead_worker.kernels.paging import Paging, pinned, plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
 
@@ -100,6 +100,7 @@ class FlashInferBackend:
     def plan(self, step: PackedStep) -> "FlashInferStep":
         paging = plan_pages(step, self.spec.page_size)
         if self._staged is not None:
+            paging = pinned(paging)  # once for all kinds and for the kernels that store KV; a long copy from other memory may wait
             self._staged.synchronize()
         for kind, wrappers in self._wrappers.items():
             self._plan(kind, wrappers, paging)
@@ -145,20 +146,20 @@ class FlashInferBackend:
                 try:
                     self._try(kind, count)
                 except Exception as error:  # whatever a compiler or a loader raises
-                    self.leave_out(kind, f"heads of {kind.key_dim} here, as its kernel could not be built: {_last_line(error)}")
+                    self.leave_out(kind, f"heads of {kind.key_dim} here, as its kernel could not be built: {_reason(error)}")
                     break
 
     def _try(self, kind: LayerSpec, count: int) -> None:
         device, dtype = self.spec.device, self.spec.dtype
-        pages = -(-count // self.spec.page_size)
+        pages = -(-count // self.spec.page_size)  # each of them page 0: there may be no other
         step = PackedStep(
             tokens=torch.zeros(count, dtype=torch.int64, device=device),
             positions=torch.arange(count, device=device),
-            slots=torch.arange(count, device=device),
+            slots=torch.arange(count, device=device) % self.spec.page_size,
             starts=[0],
             counts=[count],
             page_indptr=torch.tensor([0, pages], dtype=torch.int32),
-            page_indices=torch.arange(pages, dtype=torch.int32),
+            page_indices=torch.zeros(pages, dtype=torch.int32),
             sampling=torch.zeros(0, dtype=torch.int64, device=device),
         )
         shapes = (kind.heads, kind.kv_heads, kind.kv_heads)
@@ -252,6 +253,8 @@ def dense(part: torch.Tensor) -> torch.Tensor:
     return part if part.stride(-1) == 1 else part.contiguous()
 
 
-def _last_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1][:200] if lines else 'no reason given'}"
+def _reason(error: Exception) -> str:
+    """One line: of a compiler's output the first that tells an error, else the last."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    told = next((line for line in lines if "error:" in line), lines[-1])
+    return f"{type(error).__name__}: {told.strip()[:300]}"

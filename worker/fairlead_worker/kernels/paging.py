@@ -4,7 +4,7 @@ FlashInfer's `plan` computes its schedule on the host and would copy device tens
 so everything here stays on the CPU (docs.flashinfer.ai, "kv-layout": page tables as CSR, and the length of each row's last page).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -48,3 +48,9 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
         positions=torch.from_numpy(positions),
         single=bool((counts == 1).all()),
     )
+
+
+def pinned(paging: Paging) -> Paging:
+    """The same in pinned memory, which torch keeps until copies from it are over: they go to the device without waiting."""
+    parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
+    return replace(paging, **{name: getattr(paging, name).pin_memory() for name in parts})
