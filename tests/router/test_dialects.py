@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.router.harness import Fleet
 from tests.router.stand_in_worker import Exchange
-from tests.router.test_access import ANNA, key_file
+from tests.router.test_access import ANNA, BORIS, key_file
 
 from fairlead_index.prompt import PromptEncoder
 
@@ -100,6 +101,18 @@ async def test_errors_of_the_router_are_anthropics_for_its_clients(fleet: Fleet,
     assert await refused(ANNA, model="another") == (404, "not_found_error")
     assert await refused(ANNA) == (200, "")
     assert (await router.client.get("/v1/messages", headers={"x-api-key": ANNA})).json()["type"] == "error"
+
+
+async def test_what_is_only_tokenized_is_salted_as_its_tenants_prompts_are(fleet: Fleet, tmp_path: Path) -> None:
+    """A worker remembers the tokens of long texts: how soon it answers must not tell one tenant what another has sent."""
+    path = tmp_path / "keys.json"
+    path.write_text(key_file())
+    router = await fleet.router(worker := await fleet.worker(), api_keys_file=str(path))
+    for key in (ANNA, BORIS):
+        for where, body in (("/v1/messages", BODIES["/v1/messages"]), ("/v1/messages/count_tokens", {}), ("/tokenize", {})):
+            await router.client.post(where, json=body, headers={"x-api-key": key})
+    salts = [received.headers.get("x-fairlead-cache-salt") for received in worker.received]
+    assert salts == [salts[0]] * 3 + [salts[3]] * 3 and salts[0] and salts[3] and salts[0] != salts[3]
 
 
 async def test_they_are_counted_by_their_path(fleet: Fleet) -> None:

@@ -35,6 +35,15 @@ async def test_one_text_goes_with_its_tokens_and_nothing_is_foretold(given: obje
     assert worker.received[0].tokens is not None and len(worker.received[0].tokens) == len(TEXT)
 
 
+@pytest.mark.parametrize("path", sorted({*POOLED} - {EMBEDDINGS}))
+async def test_only_embeddings_have_an_input(path: str, fleet: Fleet) -> None:
+    """Elsewhere it is an unknown field: tokens in front of the body would be taken for its beginning."""
+    router = await fleet.router(worker := await fleet.worker(behaviour=whole))
+    body = {"input": TEXT, "text_1": "a", "text_2": ["b"], "query": "a", "documents": ["b"]}
+    assert (await router.client.post(path, json=body)).status_code == 200
+    assert worker.received[0].tokens is None and msgspec.json.decode(worker.received[0].body) == body
+
+
 async def test_what_cannot_be_is_the_workers_to_say(fleet: Fleet) -> None:
     worker = await fleet.worker(behaviour=whole)
     router = await fleet.router(worker)

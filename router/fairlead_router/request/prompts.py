@@ -13,7 +13,7 @@ from fairlead_index.chat_request import encoding_of
 from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from fairlead_index.dialects.chats import is_dialect, read_chat
 from fairlead_index.hashing import block_hashes
-from fairlead_index.pooled import POOLED
+from fairlead_index.pooled import EMBEDDINGS, POOLED
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
@@ -134,6 +134,8 @@ class Prompts:
             return guess
         try:
             if path in POOLED:
+                if path != EMBEDDINGS:
+                    return guess  # of several texts, each of its own field
                 tokens = pooled.tokens(body, lambda text: known.encoder.encode_text(text, scope=salt))
                 return guess if tokens is None else msgspec.structs.replace(guess, length=len(tokens), tokens=tokens, format_tag=known.tag)
             tokens, alone = self._tokens(path, body, known, salt)

@@ -2,9 +2,11 @@
 
 import random
 
+import numpy as np
 import torch
 
 from fairlead_worker.execution.bad_words import forbid_words
+from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.messages import Sampling
 
@@ -42,6 +44,15 @@ def test_where_nothing_else_could_come_a_bad_word_may() -> None:
     request = make_request("r", [1], Sampling(max_tokens=9, allowed_token_ids=(5,), bad_words=((5,),), temperature=1.0))
     tokens, _ = sample(torch.zeros(1, VOCABULARY), [request])
     assert tokens == [5]
+
+
+def test_a_bad_word_that_alone_has_the_form_asked_for_may_come() -> None:
+    request = make_request("r", [1], Sampling(max_tokens=9, bad_words=((5,), (6,)), temperature=0.0))
+    logits = torch.zeros(1, VOCABULARY)
+    masks = Masks([0], np.array([[1 << 5]], np.uint32))
+    assert sample(logits, [request], masks=masks)[0] == [5] and not masks.dead
+    both = Masks([0], np.array([[1 << 5 | 1 << 7]], np.uint32))
+    assert sample(logits, [request], masks=both)[0] == [7] and not both.dead
 
 
 def test_the_greedy_choice_is_the_next_best() -> None:

@@ -14,14 +14,11 @@ import msgspec
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.pooled_schema import EmbeddingRequest
-from fairlead_worker.api.pooling import Text, pooled, pooling_of
+from fairlead_worker.api.pooling import INLINE_VALUES, Text, pooled, pooling_of
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.tokenized import split
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.messages import Pooling
-
-INLINE_VALUES = 1 << 14
-"""Of an answer that is put into JSON on the event loop; larger ones are in a thread, not in the way of everybody's streams."""
 
 
 async def embeddings(worker: Worker, exchange: Exchange) -> None:

@@ -21,6 +21,9 @@ from fairlead_worker.messages import Output, Pooling, Sampling, Timing
 
 logger = logging.getLogger(__name__)
 
+INLINE_VALUES = 1 << 14
+"""Of vectors that are worked on in the event loop; more are in a thread, not in the way of everybody's streams."""
+
 Text = str | Sequence[int]
 """A text, or its token ids."""
 

@@ -1,13 +1,15 @@
 """`POST /score` and `/rerank`: how near texts are to each other, by the cosine of their embeddings (vLLM's answers for such models)."""
 
+import asyncio
 import time
 from array import array
+from collections.abc import Sequence
 from operator import mul
 
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.pooled_schema import RerankRequest, ScoreRequest
-from fairlead_worker.api.pooling import pooled
+from fairlead_worker.api.pooling import INLINE_VALUES, pooled
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.worker import Worker
 
@@ -20,8 +22,8 @@ async def score(worker: Worker, exchange: Exchange) -> None:
         raise invalid(f"text_1: has {len(first)} texts and text_2 {len(second)}; give one, or as many as text_2", param="text_1")
     done = await pooled(worker, exchange, request, first + second)
     left, right = done.vectors[: len(first)], done.vectors[len(first) :]
-    pairs = zip(left * len(right) if len(left) == 1 else left, right, strict=True)
-    data = [{"index": index, "object": "score", "score": cosine(*pair)} for index, pair in enumerate(pairs)]
+    scores = await _cosines(left * len(right) if len(left) == 1 else left, right)
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     document = {"id": f"score-{exchange.request_id}", "object": "list", "created": int(time.time()), "model": done.model, "data": data}
     await exchange.json(document | {"usage": done.usage()}, done.headers())
 
@@ -37,7 +39,7 @@ async def rerank(worker: Worker, exchange: Exchange) -> None:
     named = [(f"documents[{index}]", text) for index, text in enumerate(texts)]
     done = await pooled(worker, exchange, request, [("query", request.query), *named])
     query, *others = done.vectors
-    scores = [cosine(query, other) for other in others]
+    scores = await _cosines([query] * len(others), others)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     results = [
         {"index": index, "relevance_score": scores[index]}
@@ -51,6 +53,13 @@ async def rerank(worker: Worker, exchange: Exchange) -> None:
 def cosine(a: "array[float]", b: "array[float]") -> float:
     """Of two vectors of unit length."""
     return float(sum(map(mul, a, b)))
+
+
+async def _cosines(left: "Sequence[array[float]]", right: "Sequence[array[float]]") -> list[float]:
+    """Of each pair. Thousands of large vectors take a second: in a thread, not in the way of everybody's streams."""
+    if sum(map(len, right)) <= INLINE_VALUES:
+        return list(map(cosine, left, right))
+    return await asyncio.to_thread(lambda: list(map(cosine, left, right)))
 
 
 def _listed(name: str, given: str | list[str] | None) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import Any
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.internal import origin
 from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest, parse
 from fairlead_worker.api.worker import Worker
 
@@ -44,11 +45,11 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
     request = parse(body, TokenizeRequest)
     worker.check_model(request.model)
     trusted(worker, request.chat_template, request.chat_template_kwargs)
-    encoder, prompt, messages = worker.encoder, request.prompt, request.messages
+    encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, origin(exchange, None).salt
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
-        tokens = await worker.encode(lambda: encoder.encode_text(prompt, request.add_special_tokens is not False), len(body))
+        tokens = await worker.encode(lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, salt), len(body))
     else:
         tokens = await worker.encode(
             lambda: encoder.encode_chat(
@@ -57,6 +58,7 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
                 add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
                 continue_final_message=request.continue_final_message,
                 template_kwargs=request.chat_template_kwargs,
+                scope=salt,
                 template=request.chat_template,
                 add_special_tokens=bool(request.add_special_tokens),
             ),

@@ -42,9 +42,9 @@ def sample(
     own = (logits if len(changed) == len(requests) else logits[to_device(changed, logits.device)]).float()
     drafted = [ahead[i] for i in changed] if ahead else ()
     adjusted = _forbid_early_stops(histories.adjust(own, chosen_by, drafted), chosen_by, further)
-    adjusted = forbid_words(adjusted, chosen_by, drafted)
     if masks is not None:
         adjusted = masks.apply(adjusted, changed)
+    adjusted = forbid_words(adjusted, chosen_by, drafted)  # behind the masks: a word that alone has the form asked for may come
     random = [i for i, request in enumerate(chosen_by) if request.sampling.temperature > 0]
     choice = largest(adjusted) if len(random) < len(changed) else torch.empty(len(changed), dtype=torch.int64, device=logits.device)
     if random:

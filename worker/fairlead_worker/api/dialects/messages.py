@@ -13,7 +13,7 @@ from fairlead_worker.api.dialects.request import as_chat, renamed
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.generation import Prepared
 from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.internal import USAGE
+from fairlead_worker.api.internal import USAGE, origin
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.tokenized import split
 from fairlead_worker.api.worker import Worker
@@ -97,7 +97,7 @@ async def count_tokens(worker: Worker, exchange: Exchange) -> None:
     with renamed(RENAMED):
         request = as_chat(chat_body(body))
         worker.check_model(request.model)
-        prompt = await encoded(worker, request, "", len(raw))
+        prompt = await encoded(worker, request, origin(exchange, request.cache_salt).salt, len(raw))
     await exchange.json({"input_tokens": len(prompt)})
 
 
