@@ -89,8 +89,9 @@ bench-index: install ## the index beside llm-d's Redis schema and ai-dynamo-runt
 fuzz-index: install ## the index against the truth through 100,000 operations and every fault (SEED=1); ten minutes
 	$(BIN)/python -m tests.index.fuzz --seed $(or $(SEED),1)
 
-fuzz-api: install ## 20,000 malformed and extreme requests to a worker and through a router, good ones beside them (COUNT=20000 SEED=1); some minutes
+fuzz-api: install ## 20,000 malformed and extreme requests to a worker and through a router, good ones beside them; then schemathesis's (COUNT=20000 SEED=1); some minutes
 	$(BIN)/python -m tests.api.fuzz --count $(or $(COUNT),20000) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.api.by_schema --seed $(or $(SEED),1)
 
 golden: install ## 500 random requests, whole and streamed: the same text, finish, usage and log-probabilities (COUNT=500 SEED=1); a minute
 	$(BIN)/python -m tests.api.golden --count $(or $(COUNT),500) --seed $(or $(SEED),1)
@@ -127,6 +128,7 @@ requirements: ## pin every dependency with its hashes
 	uv pip compile --quiet --python-platform linux --python-version 3.12 --generate-hashes --no-header --extra gpu pyproject.toml -o requirements/worker-gpu.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --extra router --extra operator pyproject.toml -o requirements/control.txt -c requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/clients/frameworks/requirements.in -o tests/clients/frameworks/requirements.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header tests/api/schemathesis/requirements.in -o tests/api/schemathesis/requirements.txt
 
 sbom: install ## CycloneDX bills of materials of both images' Python, into build/sbom
 	@mkdir -p build/sbom

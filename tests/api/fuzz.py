@@ -3,8 +3,12 @@
     python -m tests.api.fuzz --count 20000 --seed 1
 
 Bodies come from the OpenAPI document that the worker serves; one request in ten is bytes on a bare socket. Nothing may be answered with a
-5xx or not at all, good requests must all succeed and always say the same, and in the end pages, descriptors and memory must be where they
-were.
+5xx or not at all, streams must end as their kind does, good requests of every kind must all succeed and always say the same, and in the
+end pages, requests, descriptors and memory must be where they were.
+
+Our own generator, since a schema does not say what a grammar, a conversation, a forced call or a client that leaves is, and sixteen
+requests at once with others beside them are no single example that could be shrunk: a seed repeats what is drawn. `by_schema.py` has
+schemathesis go through the document itself.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""docs/clients.md does what it says: each of its snippets is run as it stands, against the router."""
+"""docs/clients.md and the README do what they say: each of their snippets for clients is run as it stands, against the router."""
 
 import os
 import re
@@ -11,6 +11,9 @@ from tests.clients.endpoints import MODEL, Endpoints
 from tests.clients.test_frameworks import ENVIRONMENT, OFFLINE
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+README = Path(__file__).parents[2] / "README.md"
+SERVICE, HOST = "qwen", "http://qwen.default.svc"
+"""Of the README's manifest, and its address in a cluster."""
 SNIPPETS = re.findall(r"^## (\w+)\n```(\w+)\n(.*?)^```", PAGE.read_text(), re.S | re.M)
 OURS = ("openai", "anthropic")
 """Clients of the project's own environment; the others have theirs."""
@@ -29,6 +32,17 @@ def test_a_snippet_says_something(client: str, language: str, code: str, deploym
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip(), "nothing was answered"
+
+
+def test_the_readmes_clients_say_something(deployment: Endpoints) -> None:
+    fenced = re.findall(r"^```(python|sh)\n(.*?)^```", README.read_text(), re.S | re.M)
+    calls = [(language, code) for language, code in fenced if HOST in code]
+    assert [language for language, _ in calls] == ["python", "sh"]
+    for language, code in calls:
+        here = code.replace(HOST, deployment.router).replace(f'"{SERVICE}"', f'"{MODEL}"')
+        command = [sys.executable, "-c", here] if language == "python" else ["sh", "-e", "-c", here]
+        done = subprocess.run(command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0 and done.stdout.strip() and '"error"' not in done.stdout, done.stdout + done.stderr
 
 
 def test_the_page_has_a_snippet_for_each_client() -> None:

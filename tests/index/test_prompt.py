@@ -178,6 +178,15 @@ def test_parts_are_given_as_the_template_reads_them(tokenizer: PreTrainedTokeniz
     assert "user\nab<" in only.render_chat([{"role": "user", "content": "ab"}])
 
 
+def test_a_developers_message_is_not_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Most templates know only the role's older name, and say nothing of what they leave out."""
+    told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    silent = "{% for m in messages %}{% if m.role in ['system', 'user'] %}{{ '<' + m.role + '>' + m.content }}{% endif %}{% endfor %}"
+    assert encoder_for(tokenizer, silent).render_chat(told) == "<system>Be brief.<user>hi"
+    assert "<|start_header_id|>system" in encoder_for(tokenizer, LLAMA3).render_chat(told)
+    assert "<|im_start|>developer" in encoder_for(tokenizer, CHATML).render_chat(told)
+
+
 @pytest.mark.parametrize(
     ("field", "arguments"),
     [
@@ -189,7 +198,9 @@ def test_parts_are_given_as_the_template_reads_them(tokenizer: PreTrainedTokeniz
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
         ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
         ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": {}}]}),
-        ("messages", {"messages": [{"role": "wizard", "content": "hi"}]}),
+        ("messages", {"messages": [{"role": "tool", "content": "of whose call the template knows nothing"}]}),
+        ("messages[0].role", {"messages": [{"role": "wizard", "content": "hi"}]}),
+        ("messages[1].role", {"messages": [{"role": "user", "content": "hi"}, {"role": "function", "name": "f", "content": "5"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
         ("messages", {"messages": [{"role": "user", "content": "lone \ud800"}]}),
         ("tools", {"messages": CHATS["one"], "tools": "x"}),

@@ -77,7 +77,11 @@ OWN_NOTES: dict[str, dict[str, str]] = {
         "max_tokens": "where `max_completion_tokens` is left out",
     },
 }
-VALUES = {"prompt": "a text, token ids, or an array of either", "messages": "array of OpenAI's messages, for the model's template"}
+VALUES = {
+    "prompt": "a text, token ids, or an array of either",
+    "messages": "array of OpenAI's messages, for the model's template; roles: system, developer (a system message where the template "
+    "knows none), user, assistant, tool; refused: others",
+}
 """Where the schema's own types would not read well."""
 POOLED: dict[tuple[str, ...], type[msgspec.Struct]] = {(EMBEDDINGS,): EmbeddingRequest, SCORES: ScoreRequest, RERANKS: RerankRequest}
 """Requests that are answered from hidden states, by all names of each; their fields' notes are their own."""
