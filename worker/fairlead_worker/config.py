@@ -85,6 +85,10 @@ class WorkerConfig(BaseSettings):
         bool,
         Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),
     ] = True
+    fuse: Annotated[
+        Literal["auto", "off"],
+        Field(description="on a GPU: norms with their residual, gated activations and rope in one kernel each, projections stacked"),
+    ] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "fp8", "int4"],

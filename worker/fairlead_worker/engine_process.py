@@ -182,7 +182,7 @@ def load(
     """The model of `config`, or the part of it that `group` says: every rank calls this with the same configuration."""
     import torch
 
-    from fairlead_worker.model.loader import load_model
+    from fairlead_worker.model.loader import FUSIONS, load_model
     from fairlead_worker.model.progress import no_progress
     from fairlead_worker.model.uri import resolve
 
@@ -195,6 +195,7 @@ def load(
         quantization=config.quantization,
         pooling=config.pooling,
         matryoshka=config.matryoshka,
+        fuse=FUSIONS if config.fuse == "auto" else (),
         progress=progress or no_progress,
         cache=cache,
         group=group,
