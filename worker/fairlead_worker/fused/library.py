@@ -40,5 +40,5 @@ class Library(Protocol):
     def apply_rope_with_cos_sin_cache_inplace(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, head_size: int, cos_sin_cache: torch.Tensor
     ) -> None:
-        """positions [T], query and key [T, heads * head_size], cache [positions, turned] float32: cosines, then sines; halves are turned."""
+        """positions [T], query and key [T, heads * head_size], cache [positions, turned] float32: cosines, then sines. In place."""
         ...
