@@ -63,7 +63,7 @@ def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
 
 def stages(device: Any) -> list[tuple[str, float, Callable[[], Rows]]]:
     """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them."""
-    from bench.gpu import attention, compile, engine, fused, memory, sampling, serving, speed
+    from bench.gpu import attention, compile, engine, memory, sampling, serving, speed
 
     builds: list[compile.Builds] = []
     kinds = set(compile.KINDS)
@@ -100,7 +100,6 @@ def stages(device: Any) -> list[tuple[str, float, Callable[[], Rows]]]:
         ("logits", 30, lambda: engine.logits(device)),
         ("memory", 60, lambda: memory.check(device)),
         ("speed", 60, lambda: speed.measure(device, kinds if device.cuda else set())),
-        ("fused", 60, lambda: fused.measure(device)),
         ("serving", 150, lambda: serving.serve(device)),
     ]
 
