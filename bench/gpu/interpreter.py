@@ -4,6 +4,8 @@ Takes the place of the module in `FlashInferBackend`, so that what we hand to Fl
 CPU. It refuses what the real kernels refuse. Written from FlashInfer's documentation of its arguments, not from the reference backend.
 """
 
+from collections.abc import Callable
+
 import torch
 
 HEAD_DIMS = (64, 128, 256)
@@ -153,3 +155,75 @@ def append_paged_kv_cache(
         assert position < (end - begin - 1) * page_size + int(kv_last_page_len[row]), "room for it has been made"
         page, slot = int(kv_indices[begin + position // page_size]), position % page_size
         keys[page, slot], values[page, slot] = append_key[token], append_value[token]
+
+
+def _sixteen(*parts: torch.Tensor) -> None:
+    assert all(part.dtype in (torch.float16, torch.bfloat16) and part.stride(-1) == 1 for part in parts)
+    assert len({part.dtype for part in parts}) == 1
+
+
+def _normed(summed: torch.Tensor, weight: torch.Tensor, eps: float, plus: float) -> torch.Tensor:
+    exact = summed.float()
+    return exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps) * (weight.float() + plus)
+
+
+def rmsnorm(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    _sixteen(input, weight)
+    assert input.dim() in (2, 3) and weight.shape == input.shape[-1:]
+    return _normed(input, weight, eps, 0.0).to(input.dtype)
+
+
+def gemma_rmsnorm(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    _sixteen(input, weight)
+    assert input.dim() == 2 and weight.shape == input.shape[-1:]
+    return _normed(input, weight, eps, 1.0).to(input.dtype)
+
+
+def fused_add_rmsnorm(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+    _add(input, residual, weight, eps, 0.0)
+
+
+def gemma_fused_add_rmsnorm(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> None:
+    _add(input, residual, weight, eps, 1.0)
+
+
+def _add(input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, plus: float) -> None:
+    _sixteen(input, residual, weight)
+    assert input.dim() == 2 and input.shape == residual.shape and input.data_ptr() != residual.data_ptr()
+    summed = input.float() + residual.float()  # the norm sees the sum before it is rounded
+    residual.copy_(summed)
+    input.copy_(_normed(summed, weight, eps, plus))
+
+
+def silu_and_mul(input: torch.Tensor) -> torch.Tensor:
+    return _gated(input, torch.nn.functional.silu)
+
+
+def gelu_and_mul(input: torch.Tensor) -> torch.Tensor:
+    return _gated(input, torch.nn.functional.gelu)
+
+
+def gelu_tanh_and_mul(input: torch.Tensor) -> torch.Tensor:
+    return _gated(input, lambda gate: torch.nn.functional.gelu(gate, approximate="tanh"))
+
+
+def _gated(input: torch.Tensor, activation: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    _sixteen(input)
+    assert input.is_contiguous()
+    gate, up = input.float().chunk(2, -1)
+    return (activation(gate) * up).to(input.dtype)
+
+
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, head_size: int, cos_sin_cache: torch.Tensor
+) -> None:
+    _sixteen(query, key)
+    assert positions.dtype in (torch.int32, torch.int64) and positions.is_contiguous() and positions.shape == query.shape[:1]
+    assert cos_sin_cache.dtype == torch.float32 and head_size in HEAD_DIMS and int(positions.max()) < len(cos_sin_cache)
+    cosines, sines = cos_sin_cache[positions][:, None].chunk(2, -1)
+    half = cosines.shape[-1]
+    for part in (query, key):
+        heads = part.view(len(part), -1, head_size)
+        left, right = heads[..., :half].float(), heads[..., half : 2 * half].float()
+        heads[..., :half] = left * cosines - right * sines
+        heads[..., half : 2 * half] = right * cosines + left * sines

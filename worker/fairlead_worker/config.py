@@ -85,6 +85,10 @@ class WorkerConfig(BaseSettings):
         bool,
         Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),
     ] = True
+    fuse: Annotated[
+        Literal["auto", "off"],
+        Field(description="on a GPU: norms with their residual, gated activations and rope in one kernel each, projections stacked"),
+    ] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "fp8", "int4"],
@@ -113,6 +117,8 @@ class WorkerConfig(BaseSettings):
     ] = False
     policy: Annotated[Literal["lpm", "fcfs", "priority", "fair"], Field(description="order of admission")] = "lpm"
     trace_schedule: Annotated[str, Field(description="file for each step's plan, for `fairlead schedule`; empty: none")] = ""
+    profile_steps: Annotated[int, Field(ge=0, le=10_000, description="steps whose time is told by kind in --profile-file; 0: none")] = 0
+    profile_file: Annotated[str, Field(description="JSON of --profile-steps; its words are in the log too")] = "/tmp/fairlead-profile.json"
     generation_config: Annotated[
         Literal["auto", "none"],
         Field(description="auto: what a request leaves out is as the model's generation_config.json says; none: as OpenAI says"),

@@ -96,15 +96,26 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     except OSError as error:
         end.send(Failed(reason=f"--trace-schedule {config.trace_schedule} cannot be written: {error.strerror}"))
         return 1
+    profiled = None
+    if config.profile_steps:
+        from fairlead_worker.execution.profile import Profiled
+
+        try:
+            profiled = Profiled(runner, config.profile_steps, Path(config.profile_file))
+        except OSError as error:
+            end.send(Failed(reason=f"--profile-file {config.profile_file} cannot be written: {error.strerror}"))
+            return 1
     # What the load has made lives as long as the process. Walking it (400,000 objects of torch and transformers) stopped every
     # stream for 0.2 seconds at each full collection.
     gc.collect()
     gc.freeze()
     end.send(ready)
     try:
-        return run_plain(scheduler, runner, end, end, watch, adapters, runner.grammars)
+        return run_plain(scheduler, profiled or runner, end, end, watch, adapters, runner.grammars)
     finally:
         watch.close()
+        if profiled is not None:
+            profiled.close()
 
 
 def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, AdapterSet | None]":
@@ -182,7 +193,7 @@ def load(
     """The model of `config`, or the part of it that `group` says: every rank calls this with the same configuration."""
     import torch
 
-    from fairlead_worker.model.loader import load_model
+    from fairlead_worker.model.loader import FUSIONS, load_model
     from fairlead_worker.model.progress import no_progress
     from fairlead_worker.model.uri import resolve
 
@@ -195,6 +206,7 @@ def load(
         quantization=config.quantization,
         pooling=config.pooling,
         matryoshka=config.matryoshka,
+        fuse=FUSIONS if config.fuse == "auto" else (),
         progress=progress or no_progress,
         cache=cache,
         group=group,

@@ -14,7 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from fairlead_worker.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.cache import ModelCache
@@ -35,6 +37,9 @@ from fairlead_worker.parallel.group import Group, connect
 from fairlead_worker.parallel.shards import Shards, Unshardable
 from fairlead_worker.parallel.weights import part_class, parts
 
+PROJECTIONS = "projections"
+FUSIONS = (PROJECTIONS, *KINDS)
+"""Matrices of one input stacked (`model.fuse`), and what `fused.fuse` does with FlashInfer's kernels."""
 Locate = Callable[[str, Progress, ModelCache | None], Path]
 """Where the files of a URI are; `resolve` fetches them."""
 
@@ -62,6 +67,8 @@ class LoadedModel:
     """How it makes embeddings, as its files say or `--pooling`."""
     generates: bool = True
     """False: the files have no head, as those of models made for embeddings."""
+    fused: tuple[str, ...] = ()
+    """Which of `FUSIONS` were made, on a GPU."""
 
 
 def load_model(
@@ -73,6 +80,7 @@ def load_model(
     quantization: str = "none",
     pooling: str = "auto",
     matryoshka: bool = False,
+    fuse: tuple[str, ...] = FUSIONS,
     progress: Progress = no_progress,
     cache: ModelCache | None = None,
     group: Group | None = None,
@@ -83,6 +91,7 @@ def load_model(
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
     quantization: none; int8: weights of linear layers, on a CPU with the native library; fp8 or int4: by torchao.
     pooling, matryoshka: see `read_pooling`.
+    fuse: what of `FUSIONS` is done in fewer kernels where it can be, on a GPU; on a CPU projections are stacked whatever it says.
     group: the ranks that share the model, all of which load it at the same time; None: it is not divided. Raises ModelLoadError.
     """
     progress("config", 0)
@@ -108,9 +117,12 @@ def load_model(
     except UnsupportedAttention as error:
         raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
     progress("fuse", 0)
-    fuse_projections(model)
+    fused: tuple[str, ...] = ()
     if model.device.type == "cpu":
+        fuse_projections(model)
         pack_linears(model, int8=quantization == "int8")
+    else:
+        fused = _fuse(model, layers, limit, fuse)
     progress("fuse", 100)
     return LoadedModel(
         model=model,
@@ -125,7 +137,15 @@ def load_model(
         ranks=ranks,
         pooling=read_pooling(folder, config, pooling, matryoshka),
         generates=generates,
+        fused=fused,
     )
+
+
+def _fuse(model: PreTrainedModel, layers: tuple[LayerSpec, ...], limit: int, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of `wanted` could be."""
+    stacks = fuse_projections(model) if PROJECTIONS in wanted else 0
+    kernels = library() if set(wanted) & set(KINDS) else None
+    return (*((PROJECTIONS,) if stacks else ()), *(fuse_layers(model, kernels, layers, limit, wanted) if kernels is not None else ()))
 
 
 def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:

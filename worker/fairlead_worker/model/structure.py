@@ -92,13 +92,13 @@ def recognise(model: PreTrainedModel, specs: tuple[LayerSpec, ...]) -> Decoder:
     layers = list(parts["layers"].children())
     if len(layers) != len(specs):
         raise UnknownStructure(f"{len(layers)} layers, of which {len(specs)} attend")
-    by_type = _by_type(parts["rotary_emb"])
-    kinds = [_layer_type(layer) if by_type else None for layer in layers]
+    typed = by_type(parts["rotary_emb"])
+    kinds = [_layer_type(layer) if typed else None for layer in layers]
     distinct = list(dict.fromkeys(kinds))
     return Decoder(
         embed=parts["embed_tokens"],
         layers=tuple(_layer(layer, spec, distinct.index(kind)) for layer, spec, kind in zip(layers, specs, kinds, strict=True)),
-        ropes=tuple(_rope(parts["rotary_emb"], kind) for kind in distinct),
+        ropes=tuple(rope_tables(parts["rotary_emb"], kind) for kind in distinct),
         final=_norm(parts["norm"]),
         head=top["lm_head"],
         softcap=getattr(model.config, "final_logit_softcapping", None),
@@ -189,7 +189,8 @@ def _activation(mlp: nn.Module) -> str:
     raise UnknownStructure(f"the activation {type(function).__name__}")
 
 
-def _by_type(rotary: nn.Module) -> bool:
+def by_type(rotary: nn.Module) -> bool:
+    """Layers of different types have angles of their own."""
     return "layer_type" in inspect.signature(rotary.forward).parameters
 
 
@@ -200,7 +201,8 @@ def _layer_type(layer: nn.Module) -> str:
     return kind
 
 
-def _rope(rotary: nn.Module, kind: str | None) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+def rope_tables(rotary: nn.Module, kind: str | None) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """As `Decoder.ropes`, for layers of type `kind`, on the CPU. Raises UnknownStructure."""
     arguments = {} if kind is None else {"layer_type": kind}
 
     def tables(positions: int) -> tuple[torch.Tensor, torch.Tensor]:

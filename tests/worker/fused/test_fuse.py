@@ -1,0 +1,174 @@
+"""Fused layers against the model as its family wrote it, with FlashInfer's functions in plain torch."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from bench.gpu import interpreter
+from tests.models import FAMILIES, build_model
+from transformers import PreTrainedModel
+
+from fairlead_worker.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.fused.library import Library
+from fairlead_worker.fused.norms import Ahead, RmsNorm
+from fairlead_worker.fused.trial import TOLERANCE, difference, trial
+from fairlead_worker.model.fuse import fuse_projections
+from fairlead_worker.model.probe import probe_layers
+
+LIMIT = 200
+NAMES = [name for name in vars(Library) if not name.startswith("_")]
+
+
+def stand_in(**other: Any) -> tuple[Library, dict[str, int]]:
+    """The interpreter's functions, or those given, and how often each has been called."""
+    calls = dict.fromkeys(NAMES, 0)
+
+    def counted(name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return (other.get(name) or getattr(interpreter, name))(*arguments, **named)
+
+        return call
+
+    return cast(Library, SimpleNamespace(**{name: counted(name) for name in NAMES})), calls
+
+
+def model_of(family: str, dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> PreTrainedModel:
+    model = build_model(family, **({} if family == "gpt2" else {"head_dim": 64}) | overrides).to(dtype)
+    fuse_projections(model)
+    return model
+
+
+FUSED = {family: () if family == "gpt2" else KINDS for family in FAMILIES}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype) -> None:
+    model = model_of(family, dtype)
+    layers, before = probe_layers(model), trial(model, LIMIT)
+    library, calls = stand_in()
+    assert fuse_layers(model, library, layers, LIMIT) == FUSED[family]
+    calls.update(dict.fromkeys(calls, 0))
+    after = trial(model, LIMIT)
+    assert difference(after, before) <= TOLERANCE[dtype]
+    if family == "gpt2":
+        assert not any(calls.values())
+        return
+    count = len(layers)
+    gemma = family.startswith("gemma")
+    assert calls["gemma_fused_add_rmsnorm" if gemma else "fused_add_rmsnorm"] == 2 * count, "both sums of every layer"
+    assert calls["gelu_tanh_and_mul" if gemma else "silu_and_mul"] == count
+    assert calls["apply_rope_with_cos_sin_cache_inplace"] == count
+    # The first norm alone has no sum before it; Gemma's norms of answers, and those of queries and keys, stand by themselves.
+    alone = 1 + count * {"qwen3": 2, "gemma2": 2, "gemma3": 4}.get(family, 0)
+    assert calls["gemma_rmsnorm" if gemma else "rmsnorm"] == alone
+
+
+@pytest.mark.parametrize("kinds", [(), ("norm",), ("activation", "rope")], ids=str)
+def test_only_what_is_wanted_is_fused(kinds: tuple[str, ...]) -> None:
+    model = model_of("llama")
+    library, _ = stand_in()
+    assert fuse_layers(model, library, probe_layers(model), LIMIT, kinds) == kinds
+    patched = {type(part).__name__ for part in model.modules() if "forward" in vars(part)}
+    assert patched == {"norm": {"LlamaRMSNorm"}, "activation": {"LlamaMLP", "LlamaRotaryEmbedding", "LlamaAttention"}}.get(
+        kinds[0] if kinds else "", set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("residual", "fused_add_rmsnorm"),
+        ("activation", "silu_and_mul"),
+        ("rope", "apply_rope_with_cos_sin_cache_inplace"),
+    ],
+)
+def test_what_answers_otherwise_is_taken_back_loudly(kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def wrong(*arguments: Any) -> Any:
+        answer = getattr(interpreter, name)(*arguments)
+        changed = answer if answer is not None else arguments[1]
+        changed.mul_(1.5)
+        return answer
+
+    model = model_of("llama")
+    layers, before = probe_layers(model), trial(model, LIMIT)
+    library, calls = stand_in(**{name: wrong})
+    with caplog.at_level(logging.WARNING):
+        fused = fuse_layers(model, library, layers, LIMIT)
+    assert fused == tuple(each for each in KINDS if each != kind)
+    assert f"LlamaForCausalLM: {kind} stays unfused" in caplog.text
+    calls.update(dict.fromkeys(calls, 0))
+    assert difference(trial(model, LIMIT), before) <= TOLERANCE[torch.bfloat16]
+    assert not calls[name]
+
+
+def test_a_kernel_that_cannot_be_built_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("Ninja build failed.\nnvcc: not found")
+
+    model = model_of("llama")
+    layers, before = probe_layers(model), trial(model, LIMIT)
+    library, _ = stand_in(**dict.fromkeys(NAMES, broken))
+    assert fuse_layers(model, library, layers, LIMIT) == ()
+    assert "norm stays unfused: RuntimeError: nvcc: not found" in caplog.text
+    assert difference(trial(model, LIMIT), before) == 0
+
+
+def test_float32_and_other_heads_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    library, _ = stand_in()
+    model = model_of("llama", torch.float32)
+    assert fuse_layers(model, library, probe_layers(model), LIMIT) == ()
+    assert "kernels are for 16 bits, and it is in float32" in caplog.text
+    model = model_of("qwen3", head_dim=32)
+    assert fuse_layers(model, library, probe_layers(model), LIMIT) == ("norm", "residual", "activation")
+    assert "rope stays unfused: its heads are of 32" in caplog.text
+
+
+def test_angles_that_depend_on_the_length_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = model_of("llama", max_position_embeddings=64, rope_parameters=rope)
+    library, _ = stand_in()
+    assert "rope" not in fuse_layers(model, library, probe_layers(model), LIMIT)
+    assert "its angles depend on the length of a text" in caplog.text
+
+
+def test_two_models_of_a_family_do_not_share_a_rope() -> None:
+    fused, plain = model_of("llama"), model_of("llama")
+    layers, before = probe_layers(plain), trial(plain, LIMIT)
+    library, calls = stand_in()
+    assert "rope" in fuse_layers(fused, library, layers, LIMIT)
+    calls.update(dict.fromkeys(calls, 0))
+    assert difference(trial(plain, LIMIT), before) == 0
+    assert not any(calls.values())
+
+
+def test_listeners_of_projections_are_heard() -> None:
+    """LoRA adapters listen to gate and up."""
+    model = model_of("llama")
+    library, calls = stand_in()
+    fuse_layers(model, library, probe_layers(model), LIMIT)
+    heard: list[str] = []
+    hook = model.model.layers[0].mlp.up_proj.register_forward_hook(lambda module, inputs, answer: heard.append("up"))
+    calls["silu_and_mul"] = 0
+    trial(model, LIMIT)
+    assert heard == ["up"] and calls["silu_and_mul"] == len(model.model.layers) - 1
+    hook.remove()
+    trial(model, LIMIT)
+    assert heard == ["up"]
+
+
+def test_an_answer_ahead_is_for_its_own_tensor_and_once() -> None:
+    library, calls = stand_in()
+    weight = torch.rand(8).bfloat16()
+    norm = Ahead(RmsNorm(library, weight, 1e-6, False))
+    update, residual, other = (torch.randn(1, 3, 8).bfloat16() for _ in range(3))
+    norm.add(update, residual)
+    plain = interpreter.rmsnorm(other[0], weight)
+    assert torch.equal(norm(other)[0], plain)
+    assert torch.equal(norm(residual)[0], interpreter.rmsnorm(residual[0], weight)), "what another tensor has used up is computed"
+    norm.add(update.clone(), residual)
+    assert norm(residual) is not norm(residual)
+    assert calls["rmsnorm"] == 3

@@ -1,0 +1,64 @@
+"""What of a model can be done by fewer kernels, done so in place: recognised by structure, and compared with the model as it was.
+
+Each kind is found out part by part on random inputs (within `model.fuse.TOLERANCE`), then tried in the whole model (`trial.TOLERANCE`).
+What does not hold stays as the family wrote it, with a warning that says why.
+"""
+
+import logging
+from collections.abc import Callable
+
+from transformers import PreTrainedModel
+
+from fairlead_worker.fused.gated import gated_patches
+from fairlead_worker.fused.library import DTYPES, Library
+from fairlead_worker.fused.norms import norm_patches, residual_patches
+from fairlead_worker.fused.patch import Patch, Unfused
+from fairlead_worker.fused.rope import rope_patches
+from fairlead_worker.fused.trial import TOLERANCE, difference, trial
+from fairlead_worker.kernels.base import LayerSpec
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("norm", "residual", "activation", "rope")
+
+
+def fuse_layers(
+    model: PreTrainedModel, library: Library, layers: tuple[LayerSpec, ...], limit: int, kinds: tuple[str, ...] = KINDS
+) -> tuple[str, ...]:
+    """Fuse what of `kinds` can be in `model`; returns which were. limit: positions of the longest request.
+
+    `residual` needs `norm`, and `activation` stacked projections (`fuse_projections`).
+    """
+    name, dtype = type(model).__name__, model.dtype
+    if dtype not in DTYPES:
+        logger.warning("%s: no layers are fused: kernels are for 16 bits, and it is in %s", name, str(dtype).removeprefix("torch."))
+        return ()
+    finders: dict[str, Callable[[], list[Patch]]] = {
+        "norm": lambda: norm_patches(model, library),
+        "residual": lambda: residual_patches(model),
+        "activation": lambda: gated_patches(model, library),
+        "rope": lambda: rope_patches(model, library, layers, limit),
+    }
+    before = trial(model, limit)
+    made: dict[str, int] = {}
+    for kind in (kind for kind in KINDS if kind in kinds):
+        patches: list[Patch] = []
+        try:
+            patches = finders[kind]()
+            for number, patch in enumerate(patches):
+                patch.apply()
+                made[kind] = number + 1
+            worst = difference(trial(model, limit), before)
+            if not worst <= TOLERANCE[dtype]:
+                raise Unfused(f"the model's numbers change by {worst:.1e} of their size, more than {TOLERANCE[dtype]:.0e}")
+        except Exception as reason:  # besides Unfused: whatever a family's code, a compiler or a loader of kernels raises
+            logger.warning("%s: %s stays unfused: %s", name, kind, reason if isinstance(reason, Unfused) else _shown(reason))
+            for patch in reversed(patches[: made.pop(kind, 0)]):
+                patch.undo()
+    logger.info("%s: fused %s", name, ", ".join(f"{kind} ({count} modules)" for kind, count in made.items()) or "nothing")
+    return tuple(made)
+
+
+def _shown(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1][:200] if lines else 'no reason given'}"

@@ -1,0 +1,161 @@
+"""RMS norms in one kernel, and the sum before a norm in the same one.
+
+A layer's forward adds to the residual what attention and the MLP give, and a norm reads the sum. Where a layer is made as `LAYOUTS` says,
+its forward becomes `Residual`: the same modules, each sum and the norm behind it in one kernel. The norm behind a layer's last sum is the
+next layer's: it is computed at once, and handed out when that norm is called with this very sum.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairlead_worker.fused.library import DTYPES, Library
+from fairlead_worker.fused.patch import Patch, Unfused
+from fairlead_worker.model.fuse import close, sample_input
+from fairlead_worker.model.structure import LAYOUTS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RmsNorm:
+    """The forward of a norm."""
+
+    library: Library
+    weight: torch.Tensor
+    """[width]"""
+    eps: float
+    plus_one: bool
+    """Gemma's: the factor is weight + 1."""
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[..., width]; [1, T, heads, width] and its transpose, as norms of queries and keys get them, are read where they lie."""
+        shape = hidden_states.shape
+        if self.plus_one:
+            return self.library.gemma_rmsnorm(hidden_states.reshape(-1, shape[-1]), self.weight, self.eps).view(shape)
+        if len(shape) != 4 or shape[0] != 1:
+            return self.library.rmsnorm(hidden_states.reshape(-1, shape[-1]), self.weight, self.eps).view(shape)
+        heads = hidden_states[0]
+        turned = heads.stride(0) < heads.stride(1)
+        answer = self.library.rmsnorm(heads.transpose(0, 1) if turned else heads, self.weight, self.eps)
+        return (answer.transpose(0, 1) if turned else answer)[None]
+
+    def add(self, update: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The norm of residual + update, both [..., width]; `residual` becomes the sum, and `update` is used up."""
+        width = update.shape[-1]
+        add = self.library.gemma_fused_add_rmsnorm if self.plus_one else self.library.fused_add_rmsnorm
+        add(update.view(-1, width), residual.view(-1, width), self.weight, self.eps)
+        return update
+
+
+class Ahead:
+    """The forward of a norm whose answer may be there already: for the tensor that it was computed from, once."""
+
+    def __init__(self, norm: RmsNorm) -> None:
+        self.norm = norm
+        self._sum: torch.Tensor | None = None
+        self._answer: torch.Tensor | None = None
+
+    def add(self, update: torch.Tensor, residual: torch.Tensor) -> None:
+        self._answer, self._sum = self.norm.add(update, residual), residual
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        answer, known = self._answer, hidden_states is self._sum
+        self._answer = self._sum = None
+        return answer if known and answer is not None else self.norm(hidden_states)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residual:
+    """The forward of a decoder layer. The tensor that it is given becomes the sum that it returns."""
+
+    attention: nn.Module
+    mlp: nn.Module
+    before_attention: nn.Module
+    after_attention: nn.Module | None
+    before_mlp: RmsNorm
+    after_mlp: nn.Module | None
+    following: Ahead
+
+    def __call__(self, hidden_states: torch.Tensor, *unnamed: Any, **named: Any) -> torch.Tensor:
+        update = self.attention(self.before_attention(hidden_states), *unnamed, **named)[0]
+        if self.after_attention is not None:
+            update = self.after_attention(update)
+        update = self.mlp(self.before_mlp.add(update, hidden_states))
+        if self.after_mlp is not None:
+            update = self.after_mlp(update)
+        self.following.add(update, hidden_states)
+        return hidden_states
+
+
+def norm_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
+    """Every RMS norm of `model`, compared with its own forward. Raises Unfused where there is none."""
+    found = [(module, rms_norm(module, library)) for module in model.modules() if _maybe(module)]
+    patches = [Patch(module, norm) for module, norm in found if norm is not None]
+    if not patches:
+        raise Unfused("it has no RMS norm in 16 bits")
+    return patches
+
+
+def _maybe(module: nn.Module) -> bool:
+    weight, eps = getattr(module, "weight", None), _eps(module)
+    return isinstance(weight, torch.Tensor) and weight.dim() == 1 and weight.dtype in DTYPES and isinstance(eps, float)
+
+
+def _eps(module: nn.Module) -> Any:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+@torch.inference_mode()
+def rms_norm(module: nn.Module, library: Library) -> RmsNorm | None:
+    """What `module` computes; None where that is no RMS norm."""
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    if getattr(module, "bias", None) is not None:
+        return None
+    inputs = sample_input(len(weight), weight) * 3
+    want = module(inputs)
+    for plus_one in (False, True):
+        norm = RmsNorm(library, weight.detach(), float(_eps(module)), plus_one)
+        if close(norm(inputs), want):
+            return norm
+    return None
+
+
+def residual_patches(model: PreTrainedModel) -> list[Patch]:
+    """All layers and the norms that begin them, the final one too; the norms are `RmsNorm` already. Raises Unfused."""
+    layers, final = getattr(model.base_model, "layers", None), getattr(model.base_model, "norm", None)
+    if not isinstance(layers, nn.ModuleList) or final is None:
+        raise Unfused("it is no list of layers with a norm behind")
+    parts = [_parts(layer) for layer in layers]
+    ahead = [Ahead(_fused(norm)) for norm in (*(norms["before_attention"] for norms in parts), final)]
+    patches = []
+    for number, (layer, norms) in enumerate(zip(layers, parts, strict=True)):
+        patches.append(Patch(norms["before_attention"], ahead[number]))
+        forward = Residual(
+            layer.get_submodule("self_attn"),
+            layer.get_submodule("mlp"),
+            norms["before_attention"],
+            norms.get("after_attention"),
+            _fused(norms["before_mlp"]),
+            norms.get("after_mlp"),
+            ahead[number + 1],
+        )
+        patches.append(Patch(layer, forward))
+    return [*patches, Patch(final, ahead[-1])]
+
+
+def _parts(layer: nn.Module) -> dict[str, nn.Module]:
+    """Norms by their place in `LAYOUTS`."""
+    names = frozenset(name for name, _ in layer.named_children()) - {"self_attn", "mlp"}
+    if names not in LAYOUTS or not all(hasattr(layer, name) for name in ("self_attn", "mlp")):
+        raise Unfused(f"{type(layer).__name__} has {', '.join(sorted(names))}")
+    return {place: layer.get_submodule(name) for place, name in LAYOUTS[names].items()}
+
+
+def _fused(module: nn.Module) -> RmsNorm:
+    forward = vars(module).get("forward")
+    if not isinstance(forward, RmsNorm):
+        raise Unfused(f"its {type(module).__name__} is not fused")
+    return forward
