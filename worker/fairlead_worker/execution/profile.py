@@ -58,7 +58,7 @@ class Account:
         """A window of `FunctionEvent`s."""
         spans: list[tuple[float, float]] = []
         for event in events:
-            if event.device_type != torch.autograd.DeviceType.CPU:
+            if event.device_type != torch.autograd.DeviceType.CPU:  # type: ignore[attr-defined]  # torch does not list it
                 if not getattr(event, "is_user_annotation", False) and event.name not in RANGES:
                     spans.append((event.time_range.start, event.time_range.end))
                 continue
@@ -179,13 +179,13 @@ class Profiled:
     def _begin(self) -> None:
         cuda = self._runner.loaded.device.type == "cuda"
         made = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
-        made.__enter__()
+        made.start()
         self._window.append(made)
 
     def _end(self) -> None:
         if self._window:
             made = self._window.pop()
-            made.__exit__(None, None, None)
+            made.stop()
             self.account.add(made.events())
         self._in_window = 0
 

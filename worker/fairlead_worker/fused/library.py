@@ -3,9 +3,11 @@
 Checked against flashinfer-python 0.7.2.post1. All of it is for 16-bit numbers, whose sums are in float32.
 """
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
+
+from fairlead_worker.kernels import flashinfer_library
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -42,3 +44,8 @@ class Library(Protocol):
     ) -> None:
         """positions [T], query and key [T, heads * head_size], cache [positions, turned] float32: cosines, then sines. In place."""
         ...
+
+
+def library() -> Library | None:
+    """The same module as attention uses; None, with the reason in the log, where it is not installed or does not import."""
+    return cast(Library | None, flashinfer_library.library())

@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.fused.library import library
 from fairlead_worker.kernels.base import LayerSpec
-from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.cache import ModelCache
