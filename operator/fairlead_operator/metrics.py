@@ -3,7 +3,6 @@
 A standby shows the same families; of services it knows nothing.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -12,6 +11,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from fairlead_operator.reconcile.lanes import Lanes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -42,11 +43,11 @@ class Metrics:
         self._services = Gauge("fairlead_operator_services", "Services with a loop", registry=registry)
 
     @asynccontextmanager
-    async def one_pass(self, lanes: asyncio.Semaphore) -> AsyncIterator[None]:
+    async def one_pass(self, lanes: Lanes, *, urgent: bool) -> AsyncIterator[None]:
         """Take a lane for one pass, and measure it. What the pass raises passes through."""
         self._waiting.inc()
         try:
-            await lanes.acquire()
+            await lanes.acquire(urgent=urgent)
         finally:
             self._waiting.dec()
         began = time.perf_counter()

@@ -21,6 +21,7 @@ from fairlead_operator.reconcile import handlers
 from fairlead_operator.reconcile.announcer import Announcer
 from fairlead_operator.reconcile.client import Cluster, own_namespace
 from fairlead_operator.reconcile.fleet import Fleet
+from fairlead_operator.reconcile.lanes import Lanes
 from fairlead_operator.reconcile.loop import Tools
 from fairlead_operator.reconcile.optional import OptionalKinds
 from fairlead_operator.reconcile.prober import Prober
@@ -91,7 +92,7 @@ class _Acting:
         self._watching = asyncio.Event()
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
         self._announcer = Announcer(cluster)
-        lanes = asyncio.Semaphore(LANES)
+        lanes = Lanes(LANES)
         self._fleet.open(
             Tools(cluster, self._store, prober, config.settings, self._announcer.announce, lanes, lambda: self._optional.served, metrics)
         )

@@ -11,6 +11,7 @@ from tests.operator.manifests import SETTINGS, manifest, service
 from fairlead_operator.reconcile.client import Cluster
 from fairlead_operator.reconcile.fleet import Fleet
 from fairlead_operator.reconcile.kinds import Kind
+from fairlead_operator.reconcile.lanes import Lanes
 from fairlead_operator.reconcile.loop import Loop, Tools
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.store import Store
@@ -35,7 +36,7 @@ class Broken:
 
 
 def tools(store: Store, cluster: object, prober: object = None) -> Tools:
-    return Tools(cast(Cluster, cluster), store, cast(Prober, prober), SETTINGS, lambda *_: None, asyncio.Semaphore(1))
+    return Tools(cast(Cluster, cluster), store, cast(Prober, prober), SETTINGS, lambda *_: None, Lanes(1))
 
 
 async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_and_then_left() -> None:

@@ -12,6 +12,7 @@ from fairlead_operator.metrics import Metrics
 from fairlead_operator.reconcile import optional as optional_kinds
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
+from fairlead_operator.reconcile.lanes import Lanes
 from fairlead_operator.reconcile.optional import OptionalKinds
 from fairlead_operator.reconcile.store import Store
 
@@ -21,11 +22,11 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 async def test_a_pass_takes_a_lane_is_measured_and_gives_it_back_whatever_happens() -> None:
-    metrics, lanes, inside = Metrics(), asyncio.Semaphore(1), asyncio.Event()
+    metrics, lanes, inside = Metrics(), Lanes(1), asyncio.Event()
     leave = asyncio.Event()
 
     async def one(fails: bool) -> None:
-        async with metrics.one_pass(lanes):
+        async with metrics.one_pass(lanes, urgent=False):
             inside.set()
             await leave.wait()
             if fails:
@@ -41,8 +42,9 @@ async def test_a_pass_takes_a_lane_is_measured_and_gives_it_back_whatever_happen
     leave.set()
     results = await asyncio.gather(first, second, cancelled, return_exceptions=True)
     assert isinstance(results[0], ValueError) and results[1] is None and isinstance(results[2], asyncio.CancelledError)
-    assert value(metrics, "fairlead_operator_reconcile_queue") == 0 and not lanes.locked()
+    assert value(metrics, "fairlead_operator_reconcile_queue") == 0
     assert value(metrics, "fairlead_operator_reconcile_seconds_count") == 2
+    await asyncio.wait_for(lanes.acquire(urgent=False), 1)
 
 
 def test_services_are_shown_as_their_status_says() -> None:

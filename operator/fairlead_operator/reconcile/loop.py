@@ -25,6 +25,7 @@ from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.demand_watch import DemandWatch
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
+from fairlead_operator.reconcile.lanes import Lanes
 from fairlead_operator.reconcile.loading_watch import LoadingWatch
 from fairlead_operator.reconcile.pod_events import PodEvents
 from fairlead_operator.reconcile.prober import Prober
@@ -61,7 +62,7 @@ class Tools:
     prober: Prober
     settings: Settings
     announce: Announce
-    lanes: asyncio.Semaphore  # how many passes may write at the same time
+    lanes: Lanes  # how many passes may write at the same time
     served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster has
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -94,7 +95,7 @@ class Loop:
             while True:
                 await self._sleep(wait)
                 try:
-                    async with self._tools.metrics.one_pass(self._tools.lanes):
+                    async with self._tools.metrics.one_pass(self._tools.lanes, urgent=self._edited()):
                         wait = await self.one_pass()
                     failures = 0
                 except ServiceGone:
@@ -120,6 +121,11 @@ class Loop:
                 await self._woken.wait()
         await asyncio.sleep(SETTLE)
         self._woken.clear()
+
+    def _edited(self) -> bool:
+        """The status does not speak of the present spec yet: somebody is waiting for this pass."""
+        body = self._tools.store.service(self._owner)
+        return body is not None and (body.get("status") or {}).get("observedGeneration") != body["metadata"]["generation"]
 
     async def one_pass(self) -> float | None:
         """Bring the cluster one step nearer. Returns the seconds until it is worth looking again; None: when something changes."""

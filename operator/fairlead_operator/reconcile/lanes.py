@@ -1,0 +1,35 @@
+"""How many passes run at the same time, and whose turn it is: what somebody has edited goes before what is only looked at again."""
+
+import asyncio
+from collections import deque
+
+
+class Lanes:
+    """Like a semaphore with two queues. A thousand services that a new leader has to look at do not keep an edit waiting."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[bool, deque[asyncio.Future[None]]] = {True: deque(), False: deque()}  # urgent or not
+
+    async def acquire(self, *, urgent: bool) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[urgent].append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was given to us in the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the lane to the next, or back."""
+        for waiting in (self._waiting[True], self._waiting[False]):
+            while waiting:
+                turn = waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._free += 1

@@ -1,0 +1,24 @@
+"""Whose turn it is, and that no lane is lost."""
+
+import asyncio
+
+from fairlead_operator.reconcile.lanes import Lanes
+
+
+async def test_an_edit_goes_before_what_waits_longer_and_a_cancelled_pass_takes_no_lane_with_it() -> None:
+    lanes, order = Lanes(1), []
+
+    async def one(name: str, urgent: bool) -> None:
+        await lanes.acquire(urgent=urgent)
+        order.append(name)
+        lanes.release()
+
+    await lanes.acquire(urgent=False)
+    waiting = [asyncio.create_task(one(name, name.startswith("edit"))) for name in ("look 1", "look 2", "edit 1", "look 3", "edit 2")]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    lanes.release()
+    waiting[2].cancel()  # in the moment in which it is given the lane
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == ["edit 2", "look 1", "look 3"]
+    await asyncio.wait_for(lanes.acquire(urgent=False), 1)
