@@ -67,8 +67,8 @@ def test_ports_beyond_the_last_are_refused() -> None:
         check_ports_free(65535, 2)
 
 
-async def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_a_run_that_never_began_leaves_no_directory(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     monkeypatch.setattr("fairlead.local.redis.find_redis_server", lambda: None)
     cluster = LocalCluster("qwen", port=1, host_env={}, cpus=1)
     with pytest.raises(UserError, match="redis-server"):
@@ -77,9 +77,11 @@ async def test_a_run_that_never_began_leaves_no_directory(tmp_path: Path, monkey
     assert not cluster.directory.exists()
 
 
-async def test_what_is_not_ready_in_time_is_named_with_where_its_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_ready_in_time_is_named_with_where_its_log_is(
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The demo's and `fairlead up`'s whole message: it said nothing at all before."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     cluster = LocalCluster("demo", port=free_port(), host_env=dict(os.environ), cpus=1, model_root=tmp_path)
     (tmp_path / MODEL_PATH).mkdir(parents=True)
     with pytest.raises(TimeoutError) as ended:
@@ -101,9 +103,9 @@ def test_numbers_that_mean_nothing_are_refused_by_their_flag(flag: str, value: s
 
 
 def test_a_model_that_is_not_here_is_said_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     file = tmp_path / "service.yaml"
     file.write_text(
         "apiVersion: fairlead.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: qwen}\nspec: {model: {uri: 'file:///no/such/model'}}\n"
@@ -115,8 +117,8 @@ def test_a_model_that_is_not_here_is_said_at_once(
     assert [path.name for path in runs_root().iterdir()] == []
 
 
-def test_what_old_runs_left_is_removed_and_what_runs_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_what_old_runs_left_is_removed_and_what_runs_is_not(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     killed, alive, fresh = (make_run_directory("qwen") for _ in range(3))
     write_record(killed, RunRecord(pid=2**22 + 1, manifest="a.yaml", urls={}))
     write_record(alive, RunRecord(pid=os.getpid(), manifest="a.yaml", urls={}))

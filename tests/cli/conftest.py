@@ -1,0 +1,14 @@
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder for unix sockets, whose paths have 107 characters at most: `tmp_path` takes most of them, the more so in parallel runs."""
+    made = Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
