@@ -18,6 +18,7 @@ from fairlead_operator.metrics import Metrics as OperatorMetrics
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
 from fairlead_worker.api.metrics import Metrics as WorkerMetrics
+from fairlead_worker.api.start_up import StartUp
 from fairlead_worker.messages import Load
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 
 def registries() -> list[CollectorRegistry]:
     """Those of a worker, a router and the operator, as these processes make them."""
-    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load()), serving=True)
+    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(), start_up=StartUp(0.0)), serving=True)
     router = RouterMetrics(WorkerTable())
     router.tenants(lambda: [("a", 1, 2)])
     router.watch_token_cache(TokenCache(1 << 20))
