@@ -88,7 +88,7 @@ class WorkerProcess:
         self.process.send_signal(number)
         return self.wait(seconds)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = 120) -> int:
         self.client.close()
         return self.process.wait(seconds)
 
