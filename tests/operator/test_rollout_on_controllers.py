@@ -4,6 +4,7 @@ import copy
 import random
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -127,6 +128,8 @@ class Beside:
         self.api.put(copy.deepcopy(body))
 
     def edit(self, spec: Any) -> None:
+        if "template" in spec:
+            self._await_next_second()
         controllers.patch(self.server, f"{self.path}/{self.NAME}", {"spec": spec})
         self.api.edit(("Deployment", self.NAME), {"spec": spec})
 
@@ -156,6 +159,13 @@ class Beside:
             self.controller.sync_sets(self.NAME)
             self.controller.sync(self.NAME)
         return {revision_of(one.template): (one.replicas, one.ready) for one in self.controller.sets if one.replicas}
+
+    def _await_next_second(self) -> None:
+        """Age decides between ReplicaSets of one size, and its unit is a second: of two of the same second, the controller takes either."""
+        sets = self.server.get(self.path.replace("deployments", "replicasets"))["items"]
+        latest = max((datetime.fromisoformat(one["metadata"]["creationTimestamp"]) for one in sets), default=None)
+        if latest is not None:
+            eventually(lambda: datetime.now(UTC) - latest >= timedelta(seconds=1))
 
     def _pods(self) -> list[Any]:
         selector = f"labelSelector=app%3D{self.NAME}"

@@ -54,6 +54,7 @@ class Served:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while self.piece:
             await send({"type": "http.response.body", "body": self.piece, "more_body": True})
+            await asyncio.sleep(0)  # a send to nobody does not wait
         await send({"type": "http.response.body", "body": b"%d" % size})
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
