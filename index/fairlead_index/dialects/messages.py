@@ -26,7 +26,6 @@ RENAMED = {
     r"\bresponse_format(\.json_schema)?\b": "output_config.format",
     r"\breasoning_effort\b": "output_config.effort",
     r"^stop\b": "stop_sequences",
-    r"^prompt\b": "messages",
     r"^user\b": "metadata.user_id",
     r"\.function\.parameters\b": ".input_schema",
     r"\.function\.": ".",

@@ -37,7 +37,6 @@ RENAMED = {
     r"\bresponse_format(\.json_schema)?\b": "text.format",
     r"\breasoning_effort\b": "reasoning.effort",
     r"^messages\b": "input",
-    r"^prompt\b": "input",
     r"\btool_choice\.allowed_tools\b": "tool_choice",
     r"\.function\.": ".",
 }

@@ -69,6 +69,8 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         ("completions", {"prompt": "x", "model": "other"}, 404, "model", "model_not_found"),
         ("completions", {"prompt": [5] * 5000}, 400, "prompt", "context_length_exceeded"),
         ("completions", {"prompt": "x", "max_tokens": 4096}, 400, "prompt", "context_length_exceeded"),
+        ("chat/completions", CHAT | {"max_completion_tokens": 4096}, 400, "messages", "context_length_exceeded"),
+        ("responses", {"input": "x", "max_output_tokens": 4096}, 400, "input", "context_length_exceeded"),
         ("chat/completions", {}, 400, "messages", None),
         ("chat/completions", {"messages": []}, 400, "messages", None),
         ("chat/completions", {"messages": "hi"}, 400, "messages", None),
@@ -113,6 +115,35 @@ def test_a_long_prompt_is_told_both_numbers(shared: WorkerProcess) -> None:
     message = shared.post("/v1/completions", prompt=[5] * 5000).json()["error"]["message"]
     assert "4096" in message
     assert "5000" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("completions", "prompt"),
+        ("chat/completions", "messages"),
+        ("responses", "input"),
+        ("messages", "messages"),
+        ("embeddings", "input"),
+    ],
+)
+def test_a_megabyte_of_text_is_refused_before_it_is_tokenized(shared: WorkerProcess, path: str, field: str) -> None:
+    text = "some words " * 100_000
+    response = shared.post(f"/v1/{path}", **{field: [{"role": "user", "content": text}] if field == "messages" else text}, max_tokens=4)
+    error = response.json()["error"]
+    assert response.status_code == 400 and "at least" in error["message"] and "4096" in error["message"], error
+    assert path == "messages" or (error["param"], error["code"]) == (field, "context_length_exceeded")
+
+
+def test_a_long_text_is_tokenized_where_that_is_what_is_wanted(shared: WorkerProcess) -> None:
+    text = "some words " * 20_000
+    counted = shared.post("/tokenize", prompt=text, return_token_strs=False).json()["count"]
+    assert counted > 20_000
+    body = {"messages": [{"role": "user", "content": text}]}
+    assert shared.post("/v1/messages/count_tokens", **body).json()["input_tokens"] > 20_000
+    assert shared.complete(prompt=text, truncate_prompt_tokens=9, max_tokens=1)["usage"]["prompt_tokens"] == 9
+    chat = shared.post("/v1/chat/completions", **body, truncate_prompt_tokens=9, max_tokens=1)
+    assert chat.json()["usage"]["prompt_tokens"] == 9, chat.text
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b'"text"', b"[" * 100_000])
