@@ -176,8 +176,10 @@ def test_null_means_left_out(shared: WorkerProcess) -> None:
 
 def test_unknown_paths_and_methods(shared: WorkerProcess) -> None:
     assert shared.client.get("/v2/none").json()["error"]["code"] == "not_found"
-    response = shared.client.get("/v1/completions")
-    assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+    for method, path, allowed in (("GET", "/v1/completions", {"POST"}), ("DELETE", "/v1/models/x", {"GET", "HEAD"})):
+        response = shared.client.request(method, path)
+        assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert set(response.headers["allow"].split(", ")) == allowed
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 104857600", b"Transfer-Encoding: chunked"])
