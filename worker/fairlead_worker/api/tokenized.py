@@ -46,6 +46,7 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
     worker.check_model(request.model)
     trusted(worker, request.chat_template, request.chat_template_kwargs)
     encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, origin(exchange, None).salt
+    continues = bool(request.continue_final_message)
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
@@ -55,8 +56,8 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
             lambda: encoder.encode_chat(
                 messages,
                 tools=request.tools or None,
-                add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
-                continue_final_message=request.continue_final_message,
+                add_generation_prompt=request.add_generation_prompt is not False and not continues,
+                continue_final_message=continues,
                 template_kwargs=request.chat_template_kwargs,
                 scope=salt,
                 template=request.chat_template,
