@@ -154,7 +154,7 @@ class Worker:
         raise ApiError(404, f"the model {name!r} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
     async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
-        """Run an encoding of about `size` characters, in a thread where it is long; a PromptError becomes a 400."""
+        """Run an encoding of about `size` characters (or tokens), in a thread where it is long; a PromptError becomes a 400."""
         try:
             return await asyncio.to_thread(encode) if size > THREAD_ABOVE else encode()
         except PromptTooLong as error:
