@@ -13,7 +13,7 @@ from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
-from fairlead_worker.grammar.constraint import Constraint, Thought
+from fairlead_worker.grammar.constraint import Constraint, Kind, Thought
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
 LONG = [5 + i % 900 for i in range(150)]
@@ -219,6 +219,24 @@ def test_an_abort_while_its_mask_is_late_or_its_grammar_compiles(model: Model) -
     slow.gate.release(100)
     assert len(answers[1].tokens) == 3
     assert serving.scheduler.cache.pool.free + serving.scheduler.cache.pool.cached == 512
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("grammar", "7", "Expected ::="),
+        ("grammar", "x", "Expected ::="),
+        ("grammar", 'root ::= "a', "end of input"),
+        ("grammar", "start: nowhere", "nowhere"),
+        ("regex", "(", "regex"),
+        ("json", '{"type": 7}', "type"),
+        ("structural_tag", "{}", "structures"),
+        ("structural_tag", '{"structures": [7], "triggers": ["a"]}', "get"),
+    ],
+)
+def test_what_is_no_grammar_is_said_to_be_none(model: Model, kind: Kind, text: str, says: str) -> None:
+    """And does not end the process that tries them, which the next request would wait for."""
+    assert says in check(model.compiler, Constraint(kind, text, "test")).error
 
 
 def test_grammars_are_kept_and_forgotten(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
