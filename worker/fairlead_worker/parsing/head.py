@@ -25,13 +25,15 @@ class Head:
     opening: str
     """What was taken for its marker; text, should no call follow."""
     back: Stage
+    forced: bool = False
+    """A grammar makes the call: the beginning of one that was cut is no text."""
     thinks = False
 
     def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
         for pattern, taken in self.ways:
-            found = match(pattern, text, partial=not final)
+            found = match(pattern, text, partial=self.forced or not final)
             if found is not None and found.partial:
-                return text, self
+                return ("" if final else text), self
             if found is not None:
                 name = found.groupdict().get("name")
                 if name is not None and name not in out.tools.schemas:

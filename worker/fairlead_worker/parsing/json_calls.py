@@ -33,6 +33,8 @@ class JsonFormat:
     """How an object begins (`open`) whose keys have another order than in `head`. Empty: there is none."""
     at_start: str = ""
     """Characters that begin calls where an answer begins with one of them."""
+    forced: bool = False
+    """A grammar makes the whole answer."""
 
     def stage(self, opening: str, back: Stage) -> Stage:
         """What follows a marker, or the beginning of an answer."""
@@ -51,7 +53,7 @@ class JsonFormat:
         ways: list[tuple[str, Taken]] = [(self.head, begins)]
         if self.any_object:
             ways.append((self.any_object, may_begin))
-        return Head(ways, opening, back)
+        return Head(ways, opening, back, self.forced)
 
     def gap(self, back: Stage) -> Stage:
         """What follows a call."""
@@ -90,7 +92,7 @@ JSON_CALLS: dict[str, JsonFormat] = {
         ("<|tool_call|>",), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|\]?\s*(?P<close><\|/tool_call\|>))", _LIST_ANY
     ),
 }  # fmt: skip
-FORCED = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{")
+FORCED = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{", forced=True)
 """An answer that a grammar has made: `[{"name": …, "parameters": {…}}, …]`."""
 
 
