@@ -10,5 +10,13 @@ class PromptError(ValueError):
         self.reason = reason
 
 
+class PromptTooLong(PromptError):
+    """The prompt is sure to have more than `most` tokens, and was not tokenized. `least`: no more than it has."""
+
+    def __init__(self, field: str, least: int, most: int) -> None:
+        super().__init__(field, f"has at least {least} tokens, and at most {most} are taken")
+        self.least, self.most = least, most
+
+
 class IndexUnavailable(Exception):
     """The index did not answer in time. Steer without it: it never decides whether a request is served."""

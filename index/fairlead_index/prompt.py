@@ -5,6 +5,7 @@ Equal, token for token, to transformers' `tokenizer(text)` and `tokenizer.apply_
 
 from array import array
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -13,15 +14,18 @@ from tokenizers import Tokenizer
 
 from fairlead_index import messages as chat
 from fairlead_index.cuts import Cuts, affixes
-from fairlead_index.errors import PromptError
+from fairlead_index.errors import PromptError, PromptTooLong
 from fairlead_index.hashing import chain_root
+from fairlead_index.least_tokens import LeastTokens
 from fairlead_index.text_stream import TextStream
 from fairlead_index.token_cache import Key, TokenCache
 
-__all__ = ["PromptEncoder", "PromptError", "PromptFormat"]
+__all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
 
 CACHED_FROM = 1024
 """Characters from which a text is looked up in parts: tokenizing less costs no more than that."""
+BATCHED_FROM = 4096
+"""Tokens from which text is decoded without the GIL: a million stop every other thread for 0.2 s."""
 
 
 class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,13 +104,16 @@ class PromptEncoder:
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
 
-    def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "") -> "array[int]":
+    def encode_text(self, text: str, add_special_tokens: bool = True, scope: str = "", most: int | None = None) -> "array[int]":
         """Token ids of a text, with the tokenizer's own special tokens around it (bos, ...) unless told otherwise.
 
-        `scope` parts the cache: texts seen in one scope are not known, nor noticeably faster, in another.
+        `scope` parts the cache: texts seen in one scope are not known, nor noticeably faster, in another. `most`: PromptTooLong where the
+        text can be told to have more tokens, before it is tokenized; where it cannot, all of it is.
         """
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
+        if most is not None and len(text) > most and (least := self._least_tokens.of(text)) > most:
+            raise PromptTooLong("prompt", least, most)
         try:
             if self._cache is None or self._cuts is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
                 # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms; "fast" leaves out the offsets.
@@ -144,14 +151,18 @@ class PromptEncoder:
         scope: str = "",
         template: str | None = None,
         add_special_tokens: bool = False,
+        most: int | None = None,
     ) -> "array[int]":
         """Token ids of a chat in the model's template. Takes messages and tools as they came over HTTP; raises PromptError.
 
         `template`: in place of the model's own. Special tokens are the template's to write; `add_special_tokens` writes them again.
+        `most`: as of `encode_text`.
         """
         text = self.render_chat(messages, tools, add_generation_prompt, continue_final_message, template_kwargs, template)
         try:
-            return self.encode_text(text, add_special_tokens, scope)
+            return self.encode_text(text, add_special_tokens, scope, most)
+        except PromptTooLong as error:
+            raise PromptTooLong("messages", error.least, error.most) from error
         except PromptError as error:
             raise PromptError("messages", error.reason) from error
 
@@ -174,7 +185,10 @@ class PromptEncoder:
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. For text that grows token by token use `stream`."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        if len(tokens) < BATCHED_FROM:
+            return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+        (text,) = self._tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)  # without the GIL
+        return text
 
     def stream(self, prompt: Sequence[int] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()) -> TextStream:
         """Decodes a completion as it grows; `prompt` gives the first word its context (a leading space, or none).
@@ -215,6 +229,11 @@ class PromptEncoder:
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry such as a special token."""
         return self._tokenizer.token_to_id(token)
+
+    @cached_property
+    def _least_tokens(self) -> LeastTokens:
+        """Made for the first long text: it looks at the whole vocabulary."""
+        return LeastTokens(self.format.tokenizer_json, self._tokenizer)
 
     @property
     def _name(self) -> str:

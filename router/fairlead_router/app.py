@@ -68,17 +68,20 @@ class App:
         try:
             if path.startswith("/v1/") or path in PROMPTED or path in (*PASSED, OPENAPI) or path in queries.PATHS:
                 front.identify(call)
-            if path not in (*PROMPTED, *PASSED, *queries.PATHS, OPENAPI) and page is None:
+            allowed = self._allowed(path)
+            if not allowed:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
-            if page is not None and request.method in ("GET", "HEAD"):
+            if call.method not in allowed:
+                allow = ", ".join(allowed)
+                message = f"{call.method} is not allowed on {path[:200]}, but {allow}."
+                raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
+            if page is not None:
                 call.status = 200
                 page(reply)
                 return
-            if path == OPENAPI and call.method == "GET":
+            if path == OPENAPI:
                 await front.pass_on(call, reply)
                 return
-            if page is not None or call.method != "POST":
-                raise ApiError(405, f"{call.method} is not allowed on {path[:200]}.", code="method_not_allowed")
             if path in PROMPTED:
                 assert call.account is not None
                 front.check_quota(call.account)
@@ -115,6 +118,14 @@ class App:
                 self._router.demand.ended(call)
             call.let_go()
             self._log(call)
+
+    def _allowed(self, path: str) -> tuple[str, ...]:
+        """The methods of a path; none: there is no such path."""
+        if path in (*PROMPTED, *PASSED, *queries.PATHS):
+            return ("POST",)
+        if path == OPENAPI:
+            return ("GET",)
+        return ("GET", "HEAD") if path in (*self._pages, PROBE, DEMAND) or path.startswith(MODEL) else ()
 
     def close(self) -> None:
         """What is left of the access log is written."""

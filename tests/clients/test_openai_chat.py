@@ -168,4 +168,4 @@ async def test_a_client_that_leaves_a_stream_is_no_longer_served(api: Any, deplo
             break
     assert deployment.running() == 1
     await settled(stream.close())
-    until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=20)
+    until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=60)

@@ -86,7 +86,7 @@ async def test_an_error_before_a_stream_is_no_stream(api: Any) -> None:
 async def test_who_does_not_wait_is_no_longer_served(api: Any, deployment: Endpoints) -> None:
     with pytest.raises(openai.APITimeoutError):
         await chat(api, max_completion_tokens=4000, extra_body={"ignore_eos": True}, timeout=0.5)
-    until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=20)
+    until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=60)
 
 
 async def test_a_task_that_is_cancelled_is_no_longer_served(url: str, deployment: Endpoints) -> None:
@@ -98,7 +98,7 @@ async def test_a_task_that_is_cancelled_is_no_longer_served(url: str, deployment
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-    until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=20)
+    until(lambda: deployment.running() == 0, "the sequence is dropped", seconds=60)
 
 
 @pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI], ids=["sync", "async"])

@@ -251,10 +251,13 @@ def test_a_long_stream_keeps_a_window_only(tokenizer: PreTrainedTokenizerFast) -
 def test_a_long_prompt_does_not_stop_other_threads(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = encoder_for(tokenizer, CHATML)
     text = Path(__file__).read_text(encoding="utf-8") * 150
-    thread = threading.Thread(target=encoder.encode_text, args=(text,))
-    thread.start()
-    turns = 0
-    while thread.is_alive():
-        time.sleep(0.001)
-        turns += 1
-    assert turns > 20  # with the GIL held: one or two
+    tokens = encoder.encode_text(text)
+    for work in (lambda: encoder.encode_text(text), lambda: encoder.decode(tokens)):
+        thread = threading.Thread(target=work)
+        thread.start()
+        turns = 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        assert turns > 20  # with the GIL held: one or two
+    assert encoder.decode(tokens) == encoder._tokenizer.decode(tokens.tolist())

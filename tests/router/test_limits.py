@@ -1,36 +1,21 @@
 """Bounds on what clients may send, and how slowly."""
 
 import asyncio
-import contextlib
 import importlib.metadata
-import json
 from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, answered, dripped
+from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.test_access import ANNA, BORIS, ask, bearer, guarded
-
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
-
-
-async def answered(router: RunningRouter, sent: bytes, seconds: float = 10) -> tuple[int, str]:
-    """Status and error code of what a raw connection gets, and then the connection's end. Status 0: it was closed without a word."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
-    writer.write(sent)
-    text = await asyncio.wait_for(reader.read(), seconds)
-    writer.close()
-    if not text:
-        return 0, ""
-    head, _, body = text.partition(b"\r\n\r\n")
-    return int(head.split(b" ")[1]), json.loads(body)["error"]["code"]
 
 
 async def test_headers_are_bounded_in_number_and_bytes(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker(), max_headers=20, max_header_bytes=2000)
-    assert await answered(router, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
-    assert await answered(router, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
+    assert await answered(router.port, HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(20)) + b"\r\n") == (431, "headers_too_large")
+    assert await answered(router.port, HEAD + b"x: " + b"y" * 3000) == (431, "headers_too_large")
     assert (await router.complete("x")).status_code == 200
 
 
@@ -48,38 +33,17 @@ async def test_the_router_says_its_version_as_a_worker_does(fleet: Fleet) -> Non
     assert (await router.client.post("/version")).status_code == 405
 
 
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        (b"", (0, "")),
-        (HEAD + b"x-slow: ", (408, "request_timeout")),
-        (HEAD + b"content-length: 100\r\n\r\n{", (408, "request_timeout")),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n{", (408, "request_timeout")),
-    ],
-)
+@pytest.mark.parametrize(("sent", "expected"), SLOW, ids=["nothing", "headers", "body", "chunk"])
 async def test_who_is_slow_to_say_what_it_wants_is_let_go(fleet: Fleet, sent: bytes, expected: tuple[int, str]) -> None:
     router = await fleet.router(await fleet.worker(), header_timeout=0.2, body_timeout=0.2)
-    assert await answered(router, sent) == expected
+    assert await answered(router.port, sent) == expected
     assert router.server.router.front._bodies.total == 0
 
 
 async def test_a_slow_drip_does_not_help(fleet: Fleet) -> None:
     """A byte now and then: time is counted from the request's first one."""
     router = await fleet.router(await fleet.worker(), header_timeout=0.5)
-    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
-
-    async def drip() -> None:
-        with contextlib.suppress(ConnectionError):
-            writer.write(HEAD)
-            while not writer.is_closing():
-                writer.write(b"x: y\r\n")
-                await writer.drain()
-                await asyncio.sleep(0.05)
-
-    dripping = asyncio.create_task(drip())
-    assert b" 408 " in await asyncio.wait_for(reader.readline(), 10)
-    dripping.cancel()
-    writer.close()
+    assert b" 408 " in await dripped(router.port)
 
 
 async def test_a_long_answer_is_not_a_slow_request(fleet: Fleet) -> None:
@@ -96,7 +60,7 @@ async def test_a_long_answer_is_not_a_slow_request(fleet: Fleet) -> None:
     await eventually(lambda: any(one.unanswered for one in router.table), "it is asked")
     router.server._guard.look(monotonic() + 100)  # as if so much time had gone
     gate.set()
-    assert b" 200 " in await asyncio.wait_for(reader.readline(), 5)
+    assert b" 200 " in await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
     writer.close()
 
 
@@ -109,7 +73,7 @@ async def test_connections_are_bounded_and_probes_still_get_through(fleet: Fleet
     guard = router.server._guard
     await eventually(lambda: len(guard) == 4 and not guard._idle, "four connections")
     request = HEAD + b"content-length: 15\r\nconnection: close\r\n\r\n" + b'{"prompt": "x"}'
-    assert await answered(router, request) == (503, "too_many_connections")
+    assert await answered(router.port, request) == (503, "too_many_connections")
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert b" 200 " in await reader.readline()
@@ -129,7 +93,7 @@ async def test_an_idle_connection_gives_way_to_a_new_one(fleet: Fleet) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(HEAD + b"content-length: 15\r\nconnection: close\r\n\r\n" + b'{"prompt": "x"}')
     assert b" 200 " in await reader.readline(), "the third is served"
-    assert await asyncio.wait_for(idle[0][0].read(), 5) == b"", "the longest idle one was closed"
+    assert await asyncio.wait_for(idle[0][0].read(), PATIENCE_SECONDS) == b"", "the longest idle one was closed"
     for one in (writer, idle[0][1], idle[1][1]):
         one.close()
 

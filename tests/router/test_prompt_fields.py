@@ -57,3 +57,14 @@ async def test_tokens_are_the_workers_or_none(fleet: Fleet, path: str, fields: d
     else:
         expected = encoder.encode_chat(fields["messages"], add_special_tokens=special is True)
     assert received.tokens == (expected.tolist() if tokenized else None)
+
+
+async def test_what_is_sure_to_be_too_long_goes_to_the_worker_as_it_came(fleet: Fleet) -> None:
+    """It refuses it, in its own words; nobody tokenizes it."""
+    format = msgspec.structs.replace(make_format(), max_model_len=100)
+    worker = await fleet.worker(format=format)
+    router = await fleet.router(worker)
+    for length, tokenized in ((100, True), (101, False)):
+        worker.received.clear()
+        answer = await router.client.post("/v1/completions", json={"prompt": "x" * length, "model": "stand-in"})
+        assert answer.status_code == 200 and (worker.received[0].tokens is not None) == tokenized

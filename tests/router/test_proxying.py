@@ -144,8 +144,24 @@ async def test_bad_requests_are_refused_in_openais_shape(fleet: Fleet) -> None:
     assert (await router.client.post("/v1/completions", content=b"[" * 100_000)).status_code == 400
     unknown = await router.client.post("/v1/completions", json={"model": "other", "prompt": "x"})
     assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "model_not_found"
-    assert (await router.client.get("/v1/completions")).status_code == 405
     assert (await router.client.get("/v2/none")).status_code == 404
+
+
+async def test_a_wrong_method_is_told_the_right_one(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    for path, method, allowed in (
+        ("/v1/completions", "GET", "POST"),
+        ("/tokenize", "DELETE", "POST"),
+        ("/query", "GET", "POST"),
+        ("/v1/models", "POST", "GET, HEAD"),
+        ("/v1/models/x", "DELETE", "GET, HEAD"),
+        ("/openapi.json", "POST", "GET"),
+        ("/fairlead/probe", "POST", "GET, HEAD"),
+        ("/fairlead/demand", "PUT", "GET, HEAD"),
+    ):
+        answer = await router.client.request(method, path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed"), path
+        assert answer.headers["allow"] == allowed
 
 
 async def test_a_packed_body_is_refused_by_name(fleet: Fleet) -> None:

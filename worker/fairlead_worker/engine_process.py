@@ -121,6 +121,9 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
 def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, AdapterSet | None]":
     """Config to model, pages and scheduler, with progress on the way. Imports torch, which takes seconds: the first of the steps."""
     end.send(Loading(phase="imports", percent=0))
+    from fairlead_worker.model.lean import import_transformers
+
+    import_transformers()
     from fairlead_index.hashing import extend
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.cache.prefix import PrefixCache

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fairlead_index.dialects.reading import PASSED_ON, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_index.dialects.reading import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
 from fairlead_index.messages import json_type
 
 REFUSED = {
@@ -26,7 +26,6 @@ RENAMED = {
     r"\bresponse_format(\.json_schema)?\b": "output_config.format",
     r"\breasoning_effort\b": "output_config.effort",
     r"^stop\b": "stop_sequences",
-    r"^prompt\b": "messages",
     r"^user\b": "metadata.user_id",
     r"\.function\.parameters\b": ".input_schema",
     r"\.function\.": ".",
@@ -35,8 +34,8 @@ RENAMED = {
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields. What a chat has under the same name the chat's own rules check."""
+class MessagesBody(ChatsOwn, frozen=True, kw_only=True):
+    """The fields, with the chat's own."""
 
     messages: list[Any] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -62,21 +61,6 @@ class MessagesBody(msgspec.Struct, frozen=True, kw_only=True):
     inference_geo: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    seed: Any = None
-    stop_token_ids: Any = None
-    ignore_eos: Any = None
-    min_tokens: Any = None
-    logit_bias: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    structured_outputs: Any = None
-    cache_salt: Any = None
-    priority: Any = None
-    chat_template_kwargs: Any = None
 
 
 def chat_body(body: MessagesBody) -> dict[str, Any]:

@@ -3,14 +3,34 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+import msgspec
+
 from fairlead_index.errors import PromptError
 from fairlead_index.messages import json_type
 
-PASSED_ON = (
-    "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens",
-    "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "cache_salt", "priority", "chat_template_kwargs",
-)  # fmt: skip
-"""Fields of vLLM's and ours that mean in every dialect what they mean in a chat."""
+
+class ChatsOwn(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of vLLM's and ours that mean in every dialect what they mean in a chat, whose rules check them."""
+
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    seed: Any = None
+    stop_token_ids: Any = None
+    ignore_eos: Any = None
+    min_tokens: Any = None
+    logit_bias: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    structured_outputs: Any = None
+    cache_salt: Any = None
+    priority: Any = None
+    chat_template_kwargs: Any = None
+
+
+PASSED_ON = ChatsOwn.__struct_fields__
 
 
 def refuse(field: str, reason: str) -> NoReturn:

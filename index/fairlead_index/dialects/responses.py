@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fairlead_index.dialects.reading import PASSED_ON, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_index.dialects.reading import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
 from fairlead_index.messages import json_type
 
 LOGPROBS = "message.output_text.logprobs"
@@ -37,15 +37,14 @@ RENAMED = {
     r"\bresponse_format(\.json_schema)?\b": "text.format",
     r"\breasoning_effort\b": "reasoning.effort",
     r"^messages\b": "input",
-    r"^prompt\b": "input",
     r"\btool_choice\.allowed_tools\b": "tool_choice",
     r"\.function\.": ".",
 }
 """Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
 
 
-class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields. What a chat has under the same name the chat's own rules check."""
+class ResponsesBody(ChatsOwn, frozen=True, kw_only=True):
+    """The fields, with the chat's own."""
 
     input: str | list[Any] | None = None
     instructions: str | None = None
@@ -81,23 +80,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     moderation: Any = None
     access_programs: Any = None
     image: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    seed: Any = None
     stop: Any = None
-    stop_token_ids: Any = None
-    ignore_eos: Any = None
-    min_tokens: Any = None
-    logit_bias: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    structured_outputs: Any = None
-    cache_salt: Any = None
-    priority: Any = None
-    chat_template_kwargs: Any = None
 
 
 def chat_body(body: ResponsesBody) -> dict[str, Any]:

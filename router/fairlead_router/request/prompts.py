@@ -132,11 +132,12 @@ class Prompts:
         known = self._formats.of_model(body.model, canary)
         if not self._tokenize or known is None:
             return guess
+        most = known.format.max_model_len
         try:
             if path in POOLED:
                 if path != EMBEDDINGS:
                     return guess  # of several texts, each of its own field
-                tokens = pooled.tokens(body, lambda text: known.encoder.encode_text(text, scope=salt))
+                tokens = pooled.tokens(body, lambda text: known.encoder.encode_text(text, scope=salt, most=most))
                 return guess if tokens is None else msgspec.structs.replace(guess, length=len(tokens), tokens=tokens, format_tag=known.tag)
             tokens, alone = self._tokens(path, body, known, salt)
         except (PromptError, TypeError, ValueError, OverflowError, RecursionError):
@@ -182,11 +183,11 @@ class Prompts:
         if body.truncate_prompt_tokens is not None:
             return None, False  # how much of it is left, the worker's context and the answer's length decide
         alone = body.n in (None, 1) and body.best_of in (None, 1)
-        encoder = known.encoder
+        encoder, most = known.encoder, known.format.max_model_len
         if path in _CHATS:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
                 return None, False
-            return encoder.encode_chat(**encoding_of(body), scope=salt), alone
+            return encoder.encode_chat(**encoding_of(body), scope=salt, most=most), alone
         prompt = body.prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             alone = alone and len(prompt) == 1
@@ -195,7 +196,7 @@ class Prompts:
             return array("I", prompt), alone
         if not isinstance(prompt, str) or not prompt:
             return None, False
-        return encoder.encode_text(prompt, body.add_special_tokens is not False, salt), alone
+        return encoder.encode_text(prompt, body.add_special_tokens is not False, salt, most), alone
 
 
 def conversation_of(messages: Any, prompt: Any, session: str) -> int:

@@ -1,8 +1,6 @@
 """Clients that are slow, many, or send no HTTP: bounded, told why, and nobody else's loss. uvicorn on a socket, with our protocol."""
 
 import asyncio
-import contextlib
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import SimpleNamespace
@@ -11,17 +9,16 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, WHOLE, answered, dripped
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connections
 from fairlead_worker.api.lifecycle import Server
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
-WHOLE = HEAD + b"content-length: 2\r\n\r\n{}"
 LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - what a server does inside has no event for tests
             await asyncio.sleep(0.01)
 
@@ -60,19 +57,6 @@ class Served:
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def ask(self, sent: bytes, seconds: float = 20) -> tuple[int, str]:
-        """Status and error code of what a connection gets, and then its end. Status 0: it was closed without a word."""
-        reader, writer = await self.open()
-        writer.write(sent)
-        text = b""
-        with contextlib.suppress(ConnectionError):
-            text = await asyncio.wait_for(reader.read(), seconds)
-        writer.close()
-        head, _, body = text.partition(b"\r\n\r\n")
-        if not text:
-            return 0, ""
-        return int(head.split(b" ")[1]), json.loads(body)["error"]["code"] if b"application/json" in head else body.decode()
-
 
 @asynccontextmanager
 async def _served(**limits: Any) -> AsyncIterator[Served]:
@@ -96,10 +80,7 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (b"", (0, "")),
-        (HEAD + b"x-slow: ", (408, "request_timeout")),
-        (HEAD + b"content-length: 100\r\n\r\n{", (408, "request_timeout")),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n{", (408, "request_timeout")),
+        *SLOW,
         (HEAD + b"x: " + b"y" * 70_000, (431, "headers_too_large")),
         (HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(130)) + b"\r\n", (431, "headers_too_large")),
         (b"no HTTP at all\r\n\r\n", (400, "bad_request")),
@@ -109,8 +90,8 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
 )
 async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, expected: tuple[int, str]) -> None:
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:
-        assert await served.ask(sent) == expected
-        assert (await served.ask(WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
+        assert await answered(served.port, sent) == expected
+        assert (await answered(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
         assert len(served.connections.guard) == 0
 
 
@@ -118,31 +99,18 @@ async def test_trailers_are_no_headers(serve: Any) -> None:
     """They come after the headers were counted, as many as the client likes, and may name what only a router says."""
     async with serve() as served:
         head = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-        assert (await served.ask(head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 1000 + b"\r\n"))[0] == 200
+        assert (await answered(served.port, head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 1000 + b"\r\n"))[0] == 200
         assert [name for name, _ in served.headers] == [b"host", b"connection", b"transfer-encoding"]
 
 
 async def test_a_slow_drip_does_not_help(serve: Any) -> None:
     async with serve(header_timeout=0.5) as served:
-        reader, writer = await served.open()
-
-        async def drip() -> None:
-            with contextlib.suppress(ConnectionError):
-                writer.write(HEAD)
-                while not writer.is_closing():
-                    writer.write(b"x: y\r\n")
-                    await writer.drain()
-                    await asyncio.sleep(0.05)
-
-        dripping = asyncio.create_task(drip())
-        assert b" 408 " in await asyncio.wait_for(reader.readline(), 20)
-        dripping.cancel()
-        writer.close()
+        assert b" 408 " in await dripped(served.port)
 
 
 async def test_a_client_that_leaves_in_its_body_is_no_request(serve: Any) -> None:
     async with serve(body_timeout=0.2) as served:
-        assert (await served.ask(HEAD + b"content-length: 9\r\n\r\n{"))[0] == 408
+        assert (await answered(served.port, HEAD + b"content-length: 9\r\n\r\n{"))[0] == 408
         assert served.gone == 1, "the application heard of it"
 
 
@@ -158,7 +126,7 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
             served.connections.guard.look(connection.loop.time() + 1e6)  # as if so much time had gone
         served.may.set()
         writer.write(b"   ")
-        answers = await asyncio.wait_for(reader.readuntil(b"4\r\n0\r\n\r\n"), 20)
+        answers = await asyncio.wait_for(reader.readuntil(b"4\r\n0\r\n\r\n"), PATIENCE_SECONDS)
         assert answers.count(b"HTTP/1.1 200") == 3
         writer.close()
 
@@ -172,11 +140,11 @@ async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) 
         busy = [await served.open() for _ in range(3)]
         for _, writer in busy:
             writer.write(HEAD)
-        assert await asyncio.wait_for(idle[0][0].read(), 20) == b"", "the longest idle one gave way"
+        assert await asyncio.wait_for(idle[0][0].read(), PATIENCE_SECONDS) == b"", "the longest idle one gave way"
         guard = served.connections.guard
         await until(lambda: len(guard) == 3 and all(one._head_bytes for one in guard))
-        assert await served.ask(WHOLE) == (503, "too_many_connections")
-        assert (await served.ask(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
+        assert await answered(served.port, WHOLE) == (503, "too_many_connections")
+        assert (await answered(served.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
         for _, writer in (*idle, *busy):
             writer.close()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_params
@@ -49,6 +50,14 @@ def test_the_page_is_true(path: str) -> None:
     assert all(understood(path, **{field: {"any": 1}}) == understood(path) for field in HINTS.keys() & known)
     assert not known & set(OPENAI[path]), "a field that is known now is no longer ignored"
     assert all(understood(path, **{field: {"any": 1}}) == understood(path) for field in OPENAI[path])
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_null_is_as_if_a_field_were_left_out(path: str) -> None:
+    body = BODIES[path]
+    needed = {field.name: {"tokens": [5]}.get(field.name, "x") for field in msgspec.structs.fields(body) if field.required}
+    nulls = dict.fromkeys(body.__struct_fields__) | needed
+    assert parse(json.dumps(nulls).encode(), body) == parse(json.dumps(needed).encode(), body)
 
 
 def test_nothing_is_said_of_fields_that_there_are_not() -> None:

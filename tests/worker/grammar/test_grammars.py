@@ -13,7 +13,7 @@ from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
-from fairlead_worker.grammar.constraint import Constraint, Thought
+from fairlead_worker.grammar.constraint import Constraint, Kind, Thought
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
 LONG = [5 + i % 900 for i in range(150)]
@@ -221,13 +221,41 @@ def test_an_abort_while_its_mask_is_late_or_its_grammar_compiles(model: Model) -
     assert serving.scheduler.cache.pool.free + serving.scheduler.cache.pool.cached == 512
 
 
-def test_grammars_are_kept_and_forgotten(model: Model) -> None:
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("grammar", "7", "Expected ::="),
+        ("grammar", "x", "Expected ::="),
+        ("grammar", 'root ::= "a', "end of input"),
+        ("grammar", "start: nowhere", "nowhere"),
+        ("regex", "(", "regex"),
+        ("json", '{"type": 7}', "type"),
+        ("structural_tag", "{}", "structures"),
+        ("structural_tag", '{"structures": [7], "triggers": ["a"]}', "get"),
+    ],
+)
+def test_what_is_no_grammar_is_said_to_be_none(model: Model, kind: Kind, text: str, says: str) -> None:
+    """And does not end the process that tries them, which the next request would wait for."""
+    assert says in check(model.compiler, Constraint(kind, text, "test")).error
+
+
+def test_grammars_are_kept_and_forgotten(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = Grammars(model.compiler, entries=2)
     texts = [model.grammar("choice", [f"word{n}"]) for n in range(3)]
     serving = Serving(model, grammars=grammars)
     answers = serving.serve([Ask(text) for text in texts])  # more at once than are kept
     assert [serving.text(answer) for answer in answers] == ["word0", "word1", "word2"]
-    assert grammars.compile(texts[2]).done(), "the latest is there at once"
+    compiled: list[str] = []
+    matcher = model.compiler.matcher
+    monkeypatch.setattr(model.compiler, "matcher", lambda text: compiled.append(text) or matcher(text))
+
+    def compile(*numbers: int) -> None:
+        assert {grammars.compile(texts[number]).result(60) for number in numbers} == {""}
+
+    compile(0, 1, 2)  # whichever the requests left behind, these are the latest now
+    compiled.clear()
+    compile(1, 2, 0, 2, 1)
+    assert compiled == [texts[0], texts[1]], "of two that are kept, who was asked for last stays"
 
 
 def test_more_grammars_at_once_than_are_kept(model: Model) -> None:

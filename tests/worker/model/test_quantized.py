@@ -1,6 +1,8 @@
 """Weights of fewer bits: what is loaded computes what its numbers say, and what cannot be had is refused by name."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,26 @@ def test_fp8_is_made_at_load(tmp_path: Path) -> None:
             assert not quantized.plain(module)
             model.get_parameter(f"{name}.weight").data.copy_(module.weight.dequantize())
     assert Engine(loaded, chunk=64).serve(PROMPTS) == generate(model, PROMPTS)
+
+
+LEAN = """
+import sys
+from fairlead_worker.model.lean import import_transformers
+import_transformers()
+from fairlead_worker.model.loader import load_model
+load_model(sys.argv[1])
+assert not [name for name in sys.modules if name.startswith("torchao")]
+loaded = load_model(sys.argv[1], quantization="fp8")
+print(type(loaded.model.get_submodule("model.layers.0.mlp.down_proj").weight).__module__)
+"""
+
+
+def test_torchao_is_imported_only_for_who_wants_it(tmp_path: Path) -> None:
+    """As an engine does it, in a process of its own; --quantization finds it all the same."""
+    pytest.importorskip("torchao", reason="the extra gpu is not installed")
+    save_model("llama", tmp_path)
+    done = subprocess.run([sys.executable, "-c", LEAN, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().startswith("torchao."), done.stderr
 
 
 @pytest.mark.parametrize(

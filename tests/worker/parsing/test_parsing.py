@@ -157,6 +157,17 @@ def test_no_tools_no_calls() -> None:
         assert not gather(events).calls and reason == "stop"
 
 
+@pytest.mark.parametrize("cut", ["[", '[{"na', '[{"name": "get_w', '[{"name": "get_weather", "parameters": '])
+def test_the_beginning_of_a_forced_call_is_no_text(cut: str) -> None:
+    """It was cut by its length, or by a stop string; behind a whole call as in front of one."""
+    whole = '[{"name": "get_weather", "parameters": {}}'
+    for text, calls in ((cut, 0), (f"{whole}, {cut.removeprefix('[')}", 1)):
+        for pieces in ([text], list(text)):
+            events, reason = _read(Reader(), pieces, reason="length", wish=Wish(Tools(SCHEMAS), forced=True))
+            answer = gather(events)
+            assert (answer.text, len(answer.calls), reason) == ("", calls, "length")
+
+
 def test_forced_calls() -> None:
     written = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": {}}]'
     for pieces in ([written], list(written)):

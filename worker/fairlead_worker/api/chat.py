@@ -108,17 +108,18 @@ async def prepared_chat(
     with worker.adapters.use(model) as adapter:
         how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
         use = tool_use(request)
-        prompt = given if given is not None else await encoded(worker, request, how.salt, size)
+        most = worker.max_model_len if how.truncate is None else None
+        prompt = given if given is not None else await encoded(worker, request, how.salt, size, most)
         form = worker.reading.form(how.constraint, use, prompt)
         parsers = worker.reading.parsers(form, use, prompt)
-        yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(form), parsers), use
+        yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(form), parsers, field="messages"), use
 
 
-async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int) -> "array[int]":
-    """The prompt's tokens."""
+async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int, most: int | None = None) -> "array[int]":
+    """The prompt's tokens; ApiError 400 before they are made where they are sure to be more than `most`."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
-    return await worker.encode(lambda: worker.encoder.encode_chat(**encoding_of(request), scope=salt), size)
+    return await worker.encode(lambda: worker.encoder.encode_chat(**encoding_of(request), scope=salt, most=most), size)
 
 
 def _echo(request: ChatRequest) -> str:

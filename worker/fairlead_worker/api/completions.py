@@ -106,13 +106,14 @@ async def _prompts(worker: Worker, request: CompletionRequest, how: Wanted) -> "
         raise invalid("prompt: the list mixes strings and token ids", param="prompt")
     if len(texts) * how.best_of > MAX_SEQUENCES:
         raise invalid(f"prompt: {len(texts)} prompts times {how.best_of} choices are more than {MAX_SEQUENCES} sequences", param="prompt")
-    return [await _encode(worker, text, how.salt, request.add_special_tokens is not False) for text in texts]
+    special, most = request.add_special_tokens is not False, worker.max_model_len if how.truncate is None else None
+    return [await _encode(worker, text, how.salt, special, most) for text in texts]
 
 
-async def _encode(worker: Worker, text: "str | list[int]", salt: str, special: bool) -> "array[int]":
+async def _encode(worker: Worker, text: "str | list[int]", salt: str, special: bool, most: int | None) -> "array[int]":
     if isinstance(text, list):
         return array("I", text)
-    return await worker.encode(lambda: worker.encoder.encode_text(text, special, scope=salt), len(text))
+    return await worker.encode(lambda: worker.encoder.encode_text(text, special, salt, most), len(text))
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -43,6 +43,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
+def too_long(message: str, limit: int, field: str) -> ApiError:
+    """`field`: the one that the prompt came in."""
+    return invalid(f"this model's context holds {limit} tokens, but {message}", param=field, code="context_length_exceeded")
+
+
 def too_large(limit: int) -> ApiError:
     return ApiError(413, f"the request body is larger than {limit} bytes (--max-body-bytes)", code="request_too_large")
 

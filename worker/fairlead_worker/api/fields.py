@@ -1,6 +1,7 @@
 """`python -m fairlead_worker.api.fields [ROOT]`: write docs/api.md, what becomes of each field of a request."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
 from fairlead_worker.api.dialects import fields as dialects
 from fairlead_worker.api.pooled_schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.refused import HINTS, REFUSALS, shown
-from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 PAGE = Path("docs/api.md")
 ENDPOINTS: dict[str, type[CommonRequest]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
@@ -102,6 +103,20 @@ POOLED_NOTES = {
     "truncate_prompt_tokens": "400",
     "user": "at most 256 characters; whose fair share it is, with `--policy fair`; changes nothing with another",
 }
+TOKENS: dict[tuple[str, ...], type[msgspec.Struct]] = {("/tokenize",): TokenizeRequest, ("/detokenize",): DetokenizeRequest}
+TOKEN_NOTES = {
+    "add_generation_prompt": "left out: true; of messages",
+    "add_special_tokens": "left out: true of a prompt, false of messages, as templates write them",
+    "chat_template": "in place of the model's, with `--trust-request-chat-template`; else refused",
+    "chat_template_kwargs": "variables of the template; no `chat_template`",
+    "continue_final_message": "left out: false; the last message is left open",
+    "messages": "as of a chat; they or a `prompt`",
+    "model": POOLED_NOTES["model"],
+    "prompt": "a text; longer than the context is counted too",
+    "return_token_strs": "left out: false; each token as the vocabulary writes it",
+    "tokens": "required; token ids; those that the vocabulary has not are left out of the text",
+    "tools": "as of a chat",
+}
 _POOLED = """
 Embeddings have unit length and are the last hidden states of the model, pooled as its files or `--pooling` say ([models](models.md));
 scores are cosines of two of them. Such requests run in the same steps as generation and are counted as its prompts are.
@@ -142,18 +157,19 @@ Of a worker with `--allow-runtime-lora-updating`, not of the router ([LoRA](lora
 def rendered() -> str:
     """The page."""
     ours = "".join(f"\n## POST {path}\n{_table(path, body)}" for path, body in ENDPOINTS.items())
-    return _INTRO + ours + dialects.rendered(_values) + _pooled() + _LORA
+    return _INTRO + ours + dialects.rendered(_values) + _POOLED + _noted(POOLED, POOLED_NOTES) + _noted(TOKENS, TOKEN_NOTES) + _LORA
 
 
-def _pooled() -> str:
-    return _POOLED + "".join(f"\n## POST {', '.join(paths)}\n{_pooled_table(body)}" for paths, body in POOLED.items())
+def _noted(bodies: Mapping[tuple[str, ...], type[msgspec.Struct]], notes: Mapping[str, str]) -> str:
+    """Sections whose notes say all there is to say of a field."""
+    return "".join(f"\n## POST {', '.join(paths)}\n{_noted_table(body, notes)}" for paths, body in bodies.items())
 
 
-def _pooled_table(body: type[msgspec.Struct]) -> str:
+def _noted_table(body: type[msgspec.Struct], notes: Mapping[str, str]) -> str:
     rows = ["| field | | values |", "| --- | --- | --- |"]
     for name in sorted(body.__struct_fields__):
         kind = "refused" if name == "truncate_prompt_tokens" else "supported"
-        rows.append(f"| `{name}` | {kind} | {POOLED_NOTES[name]} |")
+        rows.append(f"| `{name}` | {kind} | {notes[name]} |")
     return "\n".join(rows) + "\n"
 
 

@@ -81,8 +81,9 @@ def prepare(
     adapter: AdapterInfo | None = None,
     grammar: str = "",
     parsers: Callable[[], AnswerParser | None] = lambda: None,
+    field: str = "prompt",
 ) -> Prepared:
-    """Check the prompts against the context and make a submission for each choice. Raises ApiError 400.
+    """Check the prompts against the context and make a submission for each choice. Raises ApiError 400, for `field`, the prompts' own.
 
     `grammar`: what `Worker.grammar` says of the form that is wanted. `parsers`: one for each choice, where their text is to be read.
     """
@@ -102,8 +103,8 @@ def prepare(
     submissions, choices = [], []
     prompts = [truncated(prompt, wanted.truncate, wanted.max_tokens, worker.max_model_len) for prompt in prompts]
     for prompt in prompts:
-        worker.check_tokens(prompt)
-        max_tokens = fit(wanted.max_tokens, len(prompt), worker.max_model_len)
+        worker.check_tokens(prompt, field)
+        max_tokens = fit(wanted.max_tokens, len(prompt), worker.max_model_len, field)
         for choice in range(wanted.best_of):
             scores = None if choice else base.prompt_logprobs
             seed = choice_seed(wanted.seed, choice)

@@ -182,8 +182,8 @@ def as_api_error(error: Exception) -> ApiError:
             return lost(f"the engine has ended: {error}")
         case ClientTooSlow():
             return ApiError(408, str(error), code="client_too_slow")
-        case HTTPException(status_code=status, detail=detail):
-            return ApiError(status, detail, code=str(detail).lower().replace(" ", "_"))
+        case HTTPException(status_code=status, detail=detail, headers=headers):
+            return ApiError(status, detail, code=str(detail).lower().replace(" ", "_"), headers=dict(headers or {}))
         case _:
             return ApiError(500, "internal error; the worker's log has the details", type="server_error", code="internal_error")
 

@@ -15,7 +15,7 @@ async def load(worker: Worker, exchange: Exchange) -> None:
     request = parse(await exchange.body(MOST_BYTES), LoadLoraRequest)
     if not request.lora_path:
         raise invalid("lora_path: is empty; give a folder, file:///path or hf://org/name", param="lora_path")
-    await worker.adapters.load(request.lora_name, request.lora_path, request.load_inplace)
+    await worker.adapters.load(request.lora_name, request.lora_path, bool(request.load_inplace))
     await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 

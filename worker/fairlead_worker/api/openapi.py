@@ -12,17 +12,16 @@ from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
 from fairlead_index.pooled import POOLED as POOLED_PATHS
 from fairlead_worker.api.dialects.fields import BODIES as DIALECTS
 from fairlead_worker.api.dialects.fields import NOTES as DIALECT_NOTES
-from fairlead_worker.api.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED, POOLED_NOTES
+from fairlead_worker.api.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED, POOLED_NOTES, TOKEN_NOTES, TOKENS
 from fairlead_worker.api.refused import HINTS, REFUSALS
-from fairlead_worker.api.schema import ChatRequest, DetokenizeRequest, LoadLoraRequest, TokenizeRequest, UnloadLoraRequest
+from fairlead_worker.api.schema import ChatRequest, LoadLoraRequest, UnloadLoraRequest
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     **ENDPOINTS,
     **{path: body for path, (body, _) in DIALECTS.items()},
     COUNT_TOKENS: DIALECTS[MESSAGES][0],
     **{path: body for paths, body in POOLED.items() for path in paths},
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
+    **{path: body for paths, body in TOKENS.items() for path in paths},
     "/v1/load_lora_adapter": LoadLoraRequest,
     "/v1/unload_lora_adapter": UnloadLoraRequest,
 }
@@ -69,6 +68,8 @@ def document(routes: Iterable[BaseRoute], version: str = "") -> dict[str, Any]:
         elif path in POOLED_PATHS:
             _describe(properties, POOLED_NOTES)
             _only(properties["truncate_prompt_tokens"], [None], "shorten the text")
+        elif (path,) in TOKENS:
+            _describe(properties, TOKEN_NOTES)
     paths: dict[str, Any] = {}
     for route in routes:
         if isinstance(route, Route):

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.prompt import PromptError
+from fairlead_index.prompt import PromptError, PromptTooLong
 from fairlead_worker.api.answering import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.engine_client import Submission
-from fairlead_worker.api.errors import failed, invalid
+from fairlead_worker.api.errors import ApiError, failed, invalid
 from fairlead_worker.api.http import ClientGone, Exchange
 from fairlead_worker.api.internal import origin
 from fairlead_worker.api.pooled_schema import MOST_TEXTS, PooledRequest
@@ -87,19 +87,21 @@ async def pooled(worker: Worker, exchange: Exchange, request: PooledRequest, tex
 
 def _tokens(worker: Worker, name: str, text: Text, salt: str) -> "array[int]":
     """Checked: some, in the vocabulary, not too many."""
-    field = name.partition("[")[0]
+    field, most = name.partition("[")[0], worker.max_model_len
+
+    def too_long(tokens: str) -> ApiError:
+        message = f"{name}: has {tokens} tokens, and the longest text here has {most}; shorten or split it"
+        return invalid(message, param=field, code="context_length_exceeded")
+
     try:
-        tokens = worker.encoder.encode_text(text, scope=salt) if isinstance(text, str) else array("I", text)
+        tokens = worker.encoder.encode_text(text, scope=salt, most=most) if isinstance(text, str) else array("I", text)
+    except PromptTooLong as error:
+        raise too_long(f"at least {error.least}") from error
     except PromptError as error:
-        raise invalid(f"{name}: {str(error).partition(': ')[2]}", param=field) from error
-    if not tokens:
-        raise invalid(f"{name}: has no tokens", param=field)
-    size = min(worker.encoder.vocabulary_size, worker.ready.vocabulary_size)
-    if (largest := max(tokens)) >= size:
-        raise invalid(f"{name}: token id {largest} is not in the model's vocabulary of {size}", param=field)
-    if len(tokens) > worker.max_model_len:
-        message = f"{name}: has {len(tokens)} tokens, and the longest text here has {worker.max_model_len}; shorten or split it"
-        raise invalid(message, param=field, code="context_length_exceeded")
+        raise invalid(f"{name}: {error.reason}", param=field) from error
+    worker.check_tokens(tokens, name)
+    if len(tokens) > most:
+        raise too_long(str(len(tokens)))
     return tokens
 
 

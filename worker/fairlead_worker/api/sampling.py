@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.api.errors import invalid, too_long
 from fairlead_worker.api.refused import refuse
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
 from fairlead_worker.api.structured import constraint
@@ -168,22 +168,19 @@ def truncated(prompt: "array[int]", most: int | None, max_tokens: int | None, li
     return prompt[-max(1, limit - (max_tokens or 1) if most < 0 else most) :]
 
 
-def fit(max_tokens: int | None, prompt_tokens: int, limit: int) -> int:
-    """The number of tokens that may be generated after a prompt; ApiError 400 when the context cannot hold them."""
+def fit(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
+    """The number of tokens that may be generated after a prompt; ApiError 400 when the context cannot hold them. `field`: the prompt's."""
     if prompt_tokens + 1 > limit:
-        raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit)
+        raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit, field)
     if max_tokens is None:
         return limit - prompt_tokens
     if prompt_tokens + max_tokens > limit:
         raise too_long(
             f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} of the prompt, {max_tokens} of the answer); lower one",
             limit,
+            field,
         )
     return max_tokens
-
-
-def too_long(message: str, limit: int) -> ApiError:
-    return invalid(f"this model's context holds {limit} tokens, but {message}", param="prompt", code="context_length_exceeded")
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

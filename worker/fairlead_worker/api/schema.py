@@ -139,10 +139,10 @@ class TokenizeRequest(msgspec.Struct, frozen=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: bool | None = False
+    return_token_strs: bool | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template: Annotated[str, Meta(min_length=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -156,7 +156,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True):
 class LoadLoraRequest(msgspec.Struct, frozen=True):
     lora_name: str
     lora_path: str
-    load_inplace: bool = False
+    load_inplace: bool | None = None
     """Replace the adapter that has the name."""
 
 

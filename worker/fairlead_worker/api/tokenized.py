@@ -3,6 +3,8 @@
 from array import array
 from typing import Any
 
+import msgspec
+
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange
@@ -46,6 +48,7 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
     worker.check_model(request.model)
     trusted(worker, request.chat_template, request.chat_template_kwargs)
     encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, origin(exchange, None).salt
+    continues = bool(request.continue_final_message)
     if (prompt is None) == (messages is None):
         raise invalid("prompt: give either prompt or messages", param="prompt")
     if prompt is not None:
@@ -55,8 +58,8 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
             lambda: encoder.encode_chat(
                 messages,
                 tools=request.tools or None,
-                add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
-                continue_final_message=request.continue_final_message,
+                add_generation_prompt=request.add_generation_prompt is not False and not continues,
+                continue_final_message=continues,
                 template_kwargs=request.chat_template_kwargs,
                 scope=salt,
                 template=request.chat_template,
@@ -64,12 +67,18 @@ async def tokenize(worker: Worker, exchange: Exchange) -> None:
             ),
             len(body),
         )
-    texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
-    await exchange.json({"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts})
+
+    def document() -> bytes:
+        texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
+        said = {"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts}
+        return msgspec.json.encode(said)
+
+    await exchange.whole(200, await worker.encode(document, len(tokens)))
 
 
 async def detokenize(worker: Worker, exchange: Exchange) -> None:
     """`POST /detokenize`, as vLLM: token ids to text."""
     request = parse(await exchange.body(worker.config.max_body_bytes), DetokenizeRequest)
     worker.check_model(request.model)
-    await exchange.json({"prompt": worker.encoder.decode(request.tokens, skip_special_tokens=False)})
+    text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))
+    await exchange.json({"prompt": text})

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, digest
+from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
 from fairlead_index.token_cache import TokenCache
 from fairlead_worker.api.adapters import Adapters
 from fairlead_worker.api.engine_client import EngineClient
-from fairlead_worker.api.errors import ApiError, busy, invalid, unavailable
+from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
 from fairlead_worker.api.grammar_check import GrammarCheck
 from fairlead_worker.api.reading import Reading
 from fairlead_worker.config import WorkerConfig
@@ -154,9 +154,12 @@ class Worker:
         raise ApiError(404, f"the model {name!r} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
     async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
-        """Run an encoding of about `size` characters, in a thread where it is long; a PromptError becomes a 400."""
+        """Run an encoding of about `size` characters (or tokens), in a thread where it is long; a PromptError becomes a 400."""
         try:
             return await asyncio.to_thread(encode) if size > THREAD_ABOVE else encode()
+        except PromptTooLong as error:
+            message = f"your prompt has at least {error.least} tokens; shorten it"
+            raise too_long(message, self.max_model_len, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error
 
@@ -179,13 +182,13 @@ class Worker:
         if self._grammars is not None:
             self._grammars.close()
 
-    def check_tokens(self, tokens: "array[int]") -> None:
+    def check_tokens(self, tokens: "array[int]", field: str) -> None:
         """Token ids from outside: not none, and all in the vocabulary (a stray one would index past the embedding)."""
         if not tokens:
-            raise invalid("prompt: has no tokens", param="prompt")
+            raise invalid(f"{field}: has no tokens", param=field.partition("[")[0])
         size = min(self.encoder.vocabulary_size, self.ready.vocabulary_size)
         if (largest := max(tokens)) >= size:
-            raise invalid(f"prompt: token id {largest} is not in the model's vocabulary of {size}", param="prompt")
+            raise invalid(f"{field}: token id {largest} is not in the model's vocabulary of {size}", param=field.partition("[")[0])
 
     def _loaded(self) -> tuple[Ready, PromptEncoder, Reading]:
         if self._model is None:

@@ -33,7 +33,7 @@ def check(compiler: Compiler, constraint: Constraint) -> Verdict:
             _walk(compiler, matcher)
         except GrammarError as error:
             raise GrammarError(f"{error}{LIMIT if matcher.is_error() else ''}") from error
-    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+    except Exception as error:  # whatever a library raises (some have errors of their own), it is for this grammar
         return Verdict(error=" ".join(str(error).split())[:500] or type(error).__name__)
     return Verdict(grammar=grammar)
 

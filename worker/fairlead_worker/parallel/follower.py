@@ -80,6 +80,9 @@ def main() -> int:
 def follow(join: Join, ear: Ear) -> None:
     """Until `End`. Whatever fails is the end of all ranks."""
     from fairlead_worker.engine_process import load, make
+    from fairlead_worker.model.lean import import_transformers
+
+    import_transformers()
     from fairlead_worker.parallel.group import Group
 
     config = WorkerConfig.model_validate(join.config)

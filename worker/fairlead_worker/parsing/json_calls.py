@@ -10,12 +10,11 @@ from typing import Any, Protocol
 import msgspec
 
 from fairlead_worker.parsing.gap import Gap
-from fairlead_worker.parsing.pattern import match
+from fairlead_worker.parsing.head import NAME, Head, Taken
 from fairlead_worker.parsing.scanner import Scanner
 from fairlead_worker.parsing.stage import Out, Plain, Stage, first, overlap
 
-_NAME = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
-_HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{_NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{)'
+_HEAD = rf'(?P<object>\{{)\s*"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<open>\{{)'
 _LIST_HEAD, _LIST_ANY = rf"\s*(?:\[\s*)?{_HEAD}", r"\s*(?:\[\s*)?(?P<open>\{)"
 
 
@@ -34,14 +33,31 @@ class JsonFormat:
     """How an object begins (`open`) whose keys have another order than in `head`. Empty: there is none."""
     at_start: str = ""
     """Characters that begin calls where an answer begins with one of them."""
+    forced: bool = False
+    """A grammar makes the whole answer."""
 
     def stage(self, opening: str, back: Stage) -> Stage:
         """What follows a marker, or the beginning of an answer."""
-        return _Head(self, opening, back)
+
+        def begins(found: Any, text: str, out: Out) -> tuple[str, Stage]:
+            scanner, at = Scanner(), found.start("open")
+            out.begin(found["name"])
+            if found.groupdict().get("object"):
+                scanner.scan(text[found.start("object") : at])
+            return text[at:], _Arguments(self, scanner, scanner.depth, back)
+
+        def may_begin(found: Any, text: str, out: Out) -> tuple[str, Stage]:
+            at = found.start("open")
+            return text[at:], _AnyObject(self, opening + text[:at], back, Scanner())
+
+        ways: list[tuple[str, Taken]] = [(self.head, begins)]
+        if self.any_object:
+            ways.append((self.any_object, may_begin))
+        return Head(ways, opening, back, self.forced)
 
     def gap(self, back: Stage) -> Stage:
         """What follows a call."""
-        return Gap(self.tail, lambda: _Head(self, "", back), back)
+        return Gap(self.tail, lambda: self.stage("", back), back)
 
 
 JSON_CALLS: dict[str, JsonFormat] = {
@@ -55,13 +71,13 @@ JSON_CALLS: dict[str, JsonFormat] = {
     ),
     "mistral": JsonFormat(
         ("[TOOL_CALLS]",),
-        rf"{_LIST_HEAD}|\s*{_NAME}(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?\s*(?P<open>\{{)",
+        rf"{_LIST_HEAD}|\s*{NAME}(?:\[CALL_ID\]\w{{1,64}})?(?:\[ARGS\])?\s*(?P<open>\{{)",
         r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))",
         _LIST_ANY,
     ),
     "deepseek_v3": JsonFormat(
         ("<｜tool▁calls▁begin｜>",),
-        rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>{_NAME}\s*```json\s*(?P<open>\{{)|{_NAME}<｜tool▁sep｜>\s*(?P<open>\{{))",
+        rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>{NAME}\s*```json\s*(?P<open>\{{)|{NAME}<｜tool▁sep｜>\s*(?P<open>\{{))",
         r"\s*(?:```\s*)?<｜tool▁call▁end｜>\s*(?:(?P<more><｜tool▁call▁begin｜>)|(?P<close><｜tool▁calls▁end｜>))",
     ),
     "kimi_k2": JsonFormat(
@@ -76,7 +92,7 @@ JSON_CALLS: dict[str, JsonFormat] = {
         ("<|tool_call|>",), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|\]?\s*(?P<close><\|/tool_call\|>))", _LIST_ANY
     ),
 }  # fmt: skip
-FORCED = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{")
+FORCED = JsonFormat((), _LIST_HEAD, r"\s*(?:,\s*(?P<more>\{)|(?P<close>\]))", at_start="[{", forced=True)
 """An answer that a grammar has made: `[{"name": …, "parameters": {…}}, …]`."""
 
 
@@ -131,45 +147,6 @@ class Given:
             return ("" if final else text), self
         out.begin(self._name)
         return stripped, _Arguments(JsonFormat((), ""), Scanner(), 0, Plain())
-
-
-@dataclass(slots=True)
-class _Head:
-    """A call may begin here."""
-
-    format: JsonFormat
-    opening: str
-    """What was taken for its marker; text, should no call follow."""
-    back: Stage
-    thinks = False
-
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = match(self.format.head, text, partial=not final)
-        if found is not None and found.partial:
-            return text, self
-        if found is not None:
-            if found["name"] not in out.tools.schemas:
-                return self._none(text, out)
-            out.begin(found["name"])
-            return self._arguments(text, found)
-        if self.format.any_object:
-            found = match(self.format.any_object, text, partial=not final)
-            if found is not None and found.partial:
-                return text, self
-            if found is not None:
-                at = found.start("open")
-                return text[at:], _AnyObject(self.format, self.opening + text[:at], self.back, Scanner())
-        return self._none(text, out)
-
-    def _arguments(self, text: str, found: Any) -> tuple[str, Stage]:
-        scanner, at = Scanner(), found.start("open")
-        if "object" in found.groupdict() and found["object"]:
-            scanner.scan(text[found.start("object") : at])
-        return text[at:], _Arguments(self.format, scanner, scanner.depth, self.back)
-
-    def _none(self, text: str, out: Out) -> tuple[str, Stage]:
-        out.text(self.opening)
-        return text, self.back
 
 
 @dataclass(slots=True)

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 
 from fairlead_worker.parsing.gap import Gap
+from fairlead_worker.parsing.head import NAME, Head
 from fairlead_worker.parsing.pattern import match
 from fairlead_worker.parsing.stage import Out, Stage, overlap
-
-_NAME = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
 
 _TEXT = frozenset({"string"})
 _KINDS: dict[type, frozenset[str]] = {
@@ -39,63 +38,47 @@ class ParameterFormat:
     at_start: str = ""
 
     def stage(self, opening: str, back: Stage) -> Stage:
-        return _Head(self, opening, back)
+        def begins(found: Any, text: str, out: Out) -> tuple[str, Stage]:
+            out.begin(found["name"])
+            rest = found.start("rest") if found.groupdict().get("rest") else found.end()
+            return text[rest:], _Parameters(self, out.tools.schemas[found["name"]], back)
+
+        return Head([(self.head, begins)], opening, back)
 
     def gap(self, back: Stage) -> Stage:
         """What follows a call."""
-        return Gap(self.tail, lambda: _Head(self, "", back), back)
+        return Gap(self.tail, lambda: self.stage("", back), back)
 
 
 PARAMETER_CALLS: dict[str, ParameterFormat] = {
     "qwen3_coder": ParameterFormat(
         ("<tool_call>",),
-        rf"\s*<function={_NAME}>",
+        rf"\s*<function={NAME}>",
         r"\s*(?:<parameter=(?P<key>[^>\n]{1,256})>|(?P<end></function>))",
         "</parameter>",
         r"\s*(?:(?P<close></tool_call>)|(?P<more><function=))",
     ),
     "glm45": ParameterFormat(
         ("<tool_call>",),
-        rf"\s*{_NAME}\s*(?P<rest><)",
+        rf"\s*{NAME}\s*(?P<rest><)",
         r"\s*(?:<arg_key>(?P<key>[^<]{1,256})</arg_key>\s*<arg_value>|(?P<end></tool_call>))",
         "</arg_value>",
     ),
     "minimax_m2": ParameterFormat(
         ("<minimax:tool_call>",),
-        rf'\s*<invoke name="{_NAME}">',
+        rf'\s*<invoke name="{NAME}">',
         r'\s*(?:<parameter name="(?P<key>[^">]{1,256})">|(?P<end></invoke>))',
         "</parameter>",
         r"\s*(?:(?P<close></minimax:tool_call>)|(?P<more><invoke ))",
     ),
     "deepseek_v32": ParameterFormat(
         ("<｜DSML｜function_calls>",),
-        rf'\s*<｜DSML｜invoke name="{_NAME}">',
+        rf'\s*<｜DSML｜invoke name="{NAME}">',
         r'\s*(?:<｜DSML｜parameter name="(?P<key>[^">]{1,256})" string="(?P<string>true|false)">|(?P<end></｜DSML｜invoke>))',
         "</｜DSML｜parameter>",
         r"\s*(?:(?P<close></｜DSML｜function_calls>)|(?P<more><｜DSML｜invoke ))",
     ),
 }
-
-
-@dataclass(slots=True)
-class _Head:
-    """A call may begin here."""
-
-    format: ParameterFormat
-    opening: str
-    back: Stage
-    thinks = False
-
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = match(self.format.head, text, partial=not final)
-        if found is not None and found.partial:
-            return text, self
-        if found is None or found["name"] not in out.tools.schemas:
-            out.text(self.opening)
-            return text, self.back
-        out.begin(found["name"])
-        rest = found.start("rest") if found.groupdict().get("rest") else found.end()
-        return text[rest:], _Parameters(self.format, out.tools.schemas[found["name"]], self.back)
 
 
 @dataclass(slots=True)

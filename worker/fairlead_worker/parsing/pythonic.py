@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from fairlead_worker.parsing.gap import Gap
-from fairlead_worker.parsing.pattern import match
+from fairlead_worker.parsing.head import Head
 from fairlead_worker.parsing.scanner import Scanner
 from fairlead_worker.parsing.stage import Out, Stage
 
@@ -24,25 +24,12 @@ class PythonicFormat:
     at_start: str = "["
 
     def stage(self, opening: str, back: Stage) -> Stage:
-        return _Head(opening, back)
+        return _head(opening, back)
 
 
-@dataclass(slots=True)
-class _Head:
+def _head(opening: str, back: Stage) -> Stage:
     """A list of calls may begin here."""
-
-    opening: str
-    back: Stage
-    thinks = False
-
-    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
-        found = match(_HEAD, text, partial=not final)
-        if found is not None and found.partial:
-            return text, self
-        if found is None or found["name"] not in out.tools.schemas:
-            out.text(self.opening)
-            return text, self.back
-        return text, _Calls(self.opening, self.back)
+    return Head([(_HEAD, lambda found, text, out: (text, _Calls(opening, back)))], opening, back)
 
 
 @dataclass(slots=True)
@@ -69,7 +56,7 @@ class _Calls:
             out.begin(name)
             out.arguments(msgspec.json.encode(arguments).decode())
             out.end()
-        return text[used:], Gap(_CLOSE, lambda: _Head("", self.back), self.back)
+        return text[used:], Gap(_CLOSE, lambda: _head("", self.back), self.back)
 
 
 def _read(written: str) -> list[tuple[str, dict[str, Any]]] | None:

@@ -68,9 +68,14 @@ def _table(path: str, body: type[msgspec.Struct], module: Any, values: Callable[
         kind, said = _fate(name, module.REFUSED, module.ALLOWED)
         note = NOTES[path].get(name)
         if not said:
-            said = "as in chats" if name in PASSED_ON else "; ".join(filter(None, (values(properties[name]), note)))
+            said = "as in chats" if name in PASSED_ON else "; ".join(filter(None, (_values(properties[name], values), note)))
         rows.append(f"| `{name}` | {kind} | {said} |")
     return "\n".join(rows) + "\n"
+
+
+def _values(node: dict[str, Any], values: Callable[[dict[str, Any]], str]) -> str:
+    """Nothing of what the chat's rules check."""
+    return values(node) if node.keys() & {"type", "anyOf"} else ""
 
 
 def _fate(name: str, refused: Mapping[str, str], allowed: Mapping[str, tuple[Any, ...]]) -> tuple[str, str]:

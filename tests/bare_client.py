@@ -1,0 +1,50 @@
+"""Clients on a bare socket, who say what no HTTP library would: the worker and the router are tried with the same."""
+
+import asyncio
+import contextlib
+import json
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+WHOLE = HEAD + b"content-length: 2\r\n\r\n{}"
+PATIENCE_SECONDS = 60
+"""For what comes at once, on a machine that is busy with other tests."""
+SLOW = [
+    (b"", (0, "")),
+    (HEAD + b"x-slow: ", (408, "request_timeout")),
+    (HEAD + b"content-length: 100\r\n\r\n{", (408, "request_timeout")),
+    (HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n{", (408, "request_timeout")),
+]
+"""Who begins a request and goes no further, and what becomes of it (`answered`)."""
+
+
+async def answered(port: int, sent: bytes) -> tuple[int, str]:
+    """Status, and error code or body, of what a connection gets before its end. Status 0: it was closed without a word."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    text = b""
+    with contextlib.suppress(ConnectionError):
+        text = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+    writer.close()
+    if not text:
+        return 0, ""
+    head, _, body = text.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), json.loads(body)["error"]["code"] if b"application/json" in head else body.decode()
+
+
+async def dripped(port: int) -> bytes:
+    """The status line that a client gets who sends header after header, without an end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def drip() -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(HEAD)
+            while not writer.is_closing():
+                writer.write(b"x: y\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    dripping = asyncio.create_task(drip())
+    line = await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
+    dripping.cancel()
+    writer.close()
+    return line

@@ -1,0 +1,114 @@
+"""A text is never told to have more tokens than it has, whatever the tokenizer does to it; and long ones are told to be long."""
+
+import json
+from functools import cache
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.index.test_prompt import CHATML
+from tests.index.tokenizers_made_here import KINDS, SPECIAL, format_of
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+from fairlead_index.least_tokens import LeastTokens
+from fairlead_index.prompt import PromptEncoder, PromptTooLong
+
+ODD = [
+    "<mask>",
+    "[c]",
+    "##",
+    "a\u0301",
+    "o\u0302\u0301",
+    "\u0301\u0302",
+    "é",
+    "ﬁ",
+    "Ⅷ",
+    "\u212a",
+    "İ",
+    " ",
+    " " * 40,
+    "\n",
+    "----",
+    "漢字",
+    "🙂",
+    "\x07",
+]
+texts = st.lists(
+    st.sampled_from([*SPECIAL, *ODD]) | st.text(st.characters(codec="utf-8"), max_size=8) | st.from_regex(r"[a-zA-Z0-9]{1,40}")
+)
+
+
+@cache
+def encoder(kind: str, normalizer: str = "", splitter: str = "") -> PromptEncoder:
+    """`normalizer`, `splitter`: one more step of the tokenizer's, after its own; named in `STEPS`."""
+    format = format_of(kind, CHATML)
+    backend = Tokenizer.from_str(format.tokenizer_json)
+    if normalizer:
+        backend.normalizer = normalizers.Sequence([*([backend.normalizer] if backend.normalizer else []), STEPS[normalizer]])
+    if splitter:
+        backend.pre_tokenizer = pre_tokenizers.Sequence([SPLITTERS[splitter], backend.pre_tokenizer])
+    return PromptEncoder(msgspec.structs.replace(format, tokenizer_json=backend.to_str()))
+
+
+STEPS = {
+    "nfc": normalizers.NFC(),
+    "nfkc": normalizers.NFKC(),
+    "no accents": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+    "bert": normalizers.BertNormalizer(),
+    "nmt": normalizers.Nmt(),
+    "strip": normalizers.Strip(),
+    "blanks": normalizers.Replace(" ", ""),
+    "letters": normalizers.Replace("a", ""),
+    "pattern": normalizers.Replace(Regex("[b-y]+"), ""),
+}
+SPLITTERS = {
+    "words": pre_tokenizers.Whitespace(),
+    "punctuation": pre_tokenizers.Punctuation("removed"),
+    "removed": pre_tokenizers.Split(Regex(r"\w+"), "removed"),
+    "at a": pre_tokenizers.CharDelimiterSplit("a"),
+    "at a rule": pre_tokenizers.CharDelimiterSplit("-"),
+}
+TOKENIZERS = [(kind, "", "") for kind in KINDS] + [("llama3", step, "") for step in STEPS] + [("llama3", "", split) for split in SPLITTERS]
+
+
+@pytest.mark.parametrize(("kind", "normalizer", "splitter"), TOKENIZERS, ids=[" ".join(filter(None, one)) for one in TOKENIZERS])
+@settings(deadline=None, max_examples=25)
+@given(parts=texts)
+@example(parts=["a\u0301" * 300])
+@example(parts=["a" * 300])
+@example(parts=["hello there " * 30])
+@example(parts=["<mask>", " " * 300, "[c]", " " * 300])
+def test_never_more_than_there_are(kind: str, normalizer: str, splitter: str, parts: list[str]) -> None:
+    made, text = encoder(kind, normalizer, splitter), "".join(parts)
+    assert made._least_tokens.of(text) <= len(made.encode_text(text, add_special_tokens=False))
+
+
+def told(kind: str, normalizer: str = "", splitter: str = "") -> bool:
+    return encoder(kind, normalizer, splitter)._least_tokens.of("word " * 1000) > 0
+
+
+def test_of_which_tokenizers_it_is_told() -> None:
+    assert [kind for kind in KINDS if not told(kind)] == ["unigram", "wordpiece"], "a pattern that is replaced; words given up whole"
+    assert [step for step in STEPS if not told("llama3", step)] == ["letters", "pattern"]
+    assert [split for split in SPLITTERS if not told("llama3", "", split)] == ["removed", "at a"]
+    parts = json.loads(format_of("llama2").tokenizer_json)
+    del parts["model"]["vocab"]["7"]
+    parts["model"]["merges"] = [pair for pair in parts["model"]["merges"] if "7" not in "".join(pair)]
+    text = json.dumps(parts)
+    assert LeastTokens(text, Tokenizer.from_str(text)).longest == 0, "a digit that the model has no token for"
+
+
+def test_what_is_sure_to_be_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what only may be is, whatever comes of it."""
+    made = encoder("qwen")
+    long = "some words " * 5000
+    tokens = len(made.encode_text(long))
+    assert len(made.encode_text(long, most=tokens)) == tokens
+    monkeypatch.setattr(made, "_tokenizer", None)
+    with pytest.raises(PromptTooLong) as refused:
+        made.encode_text(long, most=100)
+    assert refused.value.field == "prompt" and 100 == refused.value.most < refused.value.least <= tokens
+    with pytest.raises(PromptTooLong) as refused:
+        made.encode_chat([{"role": "user", "content": long}], most=100)
+    assert refused.value.field == "messages"

@@ -1,0 +1,43 @@
+"""Behind a marker: the head of a call of a tool that there is, or text after all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from fairlead_worker.parsing.pattern import match
+from fairlead_worker.parsing.stage import Out, Stage
+
+if TYPE_CHECKING:
+    import regex
+
+NAME: Final = r'(?P<name>[^"\\\s<>{}\[\]｜]{1,256})'
+"""A tool's name, for the patterns of heads."""
+Taken = Callable[["regex.Match[str]", str, Out], tuple[str, Stage]]
+"""What follows a head that was found in a text."""
+
+
+@dataclass(slots=True)
+class Head:
+    """A call may begin here."""
+
+    ways: Sequence[tuple[str, Taken]]
+    """Patterns of heads, the first that fits is taken; one that has a `name` is of a call of that tool."""
+    opening: str
+    """What was taken for its marker; text, should no call follow."""
+    back: Stage
+    forced: bool = False
+    """A grammar makes the call: the beginning of one that was cut is no text."""
+    thinks = False
+
+    def take(self, text: str, final: bool, out: Out) -> tuple[str, Stage]:
+        for pattern, taken in self.ways:
+            found = match(pattern, text, partial=self.forced or not final)
+            if found is not None and found.partial:
+                return ("" if final else text), self
+            if found is not None:
+                name = found.groupdict().get("name")
+                if name is not None and name not in out.tools.schemas:
+                    break
+                return taken(found, text, out)
+        out.text(self.opening)
+        return text, self.back
