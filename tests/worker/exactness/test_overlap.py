@@ -44,14 +44,18 @@ class Thread:
 
 
 class Late:
-    """A stream that does nothing until somebody wants to see it."""
+    """A stream that does nothing until somebody wants to see something: then all up to that, in order."""
+
+    def __init__(self) -> None:
+        self._queue: list[Callable[[], None]] = []
 
     def run(self, work: Callable[[], T]) -> Callable[[], T]:
         done: list[T] = []
+        self._queue.append(lambda: done.append(work()))
 
         def see() -> T:
-            if not done:
-                done.append(work())
+            while not done:
+                self._queue.pop(0)()
             return done[0]
 
         return see
