@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from bench.gpu.compile import Builds
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 460.0
-"""Of all stages together: under eight minutes with the start."""
+SECONDS = 580.0
+"""Of all stages together: under ten minutes with the start."""
 Rows = Iterator[dict[str, Any]]
 
 
@@ -76,7 +76,7 @@ def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
 def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callable[[], Rows]]]:
     """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them; `builds`:
     where the running compilers are kept, for whoever ends them."""
-    from bench.gpu import attention, compile, engine, memory, sampling, serving, speed
+    from bench.gpu import ahead, attention, compile, engine, memory, sampling, serving, speed
 
     kinds = set(compile.KINDS)
 
@@ -117,6 +117,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("logits", 30, lambda: engine.logits(device)),
         ("memory", 60, lambda: memory.check(device)),
         ("speed", 60, lambda: speed.measure(device, kinds if device.cuda else set())),
+        ("ahead", 120, lambda: ahead.measure(device)),
         ("serving", 150, lambda: serving.serve(device)),
     ]
 

@@ -81,6 +81,13 @@ class WorkerConfig(BaseSettings):
         NonNegative, Field(description="bytes of host memory for pages evicted from the GPU; 0: none; on a CPU ignored with a warning")
     ] = 0
     attention_backend: Literal["auto", "flashinfer", "native", "cpu", "reference"] = "auto"
+    overlap: Annotated[
+        Literal["auto", "on", "off"],
+        Field(description="a step is launched before the one before it is read; auto: off until it has been measured on GPUs"),
+    ] = "auto"
+    cuda_graph_max_batch: Annotated[
+        NonNegative, Field(description="decodes of a step that is replayed as a CUDA graph, at most (FlashInfer on a GPU); 0: no graphs")
+    ] = 0
     native_decoder: Annotated[
         bool,
         Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),

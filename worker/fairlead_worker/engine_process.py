@@ -88,8 +88,11 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
             logger.exception("the engine could not start")
         end.send(Failed(reason=(f"rank 0 of {ranks.size}: " if ranks is not None else "") + reason_of(error)))
         return 1
+    from fairlead_worker.engine.lookahead import LookaheadScheduler
     from fairlead_worker.engine.loop import run_plain
+    from fairlead_worker.engine.overlap import run_overlapped
     from fairlead_worker.engine.watch import StepWatch
+    from fairlead_worker.execution.ahead import OverlappedRunner
 
     try:
         watch = StepWatch(_trace(config, ready))
@@ -111,6 +114,8 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     gc.freeze()
     end.send(ready)
     try:
+        if isinstance(scheduler, LookaheadScheduler):
+            return run_overlapped(scheduler, OverlappedRunner(runner), end, end, watch, adapters, runner.grammars)
         return run_plain(scheduler, profiled or runner, end, end, watch, adapters, runner.grammars)
     finally:
         watch.close()
@@ -125,6 +130,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.cache.prefix import PrefixCache
     from fairlead_worker.engine.limits import within
+    from fairlead_worker.engine.lookahead import LookaheadScheduler
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.model.adapter_source import adapter_folder
     from fairlead_worker.model.adapters import AdapterSet
@@ -158,7 +164,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     if runner.step_tokens:
         steps = within(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
-    scheduler = Scheduler(
+    scheduler = (LookaheadScheduler if overlaps(config) else Scheduler)(
         steps,
         PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )
@@ -238,9 +244,25 @@ def make(
         adapters=adapters,
         steps=steps_of(config, loaded),
         mem_fraction_static=config.mem_fraction_static,
+        graph_rows=config.cuda_graph_max_batch,
         progress=progress or no_progress,
         agree=int if group is None else group.least,
     )
+
+
+def overlaps(config: WorkerConfig) -> bool:
+    """Whether steps are launched ahead. What needs each step's tokens on the host before the next one keeps to the plain loop."""
+    if config.overlap != "on":
+        return False
+    reasons = {
+        f"--tensor-parallel {config.tensor_parallel}": config.tensor_parallel > 1,
+        f"--speculative-method {config.speculative_method}": config.speculative_method != "none",
+        "--trace-schedule": bool(config.trace_schedule),
+        "--profile-steps": config.profile_steps > 0,
+    }
+    if found := [name for name, there in reasons.items() if there]:
+        logger.warning("--overlap on is ignored beside %s: each step is read before the next one is planned", ", ".join(found))
+    return not found
 
 
 def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":

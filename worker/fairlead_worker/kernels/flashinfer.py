@@ -6,7 +6,7 @@ a launch a layer, and give a decode other bits with and without company.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -57,7 +57,9 @@ class FlashInferBackend:
         if self._library is None:
             raise ValueError("attention backend 'flashinfer' needs FlashInfer, which does not import here; install fairlead[gpu]")
         self._prefill_kernels = prefill_kernels
-        self._storage = ReferenceBackend(spec, pages)
+        self.padding_page = pages
+        """Nobody's: where rows that fill up a batch write and read."""
+        self._storage = ReferenceBackend(spec, pages + 1)
         self.keys, self.values = self._storage.keys, self._storage.values
         self._left_out: dict[LayerSpec, str] = {}
         self._wrappers: dict[LayerSpec, Wrappers] = {}
@@ -98,10 +100,7 @@ class FlashInferBackend:
         return list(self._wrappers)
 
     def plan(self, step: PackedStep) -> "FlashInferStep":
-        paging = plan_pages(step, self.spec.page_size)
-        if self._staged is not None:
-            paging = pinned(paging)  # once for all kinds and for the kernels that store KV; a long copy from other memory may wait
-            self._staged.synchronize()
+        paging = self._at_hand(plan_pages(step, self.spec.page_size))
         for kind, wrappers in self._wrappers.items():
             self._plan(kind, wrappers, paging)
         planned = FlashInferStep(self, step, paging)
@@ -109,21 +108,19 @@ class FlashInferBackend:
             self._staged.record()
         return planned
 
+    def _at_hand(self, paging: Paging) -> Paging:
+        """For planning while earlier steps run, once the copy of the last plan is over."""
+        if self._staged is None:
+            return paging
+        paging = pinned(paging)  # once for all kinds and for the kernels that store KV; a long copy from other memory may wait
+        self._staged.synchronize()
+        return paging
+
     def _plan(self, kind: LayerSpec, wrappers: Wrappers, paging: Paging) -> None:
         dtype, shape = self.spec.dtype, (kind.heads, kind.kv_heads, kind.key_dim, self.spec.page_size)
         window = -1 if kind.window is None else kind.window - 1  # keys to the left of a query's own
         if paging.single:
-            wrappers.decode.plan(
-                paging.page_indptr,
-                paging.page_indices,
-                paging.last_page_len,
-                *shape,
-                sm_scale=kind.scaling,
-                window_left=window,
-                logits_soft_cap=kind.softcap or 0.0,
-                q_data_type=dtype,
-                kv_data_type=dtype,
-            )
+            self._plan_decodes(kind, wrappers.decode, paging)
             return
         wrappers.prefill.plan(
             paging.query_indptr,
@@ -138,6 +135,49 @@ class FlashInferBackend:
             q_data_type=dtype,
             kv_data_type=dtype,
         )
+
+    def _plan_decodes(self, kind: LayerSpec, wrapper: DecodeWrapper, paging: Paging) -> None:
+        wrapper.plan(
+            paging.page_indptr,
+            paging.page_indices,
+            paging.last_page_len,
+            kind.heads,
+            kind.kv_heads,
+            kind.key_dim,
+            self.spec.page_size,
+            sm_scale=kind.scaling,
+            window_left=-1 if kind.window is None else kind.window - 1,
+            logits_soft_cap=kind.softcap or 0.0,
+            q_data_type=self.spec.dtype,
+            kv_data_type=self.spec.dtype,
+        )
+
+    def graph_wrappers(self, paging: Paging) -> dict[LayerSpec, DecodeWrapper]:
+        """For a graph of decodes: planning writes the page tables into the buffers of `paging`, which are as large as any plan needs."""
+        assert self._library is not None
+        return {
+            kind: self._library.BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace,
+                LAYOUT,
+                use_tensor_cores=kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP,
+                backend="fa2",
+                use_cuda_graph=True,
+                paged_kv_indptr_buffer=paging.page_indptr,
+                paged_kv_indices_buffer=paging.page_indices,
+                paged_kv_last_page_len_buffer=paging.last_page_len,
+            )
+            for kind in self._wrappers
+        }
+
+    def plan_graph(self, wrappers: dict[LayerSpec, DecodeWrapper], paging: Paging) -> None:
+        """As `plan`, for the replay of a graph over `graph_wrappers`. `paging`: on the CPU, of as many rows as the graph has."""
+        paging = self._at_hand(paging)
+        # Into a graph's buffer FlashInfer copies page indices that are not on the device only after waiting for all work queued before.
+        paging = replace(paging, page_indices=to_device(paging.page_indices, self.spec.device))
+        for kind, wrapper in wrappers.items():
+            self._plan_decodes(kind, wrapper, paging)
+        if self._staged is not None:
+            self._staged.record()
 
     def prepare(self) -> None:
         """Has every kernel built or loaded, and run once: what cannot be built here is the reference's, with a warning. Writes page 0."""

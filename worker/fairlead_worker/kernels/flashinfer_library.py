@@ -81,8 +81,19 @@ class Library(Protocol):
     ) -> PrefillWrapper: ...
 
     def BatchDecodeWithPagedKVCacheWrapper(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str, *, use_tensor_cores: bool, backend: str
-    ) -> DecodeWrapper: ...
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        *,
+        use_tensor_cores: bool,
+        backend: str,
+        use_cuda_graph: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+    ) -> DecodeWrapper:
+        """With `use_cuda_graph`, `plan` takes one batch size alone and writes the page tables into these buffers, for a graph to read."""
+        ...
 
     def append_paged_kv_cache(
         self,
