@@ -151,6 +151,7 @@ def make_runner(
     mem_fraction_static: float = 0.92,
     progress: Progress = no_progress,
     agree: Callable[[int], int] = int,
+    deterministic: bool = False,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: what memory has room for.
 
@@ -161,6 +162,7 @@ def make_runner(
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
     `agree`: what each rank of a divided model has room for -> pages of all of them.
+    `deterministic`: rows are to have the same bits in any company; tried (`execution.invariant`).
 
     ValueError where not even one page fits, or the backend is unknown.
     """
@@ -171,10 +173,10 @@ def make_runner(
     if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":
 
         def attempt(tokens: int) -> None:
-            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress), adapters=adapters)
+            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits)
 
-        _prepared(make_backend(backend, spec, 1), progress)
+        _prepared(make_backend(backend, spec, 1), progress, deterministic)
         progress("profile", 0)
         tokens = StepLimits.of(steps, page_size).tokens
         # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
@@ -188,7 +190,7 @@ def make_runner(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
         )
-    made = _prepared(make_backend(backend, spec, pages), progress)
+    made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
     drafter = None
     if draft is not None and draft_spec is not None:
         drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
@@ -206,9 +208,10 @@ def make_runner(
     return runner
 
 
-def _prepared(backend: Backend, progress: Progress) -> Backend:
+def _prepared(backend: Backend, progress: Progress, invariant: bool = False) -> Backend:
     """With its kernels built: at the start, and not at the first request."""
     if isinstance(backend, FlashInferBackend):
+        backend.invariant = invariant
         progress("compile", 0)
         backend.prepare()
     return backend

@@ -13,7 +13,7 @@ import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
-from fairlead_worker.kernels.paging import Paging, plan_pages
+from fairlead_worker.kernels.paging import Paging, in_whole_tiles, plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
 
@@ -23,6 +23,8 @@ LEAST_WORKSPACE = 128 << 20
 """FlashInfer's own recommendation."""
 TILE = 128
 """Queries, times heads on a KV head, of a thread block at most."""
+LARGEST_TILE_FROM = 64
+"""FlashInfer takes its largest tile (128; 64 for heads of 256) where rows have more such queries on average (`FA2DetermineCtaTileQ`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,9 @@ class FlashInferBackend:
     def __init__(self, spec: KVSpec, pages: int, flashinfer: Library | None = None, prefill_kernels: str = "fa2") -> None:
         """`flashinfer`: the library; None: as it is installed. `prefill_kernels`: fa2, which the decodes' tensor cores use too (one module
         to compile), or fa3, for Hopper alone. ValueError where the library is not there."""
+        self.invariant = False
+        """Rows have the same bits in any company, decoded or prefilled: all of them by the prefill kernel with its largest tile, no keys
+        split over thread blocks."""
         self.spec = spec
         self.pages = pages
         self._library = flashinfer or library()
@@ -101,17 +106,26 @@ class FlashInferBackend:
         paging = plan_pages(step, self.spec.page_size)
         if self._staged is not None:
             self._staged.synchronize()
-        for kind, wrappers in self._wrappers.items():
-            self._plan(kind, wrappers, paging)
-        planned = FlashInferStep(self, step, paging)
+        places = {kind: self._planned(kind, step, paging) for kind in self._wrappers}
+        planned = FlashInferStep(self, step, paging, places)
         if self._staged is not None:
             self._staged.record()
         return planned
 
+    def _planned(self, kind: LayerSpec, step: PackedStep, paging: Paging) -> torch.Tensor | None:
+        """Plans `kind`; where the tokens are among its queries, None: one by one."""
+        if not self.invariant:
+            self._plan(kind, self._wrappers[kind], paging)
+            return None
+        least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
+        wider, places = in_whole_tiles(paging, step, self.spec.page_size, least)
+        self._plan(kind, self._wrappers[kind], wider)
+        return to_device(places, self.spec.device)
+
     def _plan(self, kind: LayerSpec, wrappers: Wrappers, paging: Paging) -> None:
         dtype, shape = self.spec.dtype, (kind.heads, kind.kv_heads, kind.key_dim, self.spec.page_size)
         window = -1 if kind.window is None else kind.window - 1  # keys to the left of a query's own
-        if paging.single:
+        if paging.single and not self.invariant:
             wrappers.decode.plan(
                 paging.page_indptr,
                 paging.page_indices,
@@ -136,6 +150,7 @@ class FlashInferBackend:
             logits_soft_cap=kind.softcap or 0.0,
             q_data_type=dtype,
             kv_data_type=dtype,
+            disable_split_kv=self.invariant,
         )
 
     def prepare(self) -> None:
@@ -164,8 +179,8 @@ class FlashInferBackend:
         shapes = (kind.heads, kind.kv_heads, kind.kv_heads)
         parts = [torch.zeros(count, heads, kind.key_dim, dtype=dtype, device=device) for heads in shapes]
         paging = plan_pages(step, self.spec.page_size)
-        self._plan(kind, self._wrappers[kind], paging)
-        FlashInferStep(self, step, paging).attend(self.spec.layers.index(kind), *parts)
+        places = {kind: self._planned(kind, step, paging)}
+        FlashInferStep(self, step, paging, places).attend(self.spec.layers.index(kind), *parts)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
@@ -180,7 +195,7 @@ class FlashInferBackend:
         found = self._wrappers.get(kind)
         if found is None:
             return None
-        return found.decode if single else found.prefill
+        return found.decode if single and not self.invariant else found.prefill
 
     def reference(self, step: PackedStep) -> ReferenceStep:
         """`step` on the same pages by the reference."""
@@ -205,7 +220,9 @@ class FlashInferBackend:
 class FlashInferStep:
     """One step, planned: valid until the next plan of its backend."""
 
-    def __init__(self, backend: FlashInferBackend, step: PackedStep, paging: Paging) -> None:
+    def __init__(self, backend: FlashInferBackend, step: PackedStep, paging: Paging, places: dict[LayerSpec, torch.Tensor | None]) -> None:
+        """places: of each kind, where the step's tokens are among the queries planned; None: in their order."""
+        self._places = places
         self._backend = backend
         self._step = step
         self._reference: ReferenceStep | None = None
@@ -230,9 +247,26 @@ class FlashInferStep:
             return self._reference.attend(layer, query, key, value)
         backend.store(layer, self._paging, key, value)
         dtype = backend.spec.dtype  # a model may turn its queries in float32
+        places = self._places[kind]
+        if places is not None:
+            return self._in_whole_tiles(wrapper, layer, query, places)
         output = query.new_empty(query.shape[0], kind.heads, kind.value_dim, dtype=dtype)
         wrapper.run(dense(query.to(dtype)), (backend.keys[layer], backend.values[layer]), out=output)
         return output.to(query.dtype)
+
+    def _in_whole_tiles(
+        self, wrapper: PrefillWrapper | DecodeWrapper, layer: int, query: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """The same among queries of zeros, which are dropped."""
+        backend = self._backend
+        kind = backend.spec.layers[layer]
+        least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
+        total = sum(max(count, least) for count in self._step.counts)
+        wider = query.new_zeros(total, kind.heads, kind.key_dim, dtype=backend.spec.dtype)
+        wider[places] = query.to(backend.spec.dtype)
+        output = torch.empty_like(wider)
+        wrapper.run(wider, (backend.keys[layer], backend.values[layer]), out=output)
+        return output[places].to(query.dtype)
 
 
 def workspace_bytes(kinds: list[LayerSpec], multiprocessors: int) -> int:

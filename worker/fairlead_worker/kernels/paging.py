@@ -4,7 +4,7 @@ FlashInfer's `plan` computes its schedule on the host and would copy device tens
 so everything here stays on the CPU (docs.flashinfer.ai, "kv-layout": page tables as CSR, and the length of each row's last page).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -48,3 +48,26 @@ def plan_pages(step: PackedStep, page_size: int) -> Paging:
         positions=torch.from_numpy(positions),
         single=bool((counts == 1).all()),
     )
+
+
+def in_whole_tiles(paging: Paging, step: PackedStep, page_size: int, least: int) -> tuple[Paging, torch.Tensor]:
+    """Every row with at least `least` queries, and where the step's tokens are among them ([T] int64).
+
+    What a row lacks stands behind its own, with keys of any page (0) behind its keys: no query of its own sees them.
+    """
+    starts, counts = np.array(step.starts, np.int64), np.array(step.counts, np.int64)
+    padded = np.maximum(counts, least)
+    indptr = np.concatenate(([0], np.cumsum(padded)))
+    wanted = -(-(starts + padded) // page_size)
+    tables = [np.pad(table.numpy(), (0, many - len(table))) for table, many in zip(step.tables(), wanted, strict=True)]
+    rows = paging.rows.numpy()
+    places = indptr[rows] + paging.positions.numpy() - starts[rows]
+    wider = replace(
+        paging,
+        query_indptr=torch.from_numpy(indptr.astype(np.int32)),
+        page_indptr=torch.from_numpy(np.concatenate(([0], np.cumsum(wanted))).astype(np.int32)),
+        page_indices=torch.from_numpy(np.concatenate(tables).astype(np.int32)),
+        last_page_len=torch.from_numpy(((starts + padded - 1) % page_size + 1).astype(np.int32)),
+        single=False,
+    )
+    return wider, torch.from_numpy(places)
