@@ -85,6 +85,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         logits_soft_cap: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
         assert causal and qo_indptr.dtype == torch.int32 and qo_indptr.device.type == "cpu"
         shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXPLAINED = ("ModelLoadError", "AdapterError")
+EXPLAINED = ("ModelLoadError", "AdapterError", "NotInvariant")
 """Errors that say all there is to say, by name: their module is not imported here."""
 
 
@@ -157,7 +157,15 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
         adapters.load(number, name, uri, adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache))
+    if config.deterministic:
+        from fairlead_worker.execution.invariant import check_invariance, settle
+        from fairlead_worker.model.fixed_rows import fix_rows
+
+        settle(loaded.device)
+        fix_rows(loaded.model)
     runner = make(config, loaded, group, draft, adapters, _reporter(end))
+    if config.deterministic:
+        check_invariance(runner)
     if ranks is not None:
         lead(runner, ranks)
     steps = replace(steps_of(config, loaded), prompt_logprobs=runner.forward.can_score)
@@ -247,6 +255,7 @@ def make(
         graph_rows=config.cuda_graph_max_batch,
         progress=progress or no_progress,
         agree=int if group is None else group.least,
+        deterministic=config.deterministic,
     )
 
 

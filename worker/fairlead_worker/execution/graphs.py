@@ -184,6 +184,9 @@ def graphs_for(forward: Forward, backend: object, most: int, context: int, recor
         return None
     if recorder is None and backend.spec.device.type != "cuda":
         return None
+    if backend.invariant:
+        logger.warning("decodes run without CUDA graphs beside --deterministic, which computes them as prompts")
+        return None
     left_out: Sequence[object] = [kind for kind in dict.fromkeys(backend.spec.layers) if kind not in backend.kinds]
     if left_out:
         logger.warning("decodes run without CUDA graphs: %d kinds of layers have reference attention", len(left_out))

@@ -158,6 +158,7 @@ def make_runner(
     steps: SchedulerConfig | None = None,
     mem_fraction_static: float = 0.92,
     graph_rows: int = 0,
+    deterministic: bool = False,
     progress: Progress = no_progress,
     agree: Callable[[int], int] = int,
 ) -> ModelRunner:
@@ -170,6 +171,7 @@ def make_runner(
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
     `graph_rows`: decodes of a step that runs as a CUDA graph, at most; 0: none do. What the graphs take is measured with the largest step.
+    `deterministic`: rows are to have the same bits in any company; whether they do, `execution.invariant` tries.
     `agree`: what each rank of a divided model has room for -> pages of all of them.
 
     ValueError where not even one page fits, or the backend is unknown.
@@ -185,10 +187,10 @@ def make_runner(
     if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":
 
         def attempt(tokens: int) -> None:
-            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress), adapters=adapters)
+            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits)
 
-        _prepared(make_backend(backend, spec, 1), progress)
+        _prepared(make_backend(backend, spec, 1), progress, deterministic)
         progress("profile", 0)
         tokens = StepLimits.of(steps, page_size).tokens
         # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
@@ -197,7 +199,7 @@ def make_runner(
         found = find_room(memory, mem_fraction_static, tokens, least, attempt)
         step_tokens, room = found.step_tokens, found.kv_bytes
         if graph_rows:
-            tried = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress), adapters=adapters)
+            tried = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             room = max(0, room - kept_by(memory, lambda: _graphs(tried, graph_rows, progress)))
             del tried
     progress("cache", 0)
@@ -207,7 +209,7 @@ def make_runner(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
         )
-    made = _prepared(make_backend(backend, spec, pages), progress)
+    made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
     drafter = None
     if draft is not None and draft_spec is not None:
         drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
@@ -234,9 +236,10 @@ def _graphs(runner: ModelRunner, rows: int, progress: Progress) -> GraphedDecode
     return graphs
 
 
-def _prepared(backend: Backend, progress: Progress) -> Backend:
+def _prepared(backend: Backend, progress: Progress, invariant: bool = False) -> Backend:
     """With its kernels built: at the start, and not at the first request."""
     if isinstance(backend, FlashInferBackend):
+        backend.invariant = invariant
         progress("compile", 0)
         backend.prepare()
     return backend

@@ -45,6 +45,7 @@ class PrefillWrapper(Protocol):
         logits_soft_cap: float,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
+        disable_split_kv: bool,
     ) -> None: ...
 
     def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor: ...
