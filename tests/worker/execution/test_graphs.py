@@ -131,6 +131,9 @@ def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel) -> None:
     runner = ModelRunner(loaded, backend(loaded))
     assert graphs_for(runner.forward, runner.backend, 8, 100) is None, "no GPU"
     assert graphs_for(runner.forward, runner.backend, 0, 100, Replayed()) is None
+    invariant = backend(loaded)
+    invariant.invariant = True
+    assert graphs_for(runner.forward, invariant, 8, 100, Replayed()) is None, "its decodes are prefills"
     spec = KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device)
     assert graphs_for(runner.forward, ReferenceBackend(spec, PAGES), 8, 100, Replayed()) is None
 
