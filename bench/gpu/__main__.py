@@ -121,7 +121,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("speed", 60, lambda: speed.measure(device, kinds if device.cuda else set())),
         ("serving", 150, lambda: serving.serve(device)),
         ("fused", 60, lambda: fused.measure(device)),
-        ("ahead", 120, lambda: ahead.measure(device)),
+        ("ahead", 180, lambda: ahead.measure(device)),
     ]
 
 
