@@ -102,6 +102,19 @@ def test_replays_are_plain_steps(loaded: LoadedModel) -> None:
 
 
 @torch.inference_mode()
+def test_guesses_are_replayed_as_rows_of_their_own(loaded: LoadedModel) -> None:
+    """Each sees the keys of those before it, which the same step stores, over the border of a page."""
+    plain, graphed, _ = runners(loaded)
+    assert graphed.graphs is not None
+    guessed = [(2, 1), (3, 1), (4, 1), (7, 1), (0, 1)]
+    step = packed(guessed, [[5], [5], [5, 9], [0, 1], [3]], PAGE, torch.device("cpu"))
+    step = replace(step, tokens=torch.tensor([7, 9, 11, 13, 15]), sampling=torch.arange(5))
+    expected, replayed = plain.run(step), graphed.graphs.run(step)
+    assert replayed is not None
+    torch.testing.assert_close(replayed, expected, rtol=0, atol=0.02)
+
+
+@torch.inference_mode()
 def test_other_steps_have_no_graph(loaded: LoadedModel) -> None:
     plain, graphed, _ = runners(loaded)
     graphs = graphed.graphs
