@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from fairlead_worker.execution.forward import Forward
-from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.base import Backend, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend, dense
 from fairlead_worker.kernels.paging import Paging, plan_pages
 from fairlead_worker.model.progress import Progress, no_progress
@@ -192,3 +192,10 @@ def graphs_for(forward: Forward, backend: object, most: int, context: int, recor
         logger.warning("decodes run without CUDA graphs: %d kinds of layers have reference attention", len(left_out))
         return None
     return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder())
+
+
+def run_step(step: PackedStep, forward: Forward, backend: Backend, graphs: GraphedDecodes | None) -> torch.Tensor:
+    """Logits [S, vocabulary] of `step`, replayed where a graph does it: then they are there until its next replay."""
+    if graphs is not None and (logits := graphs.run(step)) is not None:
+        return logits
+    return forward(step, backend.plan(step))

@@ -13,7 +13,7 @@ from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
 from fairlead_worker.execution.grammars import Grammars
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for
+from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
@@ -138,9 +138,7 @@ class ModelRunner:
 
     def run(self, step: PackedStep) -> torch.Tensor:
         """The logits of a packed step; those of a graph are there until the next step."""
-        if self.graphs is not None and (logits := self.graphs.run(step)) is not None:
-            return logits
-        return self.forward(step, self.backend.plan(step))
+        return run_step(step, self.forward, self.backend, self.graphs)
 
 
 def make_runner(
@@ -200,8 +198,13 @@ def make_runner(
         step_tokens, room = found.step_tokens, found.kv_bytes
         if graph_rows:
             tried = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
-            room = max(0, room - kept_by(memory, lambda: _graphs(tried, graph_rows, progress)))
+            room -= kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress))
             del tried
+            if draft is not None and draft_spec is not None:
+                guessing = _prepared(make_backend(backend, draft_spec, 1), no_progress)
+                forward = choose_forward(draft, guessing)
+                room -= kept_by(memory, lambda: _graphs(forward, guessing, graph_rows, loaded.max_model_len, progress))
+            room = max(0, room)
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
@@ -213,7 +216,9 @@ def make_runner(
     drafter = None
     if draft is not None and draft_spec is not None:
         drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
-        drafter = Drafter(choose_forward(draft, drafted, native_decoder), draft, drafted, loaded.vocabulary_size)
+        guesses = choose_forward(draft, drafted, native_decoder)
+        drafter = Drafter(guesses, draft, drafted, loaded.vocabulary_size)
+        drafter.graphs = _graphs(guesses, drafted, graph_rows, loaded.max_model_len, progress)
     runner = ModelRunner(
         loaded,
         made,
@@ -224,13 +229,13 @@ def make_runner(
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
-    runner.graphs = _graphs(runner, graph_rows, progress)
+    runner.graphs = _graphs(runner.forward, made, graph_rows, loaded.max_model_len, progress)
     return runner
 
 
-def _graphs(runner: ModelRunner, rows: int, progress: Progress) -> GraphedDecodes | None:
-    """Recorded graphs of up to `rows` decodes, where the runner's backend can have them."""
-    graphs = graphs_for(runner.forward, runner.backend, rows, runner.loaded.max_model_len)
+def _graphs(forward: Forward, backend: Backend, rows: int, context: int, progress: Progress) -> GraphedDecodes | None:
+    """Recorded graphs of up to `rows` decodes, where the backend can have them."""
+    graphs = graphs_for(forward, backend, rows, context)
     if graphs is not None:
         graphs.capture(progress)
     return graphs
