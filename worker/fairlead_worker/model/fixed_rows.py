@@ -30,7 +30,7 @@ class FixedRows:
         """[..., in_features] -> [..., out_features]"""
         flat = inputs.reshape(-1, inputs.shape[-1])
         missing = -len(flat) % self.rows if len(flat) else self.rows
-        blocks = functional.pad(flat, (0, 0, 0, missing)).split(self.rows)
+        blocks = torch.split(functional.pad(flat, (0, 0, 0, missing)), self.rows)
         answers = [self.plain(block.contiguous()) for block in blocks]
         answer = answers[0] if len(answers) == 1 else torch.cat(answers)
         return answer[: len(flat)].view(*inputs.shape[:-1], answer.shape[-1])
@@ -40,5 +40,5 @@ def fix_rows(model: PreTrainedModel) -> int:
     """Every linear layer of torch's own in `model`, in place; returns how many. Packed ones (`model.packed`) need it not."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
     for layer in layers:
-        layer.forward = FixedRows(layer.forward, ROWS.get(model.device.type, GPU_ROWS))
+        layer.forward = FixedRows(layer.forward, ROWS.get(model.device.type, GPU_ROWS))  # type: ignore[method-assign]  # this object's
     return len(layers)
