@@ -38,8 +38,10 @@ def check_invariance(runner: ModelRunner) -> None:
         places = [(request, at) for request, start, count in rows for at in range(start, start + count)]
         together |= dict(zip(places, _logits(runner, step), strict=True))
     lengths = {request: 1 + max(at for who, at in together if who == request) for request, _ in together}
-    ways = {"at once": [[(0, length)] for length in lengths.values()], "token by token": []}
-    ways["token by token"] = [[(at, 1) for at in range(length)] for length in lengths.values()]
+    ways = {
+        "at once": [[(0, length)] for length in lengths.values()],
+        "token by token": [[(at, 1) for at in range(length)] for length in lengths.values()],
+    }
     for way, cuts in ways.items():
         for request, parts in zip(lengths, cuts, strict=True):
             for start, count in parts:

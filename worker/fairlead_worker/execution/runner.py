@@ -196,15 +196,16 @@ def make_runner(
         memory = CudaMemory(loaded.device)
         found = find_room(memory, mem_fraction_static, tokens, least, attempt)
         step_tokens, room = found.step_tokens, found.kv_bytes
+
+        def graph_bytes(model: LoadedModel, layout: KVSpec, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
+            tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)
+            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress))
+
         if graph_rows:
-            tried = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
-            room -= kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress))
-            del tried
+            taken = graph_bytes(loaded, spec, deterministic, adapters)
             if draft is not None and draft_spec is not None:
-                guessing = _prepared(make_backend(backend, draft_spec, 1), no_progress)
-                forward = choose_forward(draft, guessing)
-                room -= kept_by(memory, lambda: _graphs(forward, guessing, graph_rows, loaded.max_model_len, progress))
-            room = max(0, room)
+                taken += graph_bytes(draft, draft_spec)
+            room = max(0, room - taken)
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
