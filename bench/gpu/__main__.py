@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SECONDS = 460.0
 """Of all stages together: under eight minutes with the start."""
+BY_NAME = ("fused", "ahead")
+"""Stages that `--only` alone runs: what optimisations are worth, for which the eight minutes have no room."""
 Rows = Iterator[dict[str, Any]]
 
 
@@ -27,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same stages, tiny, FlashInfer interpreted")
     parser.add_argument("--bundle", type=Path, help="folder of `make gpu-bundle`")
     parser.add_argument("--out", type=Path, help="folder for the JSON; bench/results/gpu on a GPU, else none")
-    parser.add_argument("--only", default="", help="stages, comma-separated; empty: all")
+    parser.add_argument("--only", default="", help=f"stages, comma-separated; empty: all but {', '.join(BY_NAME)}")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all stages together")
     given = parser.parse_args(arguments)
     if given.bundle is not None and "GPU_CHECK_UNPACKED" not in os.environ:
@@ -54,11 +56,11 @@ def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
 
     device = Device(torch.device(kind), kind == "cpu", time.monotonic() + seconds)
     folder = out or (ROOT / "bench" / "results" / "gpu" if device.cuda else None)
-    report = Report(folder, device.facts())
+    report = Report(folder, device.facts(), only)
     builds: list[Builds] = []
     try:
         for name, bound, stage in stages(device, builds):
-            if only and name not in only:
+            if name not in only if only else name in BY_NAME:
                 continue
             if device.left() < 5:
                 report.end(name, "skipped: no time was left")
@@ -76,7 +78,7 @@ def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
 def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callable[[], Rows]]]:
     """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them; `builds`:
     where the running compilers are kept, for whoever ends them."""
-    from bench.gpu import attention, compile, engine, memory, sampling, serving, speed
+    from bench.gpu import ahead, attention, compile, engine, fused, memory, sampling, serving, speed
 
     kinds = set(compile.KINDS)
 
@@ -118,6 +120,8 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("memory", 60, lambda: memory.check(device)),
         ("speed", 60, lambda: speed.measure(device, kinds if device.cuda else set())),
         ("serving", 150, lambda: serving.serve(device)),
+        ("fused", 60, lambda: fused.measure(device)),
+        ("ahead", 180, lambda: ahead.measure(device)),
     ]
 
 

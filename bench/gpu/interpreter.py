@@ -85,6 +85,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         logits_soft_cap: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
         assert causal and qo_indptr.dtype == torch.int32 and qo_indptr.device.type == "cpu"
         shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
@@ -100,9 +101,23 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 class BatchDecodeWithPagedKVCacheWrapper:
     def __init__(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, use_tensor_cores: bool = False, backend: str = "auto"
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        *,
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        backend: str = "auto",
     ) -> None:
         assert kv_layout == "NHD" and backend in ("auto", "fa2") and not float_workspace_buffer.any(), "zeros at its first use"
+        self._buffers: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        if use_cuda_graph:
+            assert paged_kv_indptr_buffer is not None and paged_kv_indices_buffer is not None and paged_kv_last_page_len_buffer is not None
+            self._buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+            assert len(paged_kv_indptr_buffer) == len(paged_kv_last_page_len_buffer) + 1
         self._plan: _Plan | None = None
         self._tensor_cores = use_tensor_cores
 
@@ -126,6 +141,10 @@ class BatchDecodeWithPagedKVCacheWrapper:
         scale = head_dim**-0.5 if sm_scale is None else sm_scale
         kind = (scale, window_left, logits_soft_cap or 0.0, q_data_type, kv_data_type or q_data_type)
         shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        if self._buffers is not None:
+            assert len(last_page_len) == len(self._buffers[2]), "a graph has one batch size"
+            for buffer, part in zip(self._buffers, (indptr, indices, last_page_len), strict=True):
+                buffer[: len(part)].copy_(part)
         self._plan = _Plan(list(range(len(indptr))), indptr, indices, last_page_len, shape, *kind)
 
     def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor:

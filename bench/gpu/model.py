@@ -39,6 +39,14 @@ def save_llama(device: Device, folder: Path, shape: str) -> Path:
     return folder
 
 
+def weight_bytes(shape: str) -> tuple[int, int]:
+    """Of the layers in bfloat16, and of the head, which a chunk needs for one token alone. Of the embeddings a step takes some rows."""
+    sizes = SHAPES[shape]
+    hidden, kv = sizes["hidden_size"], (8 if shape == "8b" else 2) * sizes["hidden_size"] // sizes["num_attention_heads"]
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * sizes["intermediate_size"]
+    return 2 * sizes["num_hidden_layers"] * layer, 2 * hidden * sizes["vocab_size"]
+
+
 def scheduler_for(runner: ModelRunner, **settings: Any) -> Scheduler:
     """A scheduler over the runner's pages."""
     page_size = runner.backend.spec.page_size

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[2]
 class Report:
     """The findings of one run. A finding is a row with `ok` where it checks something, without where it measures."""
 
-    def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
-        """`folder`: where the file goes, named by date and commit; None: it is only printed."""
+    def __init__(self, folder: Path | None, facts: Mapping[str, Any], only: Sequence[str] = ()) -> None:
+        """`folder`: where the file goes, named by date, commit and the stages of `only`; None: it is only printed."""
         self.began = time.monotonic()
         now, commit = datetime.now(UTC), revision()
         self.document: dict[str, Any] = {"date": now.isoformat(timespec="seconds"), "commit": commit, **facts, "stages": {}}
-        self.path = None if folder is None else folder / f"{now:%Y-%m-%d}-{commit}.json"
+        name = "-".join((f"{now:%Y-%m-%d}", commit, *only))
+        self.path = None if folder is None else folder / f"{name}.json"
         self.failed: list[str] = []
 
     def begin(self, stage: str) -> None:

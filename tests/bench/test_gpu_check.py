@@ -12,13 +12,13 @@ import pytest
 import torch
 from bench.gpu import bundle, compile
 from bench.gpu import report as report_module
-from bench.gpu.__main__ import carry_out, main, stages
+from bench.gpu.__main__ import BY_NAME, carry_out, main, stages
 from bench.gpu.device import Device
 from bench.gpu.report import Report
 from tests.models import one_thread
 
 __all__ = ["one_thread"]
-STAGES = ("sampling", "greedy", "attention", "logits", "memory", "speed", "serving")
+STAGES = ("sampling", "greedy", "attention", "logits", "memory", "speed", "serving", *BY_NAME)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -81,6 +81,13 @@ class WorkerConfig(BaseSettings):
         NonNegative, Field(description="bytes of host memory for pages evicted from the GPU; 0: none; on a CPU ignored with a warning")
     ] = 0
     attention_backend: Literal["auto", "flashinfer", "native", "cpu", "reference"] = "auto"
+    overlap: Annotated[
+        Literal["auto", "on", "off"],
+        Field(description="a step is launched before the one before it is read; auto: off until it has been measured on GPUs"),
+    ] = "auto"
+    cuda_graph_max_batch: Annotated[
+        NonNegative, Field(description="decodes of a step that is replayed as a CUDA graph, at most (FlashInfer on a GPU); 0: no graphs")
+    ] = 0
     native_decoder: Annotated[
         bool,
         Field(description="a step of a known decoder is one native call (CPU, attention backend native); off: the model's own modules"),
@@ -119,6 +126,9 @@ class WorkerConfig(BaseSettings):
     trace_schedule: Annotated[str, Field(description="file for each step's plan, for `fairlead schedule`; empty: none")] = ""
     profile_steps: Annotated[int, Field(ge=0, le=10_000, description="steps whose time is told by kind in --profile-file; 0: none")] = 0
     profile_file: Annotated[str, Field(description="JSON of --profile-steps; its words are in the log too")] = "/tmp/fairlead-profile.json"
+    deterministic: Annotated[
+        bool, Field(description="same tokens alone, in company, cold and warm: kernels whose rows do not depend on company; tried at start")
+    ] = False
     generation_config: Annotated[
         Literal["auto", "none"],
         Field(description="auto: what a request leaves out is as the model's generation_config.json says; none: as OpenAI says"),
@@ -231,6 +241,11 @@ class WorkerConfig(BaseSettings):
         if self.tensor_parallel > 1 and (self.lora or self.allow_runtime_lora_updating):
             raise ValueError(
                 f"--tensor-parallel {self.tensor_parallel} serves no LoRA adapters: leave out --lora and --allow-runtime-lora-updating"
+            )
+        if self.deterministic and (self.tensor_parallel > 1 or self.lora or self.allow_runtime_lora_updating):
+            raise ValueError(
+                "--deterministic is for one device and without LoRA adapters: "
+                "leave out --tensor-parallel, --lora and --allow-runtime-lora-updating, or --deterministic"
             )
         if self.itl_target_ms and self.chunked_prefill_size <= 0:
             raise ValueError("--itl-target-ms cuts prompts into chunks; give --chunked-prefill-size above 0 with it")

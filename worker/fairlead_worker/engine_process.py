@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXPLAINED = ("ModelLoadError", "AdapterError")
+EXPLAINED = ("ModelLoadError", "AdapterError", "NotInvariant")
 """Errors that say all there is to say, by name: their module is not imported here."""
 
 
@@ -88,8 +88,11 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
             logger.exception("the engine could not start")
         end.send(Failed(reason=(f"rank 0 of {ranks.size}: " if ranks is not None else "") + reason_of(error)))
         return 1
+    from fairlead_worker.engine.lookahead import LookaheadScheduler
     from fairlead_worker.engine.loop import run_plain
+    from fairlead_worker.engine.overlap import run_overlapped
     from fairlead_worker.engine.watch import StepWatch
+    from fairlead_worker.execution.ahead import OverlappedRunner
 
     try:
         watch = StepWatch(_trace(config, ready))
@@ -111,6 +114,8 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     gc.freeze()
     end.send(ready)
     try:
+        if isinstance(scheduler, LookaheadScheduler):
+            return run_overlapped(scheduler, OverlappedRunner(runner), end, end, watch, adapters, runner.grammars)
         return run_plain(scheduler, profiled or runner, end, end, watch, adapters, runner.grammars)
     finally:
         watch.close()
@@ -128,6 +133,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.cache.prefix import PrefixCache
     from fairlead_worker.engine.limits import within
+    from fairlead_worker.engine.lookahead import LookaheadScheduler
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.model.adapter_source import adapter_folder
     from fairlead_worker.model.adapters import AdapterSet
@@ -154,14 +160,22 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
         adapters.load(number, name, uri, adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache))
+    if config.deterministic:
+        from fairlead_worker.execution.invariant import check_invariance, settle
+        from fairlead_worker.model.fixed_rows import fix_rows
+
+        settle(loaded.device)
+        fix_rows(loaded.model)
     runner = make(config, loaded, group, draft, adapters, _reporter(end))
+    if config.deterministic:
+        check_invariance(runner)
     if ranks is not None:
         lead(runner, ranks)
     steps = replace(steps_of(config, loaded), prompt_logprobs=runner.forward.can_score)
     if runner.step_tokens:
         steps = within(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
-    scheduler = Scheduler(
+    scheduler = (LookaheadScheduler if overlaps(config) else Scheduler)(
         steps,
         PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )
@@ -241,9 +255,26 @@ def make(
         adapters=adapters,
         steps=steps_of(config, loaded),
         mem_fraction_static=config.mem_fraction_static,
+        graph_rows=config.cuda_graph_max_batch,
         progress=progress or no_progress,
         agree=int if group is None else group.least,
+        deterministic=config.deterministic,
     )
+
+
+def overlaps(config: WorkerConfig) -> bool:
+    """Whether steps are launched ahead. What needs each step's tokens on the host before the next one keeps to the plain loop."""
+    if config.overlap != "on":
+        return False
+    reasons = {
+        f"--tensor-parallel {config.tensor_parallel}": config.tensor_parallel > 1,
+        f"--speculative-method {config.speculative_method}": config.speculative_method != "none",
+        "--trace-schedule": bool(config.trace_schedule),
+        "--profile-steps": config.profile_steps > 0,
+    }
+    if found := [name for name, there in reasons.items() if there]:
+        logger.warning("--overlap on is ignored beside %s: each step is read before the next one is planned", ", ".join(found))
+    return not found
 
 
 def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":

@@ -238,7 +238,8 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Progress of the engine's start."""
 
     phase: str
-    """"imports", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "cache", "grammars"."""
+    """"imports", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "capture", "cache",
+    "grammars"."""
     percent: int
     detail: str = ""
     done: int = 0

@@ -1,11 +1,16 @@
 """The engine process's own steps, without the process."""
 
 import gc
+from array import array
 from pathlib import Path
 
+import pytest
+
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.engine_process import run
-from fairlead_worker.messages import FromEngine, Ready, Stop, ToEngine
+from fairlead_worker.execution.ahead import OverlappedRunner
+from fairlead_worker.messages import FromEngine, Ready, Sampling, Step, Stop, Submit, ToEngine
 
 
 class End:
@@ -31,3 +36,78 @@ def test_collections_do_not_walk_what_the_load_has_made(model: Path) -> None:
         gc.unfreeze()
     assert end.ready is not None and end.ready.pages == 8
     assert end.frozen > 10_000
+
+
+class Asking:
+    """Submits requests, one each time it is asked, and says `Stop` when all have ended."""
+
+    def __init__(self, requests: list[Submit]) -> None:
+        self.left, self.open = list(requests), {request.id for request in requests}
+        self.tokens: dict[str, list[int]] = {request.id: [] for request in requests}
+        self.ready: Ready | None = None
+
+    def receive(self, timeout: float | None) -> list[ToEngine]:
+        if self.left:
+            return [self.left.pop(0)]
+        return [] if self.open else [Stop()]
+
+    def send(self, message: FromEngine) -> None:
+        if isinstance(message, Ready):
+            self.ready = message
+        for output in message.outputs if isinstance(message, Step) else ():
+            self.tokens[output.id] += array("I", output.tokens)
+            self.open -= {output.id} if output.finish else set()
+
+
+def requests() -> list[Submit]:
+    """Greedy and drawn ones, prompts that share their beginning, ends at various lengths."""
+    made = []
+    for number in range(6):
+        prompt = array("I", [*range(100, 140), number + 1] * (1 + number % 2))
+        sampling = Sampling(max_tokens=5 + 4 * number, temperature=float(number % 3 == 2), seed=number, ignore_eos=True)
+        made.append(Submit(str(number), prompt.tobytes(), sampling, 1))
+    return made
+
+
+def said(model: Path, **flags: object) -> dict[str, list[int]]:
+    """Each request's tokens, of an engine with these flags."""
+    end = Asking(requests())
+    config = WorkerConfig.model_validate({"model": f"file://{model}", "kv_pages": 64, "threads": 1, "dtype": "float32"} | flags)
+    try:
+        assert run(config, end) == 0
+    finally:
+        gc.unfreeze()
+    return end.tokens
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, list[int]]:
+    return said(model)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "flags"),
+    [
+        (True, {}),
+        (True, {"deterministic": True}),
+        (True, {"cuda_graph_max_batch": 8, "attention_backend": "reference"}),
+        (False, {"speculative_method": "ngram"}),
+    ],
+    ids=["alone", "deterministic", "graphs", "speculation"],
+)
+def test_steps_launched_ahead_change_no_token(
+    model: Path,
+    expected: dict[str, list[int]],
+    ahead: bool,
+    flags: dict[str, object],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guesses want each step's tokens first, and have the plain loop, which is said."""
+    launched: list[StepPlan] = []
+    launch = OverlappedRunner.launch
+    monkeypatch.setattr(OverlappedRunner, "launch", lambda self, plan: launched.append(plan) or launch(self, plan))
+    assert {name: len(tokens) for name, tokens in expected.items()} == {str(number): 5 + 4 * number for number in range(6)}
+    assert said(model, overlap="on", **flags) == expected
+    assert (len(launched) > 10) == ahead
+    assert ("--overlap on is ignored beside --speculative-method ngram" in caplog.text) != ahead

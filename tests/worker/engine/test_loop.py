@@ -1,13 +1,29 @@
-"""The engine's loop over an in-process inbox and outbox."""
+"""The engine's loops over an in-process inbox and outbox."""
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 
+import pytest
 from tests.worker.engine.engine_model import EngineModel
+from tests.worker.engine.overlapped import OverlappedModel
 
 from fairlead_worker.engine.loop import run_plain
+from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.messages import Abort, Failed, FromEngine, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.messages import (
+    Abort,
+    AdapterChanged,
+    Failed,
+    FromEngine,
+    LoadAdapter,
+    Sampling,
+    Step,
+    Stop,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+)
 
 
 class Pipe:
@@ -46,12 +62,38 @@ def ask(name: str, tokens: int = 20, max_tokens: int = 3) -> Submit:
     return Submit(name, array("I", range(tokens)).tobytes(), Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True), 1)
 
 
-def run(pipe: Pipe, fails_at: int = -1) -> int:
-    machine = EngineModel(64, 4)
-    return run_plain(machine.scheduler, FakeRunner(machine, fails_at), pipe, pipe)
+class Failing(OverlappedModel):
+    """Whose device fails at one of its steps."""
+
+    fails_at = -1
+
+    def _forward(self, plan: StepPlan) -> StepResult:
+        self.fails_at -= 1
+        if self.fails_at == 0:
+            raise RuntimeError("CUDA error: out of cheese")
+        return super()._forward(plan)
 
 
-def test_messages_in_steps_out() -> None:
+Run = Callable[..., int]
+
+
+@pytest.fixture(params=["plain", "overlapped"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Either loop until `Stop`; its exit status."""
+
+    def plain(pipe: Pipe, fails_at: int = -1) -> int:
+        machine = EngineModel(64, 4)
+        return run_plain(machine.scheduler, FakeRunner(machine, fails_at), pipe, pipe)
+
+    def overlapped(pipe: Pipe, fails_at: int = -1) -> int:
+        machine = Failing(64, 4)
+        machine.fails_at = fails_at
+        return run_overlapped(machine.scheduler, machine, pipe, pipe)
+
+    return plain if request.param == "plain" else overlapped
+
+
+def test_messages_in_steps_out(run: Run) -> None:
     pipe = Pipe([ask("a"), ask("b", max_tokens=1)])
     assert run(pipe) == 0
     assert pipe.outputs() == [("a", 1, None), ("b", 1, "length"), ("a", 1, None), ("a", 1, "length")]
@@ -61,14 +103,14 @@ def test_messages_in_steps_out() -> None:
     assert all(isinstance(step, Step) and step.load is not None for step in pipe.sent)
 
 
-def test_an_idle_engine_beats() -> None:
+def test_an_idle_engine_beats(run: Run) -> None:
     pipe = Pipe([], [], [])
     assert run(pipe) == 0
     assert len(pipe.sent) == 3 and pipe.timeouts == [1.0] * 4
     assert all(isinstance(step, Step) and not step.outputs and not step.events and step.load for step in pipe.sent)
 
 
-def test_a_bad_request_is_its_own_error() -> None:
+def test_a_bad_request_is_its_own_error(run: Run) -> None:
     bad = Submit("bad", b"abc", Sampling(max_tokens=1), 1)
     huge = ask("huge", tokens=10_000)
     negative = Submit("negative", array("I", [1]).tobytes(), Sampling(max_tokens=-4), 1)
@@ -79,13 +121,33 @@ def test_a_bad_request_is_its_own_error() -> None:
     assert ends == {"bad": "error", "huge": "error", "negative": "error", "broken": "error", "good": "length"}
 
 
-def test_abort_is_answered_and_ends_the_work() -> None:
+def test_abort_is_answered_and_ends_the_work(run: Run) -> None:
     pipe = Pipe([ask("a", max_tokens=50)], [], [Abort("a")])
     assert run(pipe) == 0
     assert pipe.outputs()[-1] == ("a", 0, "abort")
 
 
-def test_a_failed_step_ends_the_engine_with_its_reason() -> None:
+def test_a_failed_step_ends_the_engine_with_its_reason(run: Run) -> None:
     pipe = Pipe([ask("a")])
     assert run(pipe, fails_at=2) == 1
     assert isinstance(pipe.sent[-1], Failed) and "out of cheese" in pipe.sent[-1].reason
+
+
+def test_adapters_change_when_no_step_is_out() -> None:
+    """The pass of a step that was launched reads the weights that are changed."""
+    machine = OverlappedModel(64, 4)
+    out: list[bool] = []
+
+    class Weights:
+        def __contains__(self, number: int) -> bool:
+            return False
+
+        def change(self, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+            out.append(bool(machine.device.queue) or machine.unread is not None)
+            return AdapterChanged(message.number)
+
+    pipe = Pipe([ask("a", max_tokens=9)], [], [], [UnloadAdapter(1)])
+    assert run_overlapped(machine.scheduler, machine, pipe, pipe, adapters=Weights()) == 0
+    assert out == [False] and machine.launched == 9
+    assert pipe.outputs()[-1] == ("a", 1, "length")
+    assert any(isinstance(message, AdapterChanged) for message in pipe.sent)

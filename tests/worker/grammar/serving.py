@@ -13,7 +13,12 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.gate import Gate
+from fairlead_worker.engine.lookahead import LookaheadScheduler
+from fairlead_worker.engine.overlap import Overlap
+from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.grammar.checker import check
@@ -85,7 +90,14 @@ class Serving:
     """One engine; `settings` are the scheduler's."""
 
     def __init__(
-        self, model: Model, *, pages: int = 512, draft: LoadedModel | None = None, grammars: Grammars | None = None, **settings: object
+        self,
+        model: Model,
+        *,
+        pages: int = 512,
+        draft: LoadedModel | None = None,
+        grammars: Grammars | None = None,
+        overlap: bool = False,
+        **settings: object,
     ) -> None:
         self.model = model
         self.grammars = grammars or Grammars(model.compiler)
@@ -96,7 +108,8 @@ class Serving:
             prompt_logprobs=self.runner.forward.can_score,
             **settings,  # type: ignore[arg-type]  # each has its field's type
         )
-        self.scheduler = Scheduler(config, PrefixCache(PagePool(pages, 16), 32, extend))
+        cache = PrefixCache(PagePool(pages, 16), 32, extend)
+        self.scheduler = LookaheadScheduler(config, cache) if overlap else Scheduler(config, cache)
         self.gate = Gate(self.scheduler.submit, self.grammars)
         self.steps = 0
 
@@ -109,9 +122,21 @@ class Serving:
             refused = self.gate.submit(message)
             if refused is not None:
                 answers[number].take(refused)
+        overlap = None
+        if isinstance(self.scheduler, LookaheadScheduler):
+
+            def tell(plan: StepPlan, result: StepResult, outputs: list[Output]) -> None:
+                self.steps += 1
+                for output in outputs:
+                    answers[int(output.id)].take(output)
+
+            overlap = Overlap(self.scheduler, OverlappedRunner(self.runner), StepWatch(), tell)
         while len(self.gate) or not self.scheduler.idle:
             for output in self.gate.opened():
                 answers[int(output.id)].take(output)
+            if overlap is not None:
+                overlap.step()
+                continue
             if plan := self.scheduler.plan():
                 self.steps += 1
                 for output in self.scheduler.advance(plan, self.runner.execute(plan)):

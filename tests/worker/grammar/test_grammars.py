@@ -48,6 +48,12 @@ def test_prompts_in_chunks(model: Model, asks: list[Ask], alone: list[Answer], s
     same(Serving(model, **settings).serve(asks), alone)
 
 
+@pytest.mark.parametrize("settings", [{}, {"chunked_prefill_size": 32}])
+def test_steps_launched_ahead(model: Model, asks: list[Ask], alone: list[Answer], settings: dict[str, object]) -> None:
+    """Masks are filled when the forward pass that they are for is running already; a late one makes the row of the step ahead void."""
+    same(Serving(model, overlap=True, **settings).serve(asks), alone)
+
+
 @pytest.mark.parametrize("method", ["ngram", "draft"])
 def test_drafts_change_nothing(model: Model, asks: list[Ask], alone: list[Answer], method: str) -> None:
     draft = model.loaded if method == "draft" else None  # it drafts well where it is greedy and nothing is masked

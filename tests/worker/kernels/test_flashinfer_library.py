@@ -14,6 +14,7 @@ from bench.gpu.batches import packed
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.paging import plan_pages
 
 LAYER = LayerSpec(8, 2, 64, 64, 0.125)
 PREFILL, DECODE = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"
@@ -56,6 +57,9 @@ def our_calls() -> list[Call]:
         total = sum(count for _, count in rows)
         for layer in range(2):
             context.attend(layer, *(torch.randn(total, heads, 64).bfloat16() for heads in (8, 2, 2)))
+    step = packed([(5, 1), (4, 1)], [[1, 2], [4, 5]], 4, spec.device)
+    paging = plan_pages(step, 4)
+    backend.plan_graph(backend.graph_wrappers(paging), paging)
     return recorder.calls
 
 

@@ -54,6 +54,7 @@ STAGES = {
     "fuse": "Preparing",
     "compile": "Preparing",
     "profile": "Preparing",
+    "capture": "Preparing",
     "cache": "Preparing",
 }
 """Steps of a load, in the words of `status.loading`."""

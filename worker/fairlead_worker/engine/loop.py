@@ -72,24 +72,11 @@ def run_plain(
     """
     busy = False
     watch = watch or StepWatch()
-    gate = Gate(_guarded(scheduler), compiler)
+    desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler)
     while True:
-        outputs: list[Output] = []
-        for message in inbox.receive(0.0 if busy else POLL_SECONDS if gate else HEARTBEAT_SECONDS):
-            if isinstance(message, Stop):
-                return 0
-            if isinstance(message, LoadAdapter | UnloadAdapter):
-                outbox.send(_change(adapters, message))
-                continue
-            if isinstance(message, AskHot):
-                outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
-                continue
-            watch.received(message)
-            answer = receive(scheduler, gate, message, adapters)
-            if answer is not None:
-                outputs.append(answer)
-        if gate:
-            outputs += gate.opened()
+        outputs = desk.serve(desk.receive(busy))
+        if outputs is None:
+            return 0
         try:
             plan, result = scheduler.plan(), StepResult([])
             busy = bool(plan)
@@ -100,10 +87,54 @@ def run_plain(
             if busy:
                 outputs += scheduler.advance(plan, result)
         except Exception as error:
-            logger.exception("step %d failed", scheduler.meter.steps)
-            outbox.send(Failed(reason=f"step {scheduler.meter.steps} failed: {type(error).__name__}: {error}"))
-            return 1
+            return desk.failed(error)
         outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
+
+
+class Desk:
+    """What comes in between steps, for either loop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        outbox: Outbox,
+        watch: StepWatch,
+        adapters: Adapters | None = None,
+        compiler: GrammarCompiler | None = None,
+    ) -> None:
+        self._scheduler, self._inbox, self._outbox, self._watch, self._adapters = scheduler, inbox, outbox, watch, adapters
+        self._gate = Gate(_guarded(scheduler), compiler)
+
+    def receive(self, busy: bool) -> list[ToEngine]:
+        """The messages that are there; an engine with nothing to do waits for one, a heartbeat at most."""
+        return self._inbox.receive(0.0 if busy else POLL_SECONDS if self._gate else HEARTBEAT_SECONDS)
+
+    def serve(self, messages: list[ToEngine]) -> list[Output] | None:
+        """Does what they ask for: what is to be told at once, or None after `Stop`."""
+        scheduler, outputs = self._scheduler, list[Output]()
+        for message in messages:
+            if isinstance(message, Stop):
+                return None
+            if isinstance(message, LoadAdapter | UnloadAdapter):
+                self._outbox.send(_change(self._adapters, message))
+                continue
+            if isinstance(message, AskHot):
+                self._outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
+                continue
+            self._watch.received(message)
+            answer = receive(scheduler, self._gate, message, self._adapters)
+            if answer is not None:
+                outputs.append(answer)
+        if self._gate:
+            outputs += self._gate.opened()
+        return outputs
+
+    def failed(self, error: Exception) -> int:
+        """Says that a step failed, and why: the exit status."""
+        logger.error("step %d failed", self._scheduler.meter.steps, exc_info=error)
+        self._outbox.send(Failed(reason=f"step {self._scheduler.meter.steps} failed: {type(error).__name__}: {error}"))
+        return 1
 
 
 def receive(scheduler: Scheduler, gate: Gate, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fairlead_worker.engine.request import Request
+from fairlead_worker.kernels.transfer import to_device
 
 
 def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:
@@ -23,7 +24,7 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
     ]
     if not forbidden:
         return logits
-    rows, tokens = torch.tensor(forbidden, device=logits.device).T
+    rows, tokens = to_device(torch.tensor(forbidden).T, logits.device)
     kept = logits.index_put((rows, tokens), torch.tensor(float("-inf"), device=logits.device))
     return torch.where((kept.amax(1) == float("-inf"))[:, None], logits, kept)
 

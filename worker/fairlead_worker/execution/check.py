@@ -27,12 +27,13 @@ def trial_pages(page_size: int) -> int:
 
 def trial_steps(spec: KVSpec, vocabulary: int) -> list[PackedStep]:
     """The trial's steps; every token samples."""
+    return [trial_step(rows, spec, vocabulary) for rows in STEPS]
+
+
+def trial_step(rows: Sequence[tuple[int, int, int]], spec: KVSpec, vocabulary: int) -> PackedStep:
+    """One step of them, or of other `rows`: as in `STEPS`."""
     per_row = -(-ROW_TOKENS // spec.page_size)
     tokens = torch.randint(vocabulary, (3, ROW_TOKENS), generator=torch.Generator().manual_seed(5))
-    return [_step(rows, tokens, per_row, spec) for rows in STEPS]
-
-
-def _step(rows: Sequence[tuple[int, int, int]], tokens: torch.Tensor, per_row: int, spec: KVSpec) -> PackedStep:
     where = [torch.arange(start, start + count) for _, start, count in rows]
     positions = torch.cat(where)
     pages = [-(-(start + count) // spec.page_size) for _, start, count in rows]

@@ -13,6 +13,7 @@ import torch
 from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.forward import Forward
+from fairlead_worker.execution.graphs import GraphedDecodes, run_step
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.kernels.base import Backend
 from fairlead_worker.model.loader import LoadedModel
@@ -40,6 +41,8 @@ class Drafter:
         tokenizer."""
         self.forwards = 0
         """Passes that the latest draft took; 0 where nothing was to be guessed."""
+        self.graphs: GraphedDecodes | None = None
+        """Of passes in which every request has one token: those behind the first guess, mostly. None: there are none."""
         self._forward = forward
         self._loaded = loaded
         self._backend = backend
@@ -97,6 +100,6 @@ class Drafter:
         """The likeliest next token of each row that samples, from one forward pass. `drafted`: tokens in these rows that are guesses."""
         step = pack(StepPlan(rows, drafted=drafted), self._backend.spec.page_size, self._loaded.device)
         step.tokens.clamp_(max=self._loaded.vocabulary_size - 1)
-        logits = self._forward(step, self._backend.plan(step))
+        logits = run_step(step, self._forward, self._backend, self.graphs)
         tokens: list[int] = logits[:, : self._vocabulary_size].argmax(1).tolist() if len(step.sampling) else []
         return tokens

@@ -1,7 +1,7 @@
 """One forward pass: a step plan in, tokens out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,6 +13,7 @@ from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
 from fairlead_worker.execution.grammars import Grammars
+from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
@@ -20,7 +21,7 @@ from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import positions_to_score, score
-from fairlead_worker.execution.sizing import CudaMemory, find_room
+from fairlead_worker.execution.sizing import CudaMemory, find_room, kept_by
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
@@ -59,6 +60,8 @@ class ModelRunner:
         self.histories = Histories()
         self.grammars = grammars
         """None: no request has a grammar."""
+        self.graphs: GraphedDecodes | None = None
+        """Of steps of decodes alone; None: there are none."""
         self.step_tokens = 0
         """Tokens of the largest step that memory has room for; 0: not measured."""
 
@@ -74,7 +77,7 @@ class ModelRunner:
         if self.drafter is not None:
             self.drafter.draft(plan)
         drafted = time.perf_counter()
-        grammars = self._begin_masks(plan)
+        grammars = self.begin_masks(plan.rows)
         logits, scores, pooled = self._look(plan) if plan.scores or plan.pools else (self.logits(plan), [], {})
         rows = [row for row in plan.rows if row.samples]
         masks = None if grammars is None else grammars.masks(rows)
@@ -91,11 +94,11 @@ class ModelRunner:
             pooled=pooled,
         )
 
-    def _begin_masks(self, plan: StepPlan) -> Grammars | None:
-        """Has the masks of this step filled, from now on; None where no row needs one."""
+    def begin_masks(self, rows: Sequence[Row]) -> Grammars | None:
+        """Has the masks of a step with these rows filled, from now on; None where none needs one."""
         if self.grammars is None or not self.grammars.used:
             return None
-        constrained = [row for row in plan.rows if row.request.grammar and row.samples]
+        constrained = [row for row in rows if row.request.grammar and row.samples]
         if not constrained:
             return None
         self.grammars.begin(constrained)
@@ -131,8 +134,11 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """[sampling positions, vocabulary]: the head runs on the last token of the sampling rows, and on all of those that speculate."""
-        step = pack(plan, self.backend.spec.page_size, self.loaded.device)
-        return self.forward(step, self.backend.plan(step))
+        return self.run(pack(plan, self.backend.spec.page_size, self.loaded.device))
+
+    def run(self, step: PackedStep) -> torch.Tensor:
+        """The logits of a packed step; those of a graph are there until the next step."""
+        return run_step(step, self.forward, self.backend, self.graphs)
 
 
 def make_runner(
@@ -149,6 +155,8 @@ def make_runner(
     grammars: Grammars | None = None,
     steps: SchedulerConfig | None = None,
     mem_fraction_static: float = 0.92,
+    graph_rows: int = 0,
+    deterministic: bool = False,
     progress: Progress = no_progress,
     agree: Callable[[int], int] = int,
 ) -> ModelRunner:
@@ -160,6 +168,8 @@ def make_runner(
     `host_kv_cache_bytes`: of the host tier, see `make_host_store`.
     `draft`: the model that guesses where the scheduler's method is "draft"; its KV has as many pages, out of the same memory.
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
+    `graph_rows`: decodes of a step that runs as a CUDA graph, at most; 0: none do. What the graphs take is measured with the largest step.
+    `deterministic`: rows are to have the same bits in any company; whether they do, `execution.invariant` tries.
     `agree`: what each rank of a divided model has room for -> pages of all of them.
 
     ValueError where not even one page fits, or the backend is unknown.
@@ -168,19 +178,34 @@ def make_runner(
     draft_spec = None if draft is None else KVSpec(draft.layers, page_size, draft.dtype, draft.device)
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
+    if loaded.ranks > 1:
+        graph_rows = 0
+    elif steps is not None:
+        graph_rows = min(graph_rows, steps.max_num_seqs)
     if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":
 
         def attempt(tokens: int) -> None:
-            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress), adapters=adapters)
+            trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
             run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits)
 
-        _prepared(make_backend(backend, spec, 1), progress)
+        _prepared(make_backend(backend, spec, 1), progress, deterministic)
         progress("profile", 0)
         tokens = StepLimits.of(steps, page_size).tokens
         # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
         least = 2 * page_size if loaded.ranks == 1 else tokens
-        found = find_room(CudaMemory(loaded.device), mem_fraction_static, tokens, least, attempt)
+        memory = CudaMemory(loaded.device)
+        found = find_room(memory, mem_fraction_static, tokens, least, attempt)
         step_tokens, room = found.step_tokens, found.kv_bytes
+
+        def graph_bytes(model: LoadedModel, layout: KVSpec, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
+            tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)
+            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress))
+
+        if graph_rows:
+            taken = graph_bytes(loaded, spec, deterministic, adapters)
+            if draft is not None and draft_spec is not None:
+                taken += graph_bytes(draft, draft_spec)
+            room = max(0, room - taken)
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
@@ -188,11 +213,13 @@ def make_runner(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
         )
-    made = _prepared(make_backend(backend, spec, pages), progress)
+    made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
     drafter = None
     if draft is not None and draft_spec is not None:
         drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
-        drafter = Drafter(choose_forward(draft, drafted, native_decoder), draft, drafted, loaded.vocabulary_size)
+        guesses = choose_forward(draft, drafted, native_decoder)
+        drafter = Drafter(guesses, draft, drafted, loaded.vocabulary_size)
+        drafter.graphs = _graphs(guesses, drafted, graph_rows, loaded.max_model_len, progress)
     runner = ModelRunner(
         loaded,
         made,
@@ -203,12 +230,22 @@ def make_runner(
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
+    runner.graphs = _graphs(runner.forward, made, graph_rows, loaded.max_model_len, progress)
     return runner
 
 
-def _prepared(backend: Backend, progress: Progress) -> Backend:
+def _graphs(forward: Forward, backend: Backend, rows: int, context: int, progress: Progress) -> GraphedDecodes | None:
+    """Recorded graphs of up to `rows` decodes, where the backend can have them."""
+    graphs = graphs_for(forward, backend, rows, context)
+    if graphs is not None:
+        graphs.capture(progress)
+    return graphs
+
+
+def _prepared(backend: Backend, progress: Progress, invariant: bool = False) -> Backend:
     """With its kernels built: at the start, and not at the first request."""
     if isinstance(backend, FlashInferBackend):
+        backend.invariant = invariant
         progress("compile", 0)
         backend.prepare()
     return backend

@@ -1,6 +1,7 @@
 """Choose each sampling row's next token from its logits; report log-probabilities where asked."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -33,9 +34,25 @@ def sample(
     `masks`: of rows whose requests have a grammar. It learns in which of them nothing is left to choose.
     """
     histories = histories or Histories()
-    if all(request.plain for request in requests):  # nothing is copied, not even to float32
+    if all(request.plain for request in requests):  # nobody has anything to be told
         histories.forget()
         return largest(logits).tolist() if requests else [], []
+    tokens = choose(logits, requests, histories, ahead, masks)
+    asked = ask(logits, tokens, requests)
+    return tokens.tolist(), [] if asked is None else asked.told()
+
+
+def choose(
+    logits: torch.Tensor,
+    requests: Sequence[Request],
+    histories: Histories,
+    ahead: Sequence[Sequence[int]] = (),
+    masks: Masks | None = None,
+) -> torch.Tensor:
+    """As `sample`: [rows] int64 on the device of the logits, one row at least."""
+    if all(request.plain for request in requests):  # nothing is copied, not even to float32
+        histories.forget()
+        return largest(logits)
     changed = [i for i, request in enumerate(requests) if not request.plain]
     chosen_by = [requests[i] for i in changed]
     further = [len(ahead[i]) if ahead else 0 for i in changed]
@@ -59,7 +76,7 @@ def sample(
     else:
         tokens = largest(logits)
         tokens[to_device(changed, logits.device)] = choice
-    return tokens.tolist(), _logprobs(logits, tokens, requests)
+    return tokens
 
 
 def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], further: Sequence[int]) -> torch.Tensor:
@@ -78,16 +95,35 @@ def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], furth
     return logits.index_put((rows, tokens), logits.new_full((), float("-inf")))
 
 
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> list[tuple[TokenLogprobs, ...]]:
-    """Of the model's own distribution: before penalties, bias, temperature, filters and forbidden stops."""
-    asked = [(i, request.sampling.logprobs) for i, request in enumerate(requests) if request.sampling.logprobs is not None]
-    if not asked:
-        return []
-    rows = to_device([i for i, _ in asked], logits.device)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Log-probabilities on the device."""
+
+    rows: int
+    wanted: Sequence[tuple[int, int]]
+    """Row, and how many of its likeliest tokens are to be told."""
+    chosen: torch.Tensor
+    """[wanted]"""
+    ids: torch.Tensor
+    """[wanted, most]"""
+    top: torch.Tensor
+
+    def told(self) -> list[tuple[TokenLogprobs, ...]]:
+        """Of each row, empty where it asked for none. Waits for the device."""
+        answer: list[tuple[TokenLogprobs, ...]] = [()] * self.rows
+        values = self.chosen.tolist(), self.ids.tolist(), self.top.tolist()
+        for (i, count), value, row_ids, row_top in zip(self.wanted, *values, strict=True):
+            answer[i] = (TokenLogprobs(value, tuple(row_ids[:count]), tuple(row_top[:count])),)
+        return answer
+
+
+def ask(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> Asked | None:
+    """Of the model's own distribution: before penalties, bias, temperature, filters and forbidden stops. None where nobody asked."""
+    wanted = [(i, request.sampling.logprobs) for i, request in enumerate(requests) if request.sampling.logprobs is not None]
+    if not wanted:
+        return None
+    rows = to_device([i for i, _ in wanted], logits.device)
     distribution = logits[rows].float().log_softmax(1)
-    chosen = distribution.gather(1, tokens[rows, None])[:, 0].tolist()
-    top, ids = torch.topk(distribution, min(max(count for _, count in asked), logits.shape[1]))
-    answer: list[tuple[TokenLogprobs, ...]] = [()] * len(requests)
-    for (i, count), value, row_ids, row_top in zip(asked, chosen, ids.tolist(), top.tolist(), strict=True):
-        answer[i] = (TokenLogprobs(value, tuple(row_ids[:count]), tuple(row_top[:count])),)
-    return answer
+    chosen = distribution.gather(1, tokens[rows, None])[:, 0]
+    top, ids = torch.topk(distribution, min(max(count for _, count in wanted), logits.shape[1]))
+    return Asked(len(requests), wanted, chosen, ids, top)

@@ -103,5 +103,17 @@ def find_room(memory: DeviceMemory, fraction: float, tokens: int, least: int, at
     return Room(max(0, room), tokens, step_bytes)
 
 
+def kept_by(memory: DeviceMemory, make: Callable[[], object]) -> int:
+    """Bytes of the device that what `make` makes holds for as long as it is there; it is given back. What else it needed meanwhile must fit
+    beside the weights alone, and so fits wherever the largest step does."""
+    before = memory.free()
+    made = make()
+    held = before - memory.free()
+    del made
+    memory.free()
+    logger.info("memory: CUDA graphs take %s", _gib(max(0, held)))
+    return max(0, held)
+
+
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"

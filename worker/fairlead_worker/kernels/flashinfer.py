@@ -6,14 +6,14 @@ a launch a layer, and give a decode other bits with and without company.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.kernels.flashinfer_library import LAYOUT, DecodeWrapper, Library, PrefillWrapper, library, unsupported
-from fairlead_worker.kernels.paging import Paging, pinned, plan_pages
+from fairlead_worker.kernels.paging import Paging, Tiles, in_whole_tiles, pinned, plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend, ReferenceStep
 from fairlead_worker.kernels.transfer import to_device
 
@@ -23,6 +23,8 @@ LEAST_WORKSPACE = 128 << 20
 """FlashInfer's own recommendation."""
 TILE = 128
 """Queries, times heads on a KV head, of a thread block at most."""
+LARGEST_TILE_FROM = 64
+"""FlashInfer takes its largest tile (128; 64 for heads of 256) where rows have more such queries on average (`FA2DetermineCtaTileQ`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +53,18 @@ class FlashInferBackend:
     def __init__(self, spec: KVSpec, pages: int, flashinfer: Library | None = None, prefill_kernels: str = "fa2") -> None:
         """`flashinfer`: the library; None: as it is installed. `prefill_kernels`: fa2, which the decodes' tensor cores use too (one module
         to compile), or fa3, for Hopper alone. ValueError where the library is not there."""
+        self.invariant = False
+        """Rows have the same bits in any company, decoded or prefilled: all of them by the prefill kernel with its largest tile, no keys
+        split over thread blocks."""
         self.spec = spec
         self.pages = pages
         self._library = flashinfer or library()
         if self._library is None:
             raise ValueError("attention backend 'flashinfer' needs FlashInfer, which does not import here; install fairlead[gpu]")
         self._prefill_kernels = prefill_kernels
-        self._storage = ReferenceBackend(spec, pages)
+        self.padding_page = pages
+        """Nobody's: where rows that fill up a batch write and read."""
+        self._storage = ReferenceBackend(spec, pages + 1)
         self.keys, self.values = self._storage.keys, self._storage.values
         self._left_out: dict[LayerSpec, str] = {}
         self._wrappers: dict[LayerSpec, Wrappers] = {}
@@ -98,46 +105,96 @@ class FlashInferBackend:
         return list(self._wrappers)
 
     def plan(self, step: PackedStep) -> "FlashInferStep":
-        paging = plan_pages(step, self.spec.page_size)
-        if self._staged is not None:
-            paging = pinned(paging)  # once for all kinds and for the kernels that store KV; a long copy from other memory may wait
-            self._staged.synchronize()
-        for kind, wrappers in self._wrappers.items():
-            self._plan(kind, wrappers, paging)
-        planned = FlashInferStep(self, step, paging)
+        paging = self._at_hand(plan_pages(step, self.spec.page_size))
+        tiles = {kind: self._plan(kind, step, paging) for kind in self._wrappers}
+        planned = FlashInferStep(self, step, paging, tiles)
         if self._staged is not None:
             self._staged.record()
         return planned
 
-    def _plan(self, kind: LayerSpec, wrappers: Wrappers, paging: Paging) -> None:
-        dtype, shape = self.spec.dtype, (kind.heads, kind.kv_heads, kind.key_dim, self.spec.page_size)
-        window = -1 if kind.window is None else kind.window - 1  # keys to the left of a query's own
-        if paging.single:
-            wrappers.decode.plan(
-                paging.page_indptr,
-                paging.page_indices,
-                paging.last_page_len,
-                *shape,
-                sm_scale=kind.scaling,
-                window_left=window,
-                logits_soft_cap=kind.softcap or 0.0,
-                q_data_type=dtype,
-                kv_data_type=dtype,
-            )
-            return
-        wrappers.prefill.plan(
+    def _at_hand(self, paging: Paging) -> Paging:
+        """For planning while earlier steps run, once the copy of the last plan is over."""
+        if self._staged is None:
+            return paging
+        paging = pinned(paging)  # once for all kinds and for the kernels that store KV; a long copy from other memory may wait
+        self._staged.synchronize()
+        return paging
+
+    def _plan(self, kind: LayerSpec, step: PackedStep, paging: Paging) -> Tiles | None:
+        """Plans `kind`. None where its queries are the step's tokens, one by one."""
+        wrappers = self._wrappers[kind]
+        if not self.invariant:
+            if paging.single:
+                self._plan_decodes(kind, wrappers.decode, paging)
+            else:
+                self._plan_prefill(kind, wrappers.prefill, paging)
+            return None
+        least = LARGEST_TILE_FROM // (kind.heads // kind.kv_heads) + 1
+        wider, tiles = in_whole_tiles(paging, step, self.spec.page_size, least)
+        self._plan_prefill(kind, wrappers.prefill, self._at_hand(wider))
+        return Tiles(to_device(tiles.tokens, self.spec.device), to_device(tiles.places, self.spec.device))
+
+    def _plan_prefill(self, kind: LayerSpec, wrapper: PrefillWrapper, paging: Paging) -> None:
+        wrapper.plan(
             paging.query_indptr,
             paging.page_indptr,
             paging.page_indices,
             paging.last_page_len,
-            *shape,
+            kind.heads,
+            kind.kv_heads,
+            kind.key_dim,
+            self.spec.page_size,
             causal=True,
             sm_scale=kind.scaling,
-            window_left=window,
+            window_left=_to_the_left(kind),
             logits_soft_cap=kind.softcap or 0.0,
-            q_data_type=dtype,
-            kv_data_type=dtype,
+            q_data_type=self.spec.dtype,
+            kv_data_type=self.spec.dtype,
+            disable_split_kv=self.invariant,
         )
+
+    def _plan_decodes(self, kind: LayerSpec, wrapper: DecodeWrapper, paging: Paging) -> None:
+        wrapper.plan(
+            paging.page_indptr,
+            paging.page_indices,
+            paging.last_page_len,
+            kind.heads,
+            kind.kv_heads,
+            kind.key_dim,
+            self.spec.page_size,
+            sm_scale=kind.scaling,
+            window_left=_to_the_left(kind),
+            logits_soft_cap=kind.softcap or 0.0,
+            q_data_type=self.spec.dtype,
+            kv_data_type=self.spec.dtype,
+        )
+
+    def graph_wrappers(self, paging: Paging) -> dict[LayerSpec, DecodeWrapper]:
+        """For a graph of decodes: planning writes the page tables into the buffers of `paging`, which are as large as any plan needs."""
+        assert self._library is not None
+        return {
+            kind: self._library.BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace,
+                LAYOUT,
+                use_tensor_cores=kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP,
+                backend="fa2",
+                use_cuda_graph=True,
+                paged_kv_indptr_buffer=paging.page_indptr,
+                paged_kv_indices_buffer=paging.page_indices,
+                paged_kv_last_page_len_buffer=paging.last_page_len,
+            )
+            for kind in self._wrappers
+        }
+
+    def plan_graph(self, wrappers: dict[LayerSpec, DecodeWrapper], paging: Paging) -> None:
+        """As `plan`, for the replay of a graph over `graph_wrappers`. `paging`: on the CPU, of as many rows as the graph has."""
+        paging = self._at_hand(paging)
+        # Into a graph's buffer FlashInfer copies page indices that are not on the device only after waiting for all work queued before.
+        paging = replace(paging, page_indices=to_device(paging.page_indices, self.spec.device))
+        for kind, wrapper in wrappers.items():
+            self._plan_decodes(kind, wrapper, paging)
+        if self._staged is not None:
+            self._staged.record()
 
     def prepare(self) -> None:
         """Has every kernel built or loaded, and run once: what cannot be built here is the reference's, with a warning. Writes page 0."""
@@ -165,8 +222,8 @@ class FlashInferBackend:
         shapes = (kind.heads, kind.kv_heads, kind.kv_heads)
         parts = [torch.zeros(count, heads, kind.key_dim, dtype=dtype, device=device) for heads in shapes]
         paging = plan_pages(step, self.spec.page_size)
-        self._plan(kind, self._wrappers[kind], paging)
-        FlashInferStep(self, step, paging).attend(self.spec.layers.index(kind), *parts)
+        tiles = {kind: self._plan(kind, step, paging)}
+        FlashInferStep(self, step, paging, tiles).attend(self.spec.layers.index(kind), *parts)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
@@ -181,7 +238,7 @@ class FlashInferBackend:
         found = self._wrappers.get(kind)
         if found is None:
             return None
-        return found.decode if single else found.prefill
+        return found.decode if single and not self.invariant else found.prefill
 
     def reference(self, step: PackedStep) -> ReferenceStep:
         """`step` on the same pages by the reference."""
@@ -206,9 +263,10 @@ class FlashInferBackend:
 class FlashInferStep:
     """One step, planned: valid until the next plan of its backend."""
 
-    def __init__(self, backend: FlashInferBackend, step: PackedStep, paging: Paging) -> None:
+    def __init__(self, backend: FlashInferBackend, step: PackedStep, paging: Paging, tiles: dict[LayerSpec, Tiles | None]) -> None:
         self._backend = backend
         self._step = step
+        self._tiles = tiles
         self._reference: ReferenceStep | None = None
         # The kernels that store KV read the page tables on the device, and so have copies of their own.
         device = backend.spec.device
@@ -231,9 +289,12 @@ class FlashInferStep:
             return self._reference.attend(layer, query, key, value)
         backend.store(layer, self._paging, key, value)
         dtype = backend.spec.dtype  # a model may turn its queries in float32
-        output = query.new_empty(query.shape[0], kind.heads, kind.value_dim, dtype=dtype)
-        wrapper.run(dense(query.to(dtype)), (backend.keys[layer], backend.values[layer]), out=output)
-        return output.to(query.dtype)
+        queries, tiles = query.to(dtype), self._tiles[kind]
+        if tiles is not None:
+            queries = queries[tiles.tokens]
+        output = query.new_empty(queries.shape[0], kind.heads, kind.value_dim, dtype=dtype)
+        wrapper.run(dense(queries), (backend.keys[layer], backend.values[layer]), out=output)
+        return (output if tiles is None else output[tiles.places]).to(query.dtype)
 
 
 def workspace_bytes(kinds: list[LayerSpec], multiprocessors: int) -> int:
@@ -251,6 +312,11 @@ def processors(device: torch.device) -> int:
 def dense(part: torch.Tensor) -> torch.Tensor:
     """[T, heads, dim] whose last dimension is contiguous: rows and heads may be strided (views of stacked projections, transposes)."""
     return part if part.stride(-1) == 1 else part.contiguous()
+
+
+def _to_the_left(kind: LayerSpec) -> int:
+    """Keys that a query sees beside its own; -1: all."""
+    return -1 if kind.window is None else kind.window - 1
 
 
 def _reason(error: Exception) -> str:

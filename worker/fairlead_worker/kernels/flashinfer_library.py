@@ -45,6 +45,7 @@ class PrefillWrapper(Protocol):
         logits_soft_cap: float,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
+        disable_split_kv: bool,
     ) -> None: ...
 
     def run(self, q: torch.Tensor, paged_kv_cache: KV, *, out: torch.Tensor) -> torch.Tensor: ...
@@ -81,8 +82,19 @@ class Library(Protocol):
     ) -> PrefillWrapper: ...
 
     def BatchDecodeWithPagedKVCacheWrapper(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str, *, use_tensor_cores: bool, backend: str
-    ) -> DecodeWrapper: ...
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        *,
+        use_tensor_cores: bool,
+        backend: str,
+        use_cuda_graph: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+    ) -> DecodeWrapper:
+        """With `use_cuda_graph`, `plan` takes one batch size alone and writes the page tables into these buffers, for a graph to read."""
+        ...
 
     def append_paged_kv_cache(
         self,

@@ -54,3 +54,39 @@ def pinned(paging: Paging) -> Paging:
     """The same in pinned memory, which torch keeps until copies from it are over: they go to the device without waiting."""
     parts = ("query_indptr", "page_indptr", "page_indices", "last_page_len", "rows", "positions")
     return replace(paging, **{name: getattr(paging, name).pin_memory() for name in parts})
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the step's tokens stand among the queries of a plan that has more."""
+
+    tokens: torch.Tensor
+    """[Q] int64: which token each query is."""
+    places: torch.Tensor
+    """[T] int64: where each token's own query is."""
+
+
+def in_whole_tiles(paging: Paging, step: PackedStep, page_size: int, least: int) -> tuple[Paging, Tiles]:
+    """The same with at least `least` queries in each row.
+
+    What a row lacks are copies of its last token, which stand behind it with keys of any page (0): no query of its own sees those.
+    """
+    starts, counts = np.array(step.starts, np.int64), np.array(step.counts, np.int64)
+    padded = np.maximum(counts, least)
+    indptr = np.concatenate(([0], np.cumsum(padded)))
+    first = np.concatenate(([0], np.cumsum(counts)))
+    rows = np.repeat(np.arange(len(padded)), padded)
+    tokens = first[rows] + np.minimum(np.arange(indptr[-1]) - indptr[rows], counts[rows] - 1)
+    owners = paging.rows.numpy()
+    places = indptr[owners] + np.arange(first[-1]) - first[owners]
+    wanted = -(-(starts + padded) // page_size)
+    tables = [np.pad(table.numpy(), (0, many - len(table))) for table, many in zip(step.tables(), wanted, strict=True)]
+    wider = replace(
+        paging,
+        query_indptr=torch.from_numpy(indptr.astype(np.int32)),
+        page_indptr=torch.from_numpy(np.concatenate(([0], np.cumsum(wanted))).astype(np.int32)),
+        page_indices=torch.from_numpy(np.concatenate(tables).astype(np.int32)),
+        last_page_len=torch.from_numpy(((starts + padded - 1) % page_size + 1).astype(np.int32)),
+        single=False,
+    )
+    return wider, Tiles(torch.from_numpy(tokens), torch.from_numpy(places))

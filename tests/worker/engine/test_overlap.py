@@ -1,0 +1,128 @@
+"""Steps launched before the last one is read: the same answers, and no page lost, whatever comes, ends or stalls meanwhile."""
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from tests.worker.engine.overlapped import OverlappedModel
+from tests.worker.engine.test_invariants import STEMS, Abort, Arrival, Steps, events, often
+
+from fairlead_worker.engine.config import POLICIES
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [1 + (seed * 7 + i * 5) % 39 for i in range(length)]
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_decodes_are_launched_without_their_tokens(late: bool) -> None:
+    machine = OverlappedModel(64, 4)
+    if not late:
+        machine.between = machine.device.catch_up
+    names = [machine.submit(prompt(9, seed), 12, ignore_eos=True) for seed in range(3)]
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+    assert all(len(machine.told[name].tokens) == 12 for name in names)
+    assert machine.launched == 12, "who reaches its length is in no step more"
+    assert machine.discarded == 0
+
+
+def test_who_has_ended_is_discarded_from_the_step_launched_meanwhile() -> None:
+    machine = OverlappedModel(64, 4)
+    for seed in range(12):
+        machine.submit(prompt(9, seed), 60)
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+    stopped = [told for told in machine.told.values() if told.finish == "stop"]
+    assert stopped and machine.discarded >= len(stopped)
+
+
+def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> None:
+    machine = OverlappedModel(64, 4)
+    name = machine.submit(prompt(9), 60, stop_token_ids=(), ignore_eos=True)
+    for _ in range(4):
+        machine.step()
+    free = machine.cache.available
+    machine.abort(name)
+    assert len(machine.scheduler._departed) == 1 and machine.cache.available == free
+    machine.rest()
+    assert machine.cache.available == 64
+
+
+def test_a_prefix_is_shared_with_a_prompt_that_comes_while_it_is_computed() -> None:
+    machine = OverlappedModel(64, 4)
+    machine.submit(prompt(33), 4, ignore_eos=True)
+    machine.step()
+    second = machine.submit([*prompt(33), 3], 4, ignore_eos=True)
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+    assert machine.told[second].cached_tokens == 32
+
+
+@settings(often, max_examples=25)
+@given(
+    events=events,
+    pages=st.integers(8, 64),
+    page_size=st.sampled_from([1, 4, 16]),
+    host_slots=st.sampled_from([0, 0, 7, 64]),
+    chunk=st.sampled_from([-1, 1, 8, 16, 64]),
+    policy=st.sampled_from(POLICIES),
+    enable_mixed_chunk=st.booleans(),
+    itl_target_ms=st.sampled_from([0, 0, 10]),
+    noise=st.randoms(use_true_random=False),
+    prefill_max_requests=st.sampled_from([0, 0, 1]),
+    max_num_seqs=st.sampled_from([1, 3, 64]),
+    dedupe_tokens=st.sampled_from([0, 1, 32]),
+    initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+    speculative_method=st.sampled_from(["none", "none", "none", "ngram"]),
+    stall=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
+)
+def test_any_arrivals_are_answered_as_by_the_reference(
+    events, pages, page_size, host_slots, chunk, policy, itl_target_ms, noise, stall, **limits
+):
+    limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
+    machine = OverlappedModel(
+        pages, page_size, host_slots=host_slots, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits
+    )
+    machine.stalls = lambda: noise.random() < stall
+    machine.between = lambda: machine.device.catch_up(noise.choice([0, 0, 1, 2, 100]))
+    names: list[str] = []
+    work = 0
+    for happening in events:
+        if isinstance(happening, Arrival):
+            room = pages * page_size
+            text = STEMS[happening.stem][: happening.shared % (room // 2)] + list(happening.suffix) or [1]
+            limit = 1 + happening.max_tokens % (room // 2)
+            names.append(
+                machine.submit(
+                    text,
+                    limit,
+                    root=happening.root,
+                    ignore_eos=happening.ignore_eos,
+                    min_tokens=happening.min_tokens,
+                    stop_token_ids=happening.stop,
+                    priority=happening.priority,
+                    tenant=happening.tenant,
+                    prompt_logprobs=0 if happening.scored else None,
+                )
+            )
+            work += len(text) + limit
+        elif isinstance(happening, Abort) and happening.which < len(names):
+            machine.abort(names[happening.which])
+        elif isinstance(happening, Steps):
+            for _ in range(happening.count):
+                machine.step(names[happening.abort % len(names)] if names and happening.abort is not None else None)
+        if noise.random() < 0.5:
+            machine.rest()
+    machine.run(steps=1000 + 40 * work)
+    machine.rest()
+    machine.check_answers()
+    load = machine.scheduler.load()
+    event(f"retracted: {load.retractions > 0}")
+    event(f"discarded: {machine.discarded > 0}")
+    event(f"stalled: {machine.stalled > 0}")
+    assert load.running == load.waiting == load.backlog_tokens == 0
+    assert load.pages_free == load.pages_total, "with no request left, every page can be had"
+    assert all(told.finish for told in machine.told.values()), "nobody starves"

@@ -1,0 +1,212 @@
+"""Decodes filled up to a graph's size, on FlashInfer interpreted: a replay gives what a plain step gives, and touches nobody's page."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bench.gpu import interpreter
+from bench.gpu.batches import packed
+
+from fairlead.random_model import make_model
+from fairlead_worker.execution.draft import Drafter
+from fairlead_worker.execution.graphs import batch_sizes, graphs_for
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.sizing import kept_by
+from fairlead_worker.kernels.base import KVSpec, PackedStep
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.reference import ReferenceBackend
+from fairlead_worker.messages import Sampling
+from fairlead_worker.model.loader import LoadedModel, load_model
+
+from .planner import make_request
+from .test_draft import Asking
+from .test_verify import run as serve_all
+
+PAGES, PAGE = 40, 4
+
+
+class Replayed:
+    """Graphs that repeat their calls on the same memory and give the same tensor, as CUDA's do."""
+
+    def __init__(self) -> None:
+        self.recorded: list[int] = []
+
+    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        output = run().clone()
+        self.recorded.append(len(output))
+        return lambda: output.copy_(run())
+
+
+class Refused:
+    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder: Path = tmp_path_factory.mktemp("graphs") / "llama"
+    make_model(folder, arch="llama", hidden=128, heads=2, kv_heads=1, head_dim=64, layers=2, vocab=500)
+    return load_model(str(folder), dtype="bfloat16")
+
+
+def backend(loaded: LoadedModel) -> FlashInferBackend:
+    spec = KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device)
+    made = FlashInferBackend(spec, PAGES, interpreter)
+    drawn = torch.Generator().manual_seed(3)
+    for part in (*made.keys, *made.values):
+        part.copy_(torch.randn(part.shape, generator=drawn))
+    return made
+
+
+def decodes(rows: int, seed: int) -> PackedStep:
+    """`rows` requests of lengths around a page, each on pages of its own."""
+    drawn = torch.Generator().manual_seed(seed)
+    starts = torch.randint(0, 2 * PAGE, (rows,), generator=drawn).tolist()
+    order = torch.randperm(PAGES, generator=drawn).tolist()
+    step = packed([(start, 1) for start in starts], [order[2 * i : 2 * i + 2] for i in range(rows)], PAGE, torch.device("cpu"))
+    return replace(step, tokens=torch.randint(0, 500, (rows,), generator=drawn), sampling=torch.arange(rows))
+
+
+def runners(loaded: LoadedModel) -> tuple[ModelRunner, ModelRunner, Replayed]:
+    plain, graphed, recorder = ModelRunner(loaded, backend(loaded)), ModelRunner(loaded, backend(loaded)), Replayed()
+    graphed.graphs = graphs_for(graphed.forward, graphed.backend, 12, 100, recorder)
+    assert graphed.graphs is not None
+    graphed.graphs.capture()
+    return plain, graphed, recorder
+
+
+def test_sizes_grow_so_that_little_is_filled_up() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(100) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
+    assert all(b <= 2 * a for most in range(1, 300) for a, b in zip(batch_sizes(most), batch_sizes(most)[1:], strict=False))
+
+
+def test_the_largest_is_recorded_first(loaded: LoadedModel) -> None:
+    told: list[tuple[str, int]] = []
+    made = graphs_for(ModelRunner(loaded, backend(loaded)).forward, backend(loaded), 12, 100, Replayed())
+    assert made is not None
+    recorder = made._recorder = Replayed()
+    made.capture(lambda phase, percent, *_, **__: told.append((phase, percent)))
+    assert recorder.recorded == [12, 8, 4, 2, 1]
+    assert told == [("capture", 0), ("capture", 20), ("capture", 40), ("capture", 60), ("capture", 80), ("capture", 100)]
+
+
+@torch.inference_mode()
+def test_replays_are_plain_steps(loaded: LoadedModel) -> None:
+    """Large and small batches by turns, so that what one left in a graph's memory would be seen by the next."""
+    plain, graphed, _ = runners(loaded)
+    for seed, rows in enumerate((12, 3, 5, 1, 9, 12, 2, 11, 7)):
+        step = decodes(rows, seed)
+        expected = plain.run(step)
+        assert graphed.graphs is not None and graphed.graphs.run(step) is not None
+        torch.testing.assert_close(graphed.run(step), expected, rtol=0, atol=0.02)
+        for layer in range(2):
+            for mine, theirs in ((graphed.backend.keys, plain.backend.keys), (graphed.backend.values, plain.backend.values)):  # type: ignore[attr-defined]  # FlashInfer's
+                torch.testing.assert_close(mine[layer][:PAGES], theirs[layer][:PAGES], rtol=0, atol=0.02)
+
+
+@torch.inference_mode()
+def test_guesses_are_replayed_as_rows_of_their_own(loaded: LoadedModel) -> None:
+    """Each sees the keys of those before it, which the same step stores, over the border of a page."""
+    plain, graphed, _ = runners(loaded)
+    assert graphed.graphs is not None
+    guessed = [(2, 1), (3, 1), (4, 1), (7, 1), (0, 1)]
+    step = packed(guessed, [[5], [5], [5, 9], [0, 1], [3]], PAGE, torch.device("cpu"))
+    step = replace(step, tokens=torch.tensor([7, 9, 11, 13, 15]), sampling=torch.arange(5))
+    expected, replayed = plain.run(step), graphed.graphs.run(step)
+    assert replayed is not None
+    torch.testing.assert_close(replayed, expected, rtol=0, atol=0.02)
+
+
+def test_a_draft_models_guesses_are_replayed(loaded: LoadedModel) -> None:
+    """The model that drafts for itself: its guesses are right, from graphs too."""
+
+    def serve(graphed: bool) -> tuple[dict[str, list[int]], int, int]:
+        guessing = ModelRunner(loaded, backend(loaded))
+        drafter = Drafter(guessing.forward, loaded, guessing.backend, 500)
+        replays = 0
+        if graphed:
+            drafter.graphs = graphs_for(guessing.forward, guessing.backend, 4, 100, Replayed())
+            assert drafter.graphs is not None
+            drafter.graphs.capture()
+            run = drafter.graphs.run
+
+            def counted(step: PackedStep) -> torch.Tensor | None:
+                nonlocal replays
+                logits = run(step)
+                replays += logits is not None
+                return logits
+
+            drafter.graphs.run = counted  # type: ignore[method-assign]  # counts
+        requests = [make_request(str(i), [5 + i, 9, 200, 31 * i], Sampling(max_tokens=24, temperature=0)) for i in range(3)]
+        runner = ModelRunner(loaded, backend(loaded), drafter=drafter)
+        scheduler = Asking(requests, PAGES, PAGE, 1 << 30)
+        tokens, _, steps = serve_all(runner, scheduler)
+        return tokens, steps, replays
+
+    tokens, steps, _ = serve(False)
+    graphed, again, replays = serve(True)
+    assert graphed == tokens
+    assert again <= steps + 2, "guesses are as good"
+    assert replays > 10
+
+
+@torch.inference_mode()
+def test_other_steps_have_no_graph(loaded: LoadedModel) -> None:
+    plain, graphed, _ = runners(loaded)
+    graphs = graphed.graphs
+    assert graphs is not None
+    step = decodes(3, 1)
+    for other in (decodes(13, 1), replace(step, adapters=[0, 1, 0]), replace(step, sampling=torch.arange(2))):
+        assert graphs.run(other) is None
+    mixed = packed([(0, 5), (3, 1)], [[0, 1], [2]], PAGE, torch.device("cpu"))
+    mixed = replace(mixed, sampling=torch.tensor([4, 5]))
+    assert graphs.run(mixed) is None
+    torch.testing.assert_close(graphed.run(mixed), plain.run(mixed))
+
+
+@torch.inference_mode()
+def test_what_cannot_be_recorded_runs_without(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
+    runner = ModelRunner(loaded, backend(loaded))
+    runner.graphs = graphs_for(runner.forward, runner.backend, 4, 100, Refused())
+    assert runner.graphs is not None
+    runner.graphs.capture()
+    assert "without CUDA graphs" in caplog.text and "capturing" in caplog.text
+    step = decodes(3, 1)
+    assert runner.graphs.run(step) is None
+    assert runner.run(step).shape == (3, 500)
+
+
+def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel) -> None:
+    runner = ModelRunner(loaded, backend(loaded))
+    assert graphs_for(runner.forward, runner.backend, 8, 100) is None, "no GPU"
+    assert graphs_for(runner.forward, runner.backend, 0, 100, Replayed()) is None
+    invariant = backend(loaded)
+    invariant.invariant = True
+    assert graphs_for(runner.forward, invariant, 8, 100, Replayed()) is None, "its decodes are prefills"
+    spec = KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device)
+    assert graphs_for(runner.forward, ReferenceBackend(spec, PAGES), 8, 100, Replayed()) is None
+
+
+def test_memory_that_graphs_keep_is_counted_and_given_back() -> None:
+    class Memory:
+        total, held = 1000, 0
+
+        def free(self) -> int:
+            return self.total - self.held
+
+        def peak_of(self, run: Callable[[], None]) -> int:
+            raise AssertionError
+
+    class Graphs:
+        def __init__(self) -> None:
+            memory.held += 120
+
+        def __del__(self) -> None:
+            memory.held -= 120
+
+    memory = Memory()
+    assert kept_by(memory, Graphs) == 120
+    assert memory.free() == 1000

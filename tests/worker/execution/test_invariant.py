@@ -1,0 +1,87 @@
+"""`--deterministic` on a CPU: the check itself, layers of fixed rows, and FlashInfer's plans in whole tiles on the interpreter."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from bench.gpu import interpreter
+from bench.gpu.batches import steps, worst_error
+from tests.models import build_model, save_model
+
+from fairlead_worker.execution.invariant import NotInvariant, check_invariance
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.kernels.base import KVSpec, LayerSpec
+from fairlead_worker.kernels.flashinfer import FlashInferBackend
+from fairlead_worker.kernels.reference import ReferenceBackend
+from fairlead_worker.model.fixed_rows import FixedRows, fix_rows
+from fairlead_worker.model.loader import load_model
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("gemma3", "bfloat16"), ("gpt2", "float32")])
+def test_a_cpu_keeps_it(family: str, dtype: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path)
+    loaded = load_model(str(tmp_path), dtype=dtype)
+    fix_rows(loaded.model)
+    check_invariance(make_runner(loaded, page_size=16, kv_pages=16, deterministic=True))
+
+
+def test_a_model_whose_rows_know_of_their_company_is_refused(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    runner = make_runner(load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=16, native_decoder=False)
+    head = runner.loaded.model.lm_head
+    plain = head.forward
+    head.forward = lambda inputs: plain(inputs) * (1 + 1e-6 * inputs.shape[-2])
+    with pytest.raises(NotInvariant, match=r"alone and at once, token 0 of .* has other logits than in company"):
+        check_invariance(runner)
+    with pytest.raises(NotInvariant, match="give --kv-pages at least"):
+        check_invariance(make_runner(load_model(str(tmp_path), dtype="float32"), page_size=16, kv_pages=4))
+
+
+def test_layers_multiply_the_same_number_of_rows() -> None:
+    model = build_model("llama")
+    layer = model.lm_head
+    seen: list[tuple[int, ...]] = []
+    plain = layer.forward
+    layer.forward = lambda inputs: seen.append(tuple(inputs.shape)) or plain(inputs)
+    assert fix_rows(model) == 2 * 7 + 1 and isinstance(layer.forward, FixedRows)
+    with torch.inference_mode():
+        for tokens in (0, 1, 16, 40):
+            inputs = torch.randn(1, tokens, 64)
+            answer = layer(inputs)
+            assert answer.shape == (1, tokens, 512)
+            torch.testing.assert_close(answer, plain(inputs))
+    assert set(seen) == {(16, 64)} and len(seen) == 1 + 1 + 1 + 3
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_whole_tiles_attend_as_the_reference_does(page_size: int) -> None:
+    layers = (LayerSpec(8, 2, 64, 64, 0.125), LayerSpec(4, 4, 64, 64, 0.125, window=20))
+    spec = KVSpec(layers, page_size, torch.bfloat16, torch.device("cpu"))
+    pages = 400 // page_size + 20
+    tested = FlashInferBackend(spec, pages, interpreter)
+    tested.invariant = True
+    tested.prepare()
+    oracle = ReferenceBackend(KVSpec(layers, page_size, torch.float32, spec.device), pages)
+    rounds = steps(spec, pages, random.Random(page_size), count=3, longest=40, requests=3)
+    error, tokens = worst_error(tested, oracle, rounds, torch.Generator().manual_seed(page_size))
+    assert tokens > 10 and error < 0.02
+
+
+def test_every_row_has_a_whole_tile_and_no_keys_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.gpu.batches import packed
+
+    plans: list[tuple[list[int], bool]] = []
+    plan = interpreter.BatchPrefillWithPagedKVCacheWrapper.plan
+
+    def recorded(self: object, *arguments: object, **named: object) -> None:
+        plans.append((arguments[0].diff().tolist(), named["disable_split_kv"]))  # type: ignore[attr-defined,arg-type]  # a tensor, a bool
+        plan(self, *arguments, **named)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(interpreter.BatchPrefillWithPagedKVCacheWrapper, "plan", recorded)
+    spec = KVSpec((LayerSpec(8, 2, 64, 64, 0.125),), 4, torch.bfloat16, torch.device("cpu"))
+    backend = FlashInferBackend(spec, 32, interpreter)
+    backend.invariant = True
+    backend.plan(packed([(5, 1), (0, 20)], [[1, 2], [3, 4, 5, 6, 7]], 4, spec.device))
+    backend.plan(packed([(5, 1), (4, 1)], [[1, 2], [3, 4]], 4, spec.device))
+    assert plans == [([17, 20], True), ([17, 17], True)], "17 queries of 4 heads on a KV head are more than 64"

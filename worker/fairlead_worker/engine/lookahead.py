@@ -1,0 +1,114 @@
+"""A scheduler that plans a step while the one before it runs: it takes for granted that each row of it brings one token and goes on.
+
+`assume` a plan that was launched, `plan` the next one, then `settle` the first by its tokens. Until then the last of a request's tokens
+is a stand-in, and nothing but its place is used: whoever packs the next step has the device put in the real one. What turns out otherwise
+is put right here: the row of a request that has ended, or whose token did not come, is discarded from the step that was launched
+meanwhile, and pages come back when that step is over (`Departed`). The order of work is one stream's: each step sees what the ones before
+it have written.
+"""
+
+from collections.abc import Callable
+from itertools import repeat
+
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.plan import Row, StepPlan, StepResult
+from fairlead_worker.engine.request import Request, lease_of
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.messages import Output
+
+STAND_IN = 0xFFFFFFFF
+"""In a request's tokens, for the one that is being computed: nobody's token."""
+
+
+class LookaheadScheduler(Scheduler):
+    """At most one plan is out when `plan` is called, and it was assumed. `advance` still takes a step that was run with none out."""
+
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
+        super().__init__(config, cache)
+        self._awaited: list[Request] = []
+        """Whose tokens end in a stand-in, as of `assume`, in the order of the plan."""
+        self._stalled: set[Request] = set()
+        """Without a token in the plan settled last (a mask was late): their rows of the plan launched meanwhile are void."""
+
+    @property
+    def can_plan_ahead(self) -> bool:
+        """Whether `plan` makes sense with a plan out: nobody has to lose pages for it (that is decided by known tokens alone), nobody
+        guesses."""
+        preempts = self.config.policy == "priority" and len(self.waiting) > 0
+        return self.speculation is None and not preempts and len(self._growing) <= self.cache.available
+
+    def awaited(self, plan: StepPlan) -> list[Row]:
+        """Rows of a plan just launched from which a token is wanted, now that the one before it is settled."""
+        return [row for row in plan.rows if row.samples and row.request.finish is None and row.request not in self._stalled]
+
+    def assume(self, plan: StepPlan) -> None:
+        """Moves the plan's requests on as if it were over, each awaited one by a stand-in. One that reaches its length thereby is in no
+        further plan."""
+        self._awaited = [row.request for row in self.awaited(plan)]
+        block = self.cache.block_tokens
+        for row in plan.rows:
+            request = row.request
+            if request.finish is not None or request in self._stalled:
+                continue
+            lease, end = lease_of(request), row.end
+            # Nothing of a row that may come to be computed again is published: other requests would see it written twice.
+            certain = end - 1 if row.samples else end
+            if row.count > 1 or certain % block == 0:
+                self.cache.publish(lease, request.tokens, certain)
+            request.computed = end
+            if not row.samples:
+                continue
+            request.tokens.append(STAND_IN)
+            self.reserve.wrote(1)
+            if len(request.tokens) < request.length_limit:
+                self._decode_next(request, lease)
+            elif request.row is not None:
+                self._decodes.remove(request.row)
+                request.row = None
+        self._stalled.clear()
+
+    def settle(self, plan: StepPlan, read: Callable[[], StepResult]) -> list[Output]:
+        """As `advance`, for a plan that was assumed. `read` waits for its result, whose tokens are those of `awaited`; it is called when
+        the stand-ins are gone, so that it may look at the requests."""
+        awaited, self._awaited = self._awaited, []
+        for request in awaited:
+            if request.finish is None:
+                request.tokens.pop()
+                self.reserve.wrote(-1)
+        result = read()
+        if len(result.tokens) != len(awaited):
+            raise ValueError(f"the plan has {len(awaited)} rows that wait for tokens, the result {len(result.tokens)} lists of tokens")
+        self._departed.returned(plan.number)
+        outputs: list[Output] = []
+        for request, tokens, logprobs in zip(awaited, result.tokens, result.logprobs or repeat(()), strict=False):
+            if request.finish is not None:  # aborted while its step ran
+                continue
+            ending = result.endings.get(request.id)
+            if tokens or ending is not None:
+                outputs.append(self._take_tokens(request, tokens, logprobs, ending))
+            if not tokens:
+                request.computed -= 1
+            if request.finish is not None:
+                self._finish(request)
+            elif not tokens:
+                self._again(request)
+            elif self.waiting.fair is not None and request.computed % self.cache.block_tokens == 0:
+                self.waiting.fair.wrote(request)
+        if self.pacer is not None:
+            self.pacer.observe(plan.costs, result.seconds)
+        self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
+        return outputs
+
+    def advance(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        self._stalled.clear()  # its rows were packed when they had been moved back
+        return super().advance(plan, result)
+
+    def _again(self, request: Request) -> None:
+        """Its token did not come: the same position once more, in the next plan but one."""
+        lease = lease_of(request)
+        lease.trim(len(request.tokens))  # of the page that the void row has, if it has one: what is written there next comes behind it
+        if request in self._growing:
+            self._growing.remove(request)
+        self._decode_next(request, lease)
+        self._stalled.add(request)

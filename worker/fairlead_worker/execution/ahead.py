@@ -1,0 +1,127 @@
+"""Steps that are launched before the tokens of the step before them are on the host. Implements `engine.overlap.AheadRunner`.
+
+The forward pass takes those tokens on the device: a plan's stand-ins are places in the tensor that the last choice was written to.
+Choosing is launched later, when the host knows the tokens before it, so that penalties, bans, grammars and noise are those of the plain
+loop. By then the forward pass is running, and on a GPU neither waits for the other.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fairlead_worker.engine.plan import Row, StepPlan, StepResult
+from fairlead_worker.engine.request import Request
+from fairlead_worker.execution.grammars import Grammars
+from fairlead_worker.execution.lane import DeviceLane, Lane
+from fairlead_worker.execution.masks import Masks
+from fairlead_worker.execution.pack import pack
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.execution.sampler import Asked, ask, choose
+from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.kernels.transfer import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Tokens chosen, on the device, and whose they are."""
+
+    tokens: torch.Tensor
+    """[n] int64"""
+    places: dict[Request, int]
+
+
+class OverlappedRunner:
+    """A model runner's steps, each behind the other on one lane."""
+
+    def __init__(self, runner: ModelRunner, lane: Lane | None = None) -> None:
+        """`lane`: None: the device's."""
+        self.runner = runner
+        self.lane = lane or DeviceLane(runner.loaded.device)
+        self.unread: Choice | None = None
+        """Of the step launched last, until it is read."""
+        self.read_at = 0.0
+        """When a step was read the last time."""
+
+    def can_launch(self, plan: StepPlan) -> bool:
+        """Not what needs the host in the midst of a step: prompts to be scored, hidden states to be pooled, guesses."""
+        return not (plan.scores or plan.pools or plan.drafted)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """A step with none out."""
+        result = self.lane.run(lambda: self.runner.execute(plan))()
+        self.read_at = time.perf_counter()
+        return result
+
+    def launch(self, plan: StepPlan) -> "LaunchedStep":
+        began, runner = time.perf_counter(), self.runner
+        step = pack(plan, runner.backend.spec.page_size, runner.loaded.device)
+        fill = self._fill(plan, step)
+
+        @torch.inference_mode()
+        def forward() -> torch.Tensor:
+            if runner.host is not None:
+                runner.host.copy(plan.saves, plan.loads)
+            fill()
+            return runner.run(step)
+
+        return LaunchedStep(self, plan, self.lane.run(forward), began)
+
+    def _fill(self, plan: StepPlan, step: PackedStep) -> Callable[[], object]:
+        """What puts the tokens of the step before in the place of the plan's stand-ins."""
+        choice, at, chosen, end = self.unread, list[int](), list[int](), 0
+        if choice is None:
+            return lambda: None
+        for row in plan.rows:
+            end += row.count
+            place = choice.places.get(row.request)
+            if place is not None and row.end == len(row.request.tokens):
+                at.append(end - 1)
+                chosen.append(place)
+        if not at:
+            return lambda: None
+        device, tokens = step.tokens.device, choice.tokens
+        to, source = to_device(at, device), to_device(chosen, device)
+        return lambda: step.tokens.index_copy_(0, to, tokens.index_select(0, source))
+
+
+class LaunchedStep:
+    """Implements `engine.overlap.Launched`."""
+
+    def __init__(self, owner: OverlappedRunner, plan: StepPlan, logits: Callable[[], torch.Tensor], began: float) -> None:
+        self._owner, self._plan, self._logits, self._began = owner, plan, logits, began
+        self._rows: list[Row] = []
+        self._grammars: Grammars | None = None
+        self._masks: Masks | None = None
+        self._tokens: Callable[[], torch.Tensor] | None = None
+        self._asked: Asked | None = None
+
+    def choose(self, rows: list[Row]) -> None:
+        owner, plan, self._rows = self._owner, self._plan, rows
+        if not rows:
+            owner.unread = None
+            return
+        grammars = self._grammars = owner.runner.begin_masks(rows)
+        logits = self._logits()
+        if len(rows) < plan.samples:
+            wanted = set(rows)
+            kept = [place for place, row in enumerate(row for row in plan.rows if row.samples) if row in wanted]
+            logits = logits[to_device(kept, logits.device)]
+        self._masks = None if grammars is None else grammars.masks(rows)
+        requests = [row.request for row in rows]
+        with torch.inference_mode():
+            tokens = choose(logits, requests, owner.runner.histories, masks=self._masks)
+            self._asked = ask(logits, tokens, requests)
+            self._tokens = owner.lane.fetch(tokens)
+        owner.unread = Choice(tokens, {request: place for place, request in enumerate(requests)})
+
+    def read(self) -> StepResult:
+        owner, rows = self._owner, self._rows
+        tokens: list[list[int]] = [] if self._tokens is None else [[token] for token in self._tokens().tolist()]
+        owner.unread = None
+        endings = {} if self._grammars is None or self._masks is None else self._grammars.accept(rows, tokens, self._masks)
+        logprobs = [] if self._asked is None else self._asked.told()
+        now = time.perf_counter()
+        seconds, owner.read_at = now - max(self._began, owner.read_at), now
+        return StepResult(tokens, logprobs, seconds, endings=endings)

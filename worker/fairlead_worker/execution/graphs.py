@@ -1,0 +1,201 @@
+"""Steps of decodes alone as CUDA graphs: one for each of some batch sizes, and smaller batches filled up to the next of them.
+
+A graph repeats its kernels on the memory that they were captured with, so a step's inputs are copied to where its graph reads them. Rows
+that fill up a batch have a page of their own, which is nobody's. FlashInfer's plans are made anew before each replay, outside the graph,
+for they work on the host; planning writes the page tables into the graph's buffers. What no graph was captured for runs as ever.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from fairlead_worker.execution.forward import Forward
+from fairlead_worker.kernels.base import Backend, PackedStep
+from fairlead_worker.kernels.flashinfer import FlashInferBackend, dense
+from fairlead_worker.kernels.paging import Paging, plan_pages
+from fairlead_worker.model.progress import Progress, no_progress
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    """Makes graphs."""
+
+    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """`run` once for real, then recorded: what is returned does the same again on the same memory, and gives the same tensor."""
+        ...
+
+
+class CudaRecorder:
+    """CUDA graphs that share one pool of memory: their replays follow each other, and what one leaves is read before the next."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries set themselves up at their first call, which must not be recorded
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = run()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+
+def batch_sizes(most: int) -> list[int]:
+    """1, 2, 4, 8, then every power of two and the middle between two of them, up to `most`, which is one of them: ascending."""
+    sizes = {1, 2, 4, 8, most}
+    power = 16
+    while power <= most:
+        sizes |= {power, power * 3 // 2}
+        power *= 2
+    return sorted(size for size in sizes if size <= most)
+
+
+class GraphedDecodes:
+    """The graphs of a forward on a FlashInfer backend."""
+
+    def __init__(self, forward: Forward, backend: FlashInferBackend, most: int, context: int, recorder: Recorder) -> None:
+        """`most`: rows of the largest graph. `context`: tokens of the longest request."""
+        self._forward, self._backend, self._recorder = forward, backend, recorder
+        self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
+        """The page tables of the step that is replayed, for whichever graph."""
+        self.sizes = batch_sizes(most)
+        self._graphs: dict[int, _Graph] = {}
+
+    @property
+    def recorded(self) -> bool:
+        """Every size is."""
+        return len(self._graphs) == len(self.sizes)
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress = no_progress) -> None:
+        """Records every size, the largest first, so that the others fit into its memory. What cannot be recorded runs without a graph."""
+        for done, size in enumerate(reversed(self.sizes)):
+            progress("capture", 100 * done // len(self.sizes))
+            graph = _Graph(self._backend, size, self._pages)
+            try:
+                graph.record(self._forward, self._recorder)
+            except Exception as error:  # whatever a kernel raises that cannot be recorded
+                logger.warning("decodes run without CUDA graphs, as one of %d rows cannot be recorded: %s", size, error)
+                self._graphs.clear()
+                return
+            self._graphs[size] = graph
+        progress("capture", 100)
+        logger.info("CUDA graphs for decodes of %s rows", ", ".join(map(str, self.sizes)))
+
+    def run(self, step: PackedStep) -> torch.Tensor | None:
+        """Logits [S, vocabulary] of a step, until the next one; None where no graph does it: with prompts, adapters, or too many rows."""
+        rows = len(step.starts)
+        if step.adapters or len(step.tokens) != rows or len(step.sampling) != rows:
+            return None
+        size = next((size for size in self.sizes if size >= rows), 0)
+        graph = self._graphs.get(size)
+        return None if graph is None else graph.run(step)[:rows]
+
+
+class _Graph:
+    """One batch size: the memory that its kernels read, and their replay. Implements `StepContext` for its own recording."""
+
+    def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor) -> None:
+        device = backend.spec.device
+        self._backend, self._size = backend, size
+        self._padding = backend.padding_page
+        self._inputs = PackedStep(
+            tokens=torch.zeros(size, dtype=torch.int64, device=device),
+            positions=torch.zeros(size, dtype=torch.int64, device=device),
+            slots=torch.full((size,), self._padding * backend.spec.page_size, device=device),
+            starts=[0] * size,
+            counts=[1] * size,
+            page_indptr=torch.arange(size + 1, dtype=torch.int32),
+            page_indices=torch.full((size,), self._padding, dtype=torch.int32),
+            sampling=torch.arange(size, device=device),
+        )
+        self._paging = Paging(
+            query_indptr=torch.arange(size + 1, dtype=torch.int32),
+            page_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
+            page_indices=pages,
+            last_page_len=torch.ones(size, dtype=torch.int32, device=device),
+            rows=torch.arange(size, dtype=torch.int32, device=device),
+            positions=torch.zeros(size, dtype=torch.int32, device=device),
+            single=True,
+        )
+        self._wrappers = backend.graph_wrappers(self._paging)
+        self._replay: Callable[[], torch.Tensor] | None = None
+
+    def record(self, forward: Forward, recorder: Recorder) -> None:
+        self._plan(self._inputs)
+        self._replay = recorder.record(lambda: forward(self._inputs, self))
+
+    def run(self, step: PackedStep) -> torch.Tensor:
+        """[size, vocabulary]"""
+        assert self._replay is not None, "it was recorded"
+        whole = self._filled_up(step)
+        for name in ("tokens", "positions", "slots"):
+            getattr(self._inputs, name).copy_(getattr(whole, name))
+        self._paging.positions.copy_(whole.positions)
+        self._plan(whole)
+        return self._replay()
+
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        backend = self._backend
+        kind, dtype = backend.spec.layers[layer], backend.spec.dtype
+        backend.store(layer, self._paging, key, value)
+        output = query.new_empty(query.shape[0], kind.heads, kind.value_dim, dtype=dtype)
+        self._wrappers[kind].run(dense(query.to(dtype)), (backend.keys[layer], backend.values[layer]), out=output)
+        return output.to(query.dtype)
+
+    def _plan(self, step: PackedStep) -> None:
+        self._backend.plan_graph(self._wrappers, plan_pages(step, self._backend.spec.page_size))
+
+    def _filled_up(self, step: PackedStep) -> PackedStep:
+        """With rows of one token on the padding page behind those of the step."""
+        more = self._size - len(step.starts)
+        end = int(step.page_indptr[-1])
+
+        def longer(part: torch.Tensor, value: int) -> torch.Tensor:
+            return torch.nn.functional.pad(part, (0, more), value=value)
+
+        return replace(
+            step,
+            tokens=longer(step.tokens, 0),
+            positions=longer(step.positions, 0),
+            slots=longer(step.slots, self._padding * self._backend.spec.page_size),
+            starts=[*step.starts, *[0] * more],
+            counts=[*step.counts, *[1] * more],
+            page_indptr=torch.cat((step.page_indptr, torch.arange(end + 1, end + more + 1, dtype=torch.int32))),
+            page_indices=longer(step.page_indices, self._padding),
+        )
+
+
+def graphs_for(forward: Forward, backend: object, most: int, context: int, recorder: Recorder | None = None) -> GraphedDecodes | None:
+    """Graphs of up to `most` rows, not recorded yet; None where the backend or a kind of layer is not FlashInfer's, or `most` is 0."""
+    if not most or not isinstance(backend, FlashInferBackend):
+        return None
+    if recorder is None and backend.spec.device.type != "cuda":
+        return None
+    if backend.invariant:
+        logger.warning("decodes run without CUDA graphs beside --deterministic, which computes them as prompts")
+        return None
+    left_out: Sequence[object] = [kind for kind in dict.fromkeys(backend.spec.layers) if kind not in backend.kinds]
+    if left_out:
+        logger.warning("decodes run without CUDA graphs: %d kinds of layers have reference attention", len(left_out))
+        return None
+    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder())
+
+
+def run_step(step: PackedStep, forward: Forward, backend: Backend, graphs: GraphedDecodes | None) -> torch.Tensor:
+    """Logits [S, vocabulary] of `step`, replayed where a graph does it: then they are there until its next replay."""
+    if graphs is not None and (logits := graphs.run(step)) is not None:
+        return logits
+    return forward(step, backend.plan(step))

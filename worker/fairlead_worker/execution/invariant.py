@@ -1,0 +1,66 @@
+"""`--deterministic`: a row has the same bits alone, in company, at once, in chunks and token by token. Tried before it is promised."""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from fairlead_worker.execution.check import STEPS, trial_pages, trial_step, trial_steps
+from fairlead_worker.execution.runner import ModelRunner
+from fairlead_worker.kernels.base import PackedStep
+
+logger = logging.getLogger(__name__)
+
+
+class NotInvariant(Exception):
+    """--deterministic cannot be kept here; the message says where it fails and what to do."""
+
+
+def settle(device: torch.device) -> None:
+    """torch's own switches, for this process: none on a CPU, where packed layers and attention need none."""
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it would write all scratch memory
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+@torch.inference_mode()
+def check_invariance(runner: ModelRunner) -> None:
+    """Logits of three requests, bit by bit. Writes the first pages of the runner's KV. Raises NotInvariant."""
+    spec, vocabulary = runner.backend.spec, runner.loaded.vocabulary_size
+    if runner.backend.pages < trial_pages(spec.page_size):
+        raise NotInvariant(
+            f"--deterministic is tried on {trial_pages(spec.page_size)} pages at the start: give --kv-pages at least so many"
+        )
+    together: dict[tuple[int, int], torch.Tensor] = {}
+    for rows, step in zip(STEPS, trial_steps(spec, vocabulary), strict=True):
+        places = [(request, at) for request, start, count in rows for at in range(start, start + count)]
+        together |= dict(zip(places, _logits(runner, step), strict=True))
+    lengths = {request: 1 + max(at for who, at in together if who == request) for request, _ in together}
+    ways = {
+        "at once": [[(0, length)] for length in lengths.values()],
+        "token by token": [[(at, 1) for at in range(length)] for length in lengths.values()],
+    }
+    for way, cuts in ways.items():
+        for request, parts in zip(lengths, cuts, strict=True):
+            for start, count in parts:
+                alone = _logits(runner, trial_step(((request, start, count),), spec, vocabulary))
+                for at, logits in enumerate(alone, start):
+                    _compare(logits, together[request, at], f"alone and {way}, token {at} of {lengths[request]}")
+    logger.info("deterministic: %d tokens have the same logits alone, in company, at once and one by one, bit for bit", len(together))
+
+
+def _logits(runner: ModelRunner, step: PackedStep) -> torch.Tensor:
+    moved = {name: getattr(step, name).to(runner.loaded.device) for name in ("tokens", "positions", "slots", "sampling")}
+    step = replace(step, **moved)
+    return runner.forward(step, runner.backend.plan(step))
+
+
+def _compare(alone: torch.Tensor, together: torch.Tensor, where: str) -> None:
+    if not torch.equal(alone, together):
+        worst = (alone.float() - together.float()).abs().max().item()
+        raise NotInvariant(
+            f"--deterministic cannot be kept here: {where}, has other logits than in company (by {worst:.1e}); "
+            "leave it out, or choose another --attention-backend or --dtype"
+        )
