@@ -238,12 +238,14 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Progress of the engine's start."""
 
     phase: str
-    """"imports", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "cache", "grammars"."""
+    """"imports", "nodes", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "cache", "grammars"."""
     percent: int
     detail: str = ""
     done: int = 0
     """Bytes of `total`; 0 where they are not counted."""
     total: int = 0
+    beat: int = 0
+    """Moves on while something gets on that the other figures do not show, on another node."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
