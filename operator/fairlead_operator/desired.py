@@ -44,5 +44,5 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
         probe_due=said.probe_due,
         split=trial.sides.split,
         decision=decision if decision is not None and decision.reason else None,
-        wake_at=min((at for at in (said.wake_at, step.wake_at, trial.wake_at) if at is not None), default=None),
+        wake_at=min((at for at in (said.wake_at, step.wake_at, trial.wake_at, observed.stalls_at) if at is not None), default=None),
     )

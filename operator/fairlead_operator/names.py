@@ -13,11 +13,17 @@ REVISION = "fairlead.dev/revision"
 FIELD_MANAGER = "fairlead-operator"
 
 WORKER, ROUTER = "worker", "router"
+FOLLOWER = "follower"  # a pod of a worker over several nodes, other than the one that serves
 CANARY = "worker-canary"  # of the Deployment; its pods are workers, set apart by TRACK
 TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
 CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back, in words
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
+
+
+def parts(component: str) -> tuple[str, ...]:
+    """Labels of the pods that a component is made of."""
+    return (WORKER, FOLLOWER) if component == WORKER else (component,)
 
 
 def workers_service(service: InferenceService) -> str:

@@ -73,6 +73,7 @@ class Observed:
     quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
     loading: Mapping[str, "LoadingSeen"] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
     needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
+    stalls_at: float | None = None  # seconds since the epoch at which workers of several pods have not got on for too long
     decision: Decision | None = None  # the last change of the size that this process has decided
 
     @property

@@ -4,11 +4,12 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause, creation
 from fairlead_operator.causes.cause import told
+from fairlead_operator.children import groups
 
 
 def cause(service: InferenceService, child: str, words: str) -> Cause:
     """`child`: as in `Deployment/qwen-worker`; `words`: the API server's."""
-    workers = child == f"Deployment/{names.deployment(service, names.WORKER)}"
+    workers = child in (f"{kind}/{names.deployment(service, names.WORKER)}" for kind in ("Deployment", groups.KIND))
     # Without the feature the server drops the volume's source, and then misses one; older servers know no such field.
     if workers and service.spec.model.uri.startswith("oci://") and "volumes" in words:
         return told(

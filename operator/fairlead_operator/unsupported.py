@@ -1,24 +1,35 @@
-"""What the API takes and this release cannot do: said at once, and nothing is changed, rather than pods that hold GPUs and crash."""
+"""What the API takes and this release, or this cluster, cannot do: said at once, and nothing is changed, rather than pods that hold GPUs
+and crash."""
+
+from collections.abc import Collection
 
 from fairlead_operator.api import InferenceService
+from fairlead_operator.children import groups
 
-REASON = "TensorParallelUnsupported"
+REASON, MISSING = "TensorParallelUnsupported", "LeaderWorkerSetMissing"
 MOST_GPUS = 8
 """Of one machine, as clouds and makers sell them nearly all: a pod that asks for more would wait for ever."""
 
 
-def unsupported(service: InferenceService) -> str:
-    """Why nothing is made of this spec; empty for one that can be served."""
-    ranks = service.spec.engine.tensor_parallel
-    if ranks > MOST_GPUS:
-        return (
-            f"spec.engine.tensorParallel is {ranks}, and a worker is one pod, whose GPUs are one node's: set it to {MOST_GPUS} or less. "
-            "What runs stays as it is. (Over several nodes it would take LeaderWorkerSet, leaderworkerset.x-k8s.io/v1, which this "
-            "operator does not use.)"
+def unsupported(service: InferenceService, served: Collection[str]) -> tuple[str, str] | None:
+    """Reason and message: why nothing is made of this spec; None for one that can be served. `served`: optional kinds that there are."""
+    engine = service.spec.engine
+    ranks, nodes = engine.tensor_parallel, engine.nodes
+    stays = "What runs stays as it is."
+    if ranks > MOST_GPUS * nodes:
+        over = f" over {nodes} nodes" if nodes > 1 else ""
+        return REASON, (
+            f"spec.engine.tensorParallel is {ranks}{over}, and a pod's GPUs are one node's: set it to {MOST_GPUS * nodes} or less, or "
+            f"divide the model over more nodes in a new service (spec.engine.nodes: {-(-ranks // MOST_GPUS)}). {stays}"
         )
     if ranks > 1 and service.spec.model.adapters:
-        return (
+        return REASON, (
             f"spec.engine.tensorParallel is {ranks}, and LoRA adapters are not served by models divided over GPUs: leave out "
-            "spec.model.adapters, or set spec.engine.tensorParallel to 1. What runs stays as it is."
+            f"spec.model.adapters, or set spec.engine.tensorParallel to 1. {stays}"
         )
-    return ""
+    if nodes > 1 and groups.KIND not in served:
+        return MISSING, (
+            f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}, release 0.9 or newer), and this cluster does "
+            f"not serve it: install it as https://lws.sigs.k8s.io/docs/installation says. It is looked for every 30 s. {stays}"
+        )
+    return None

@@ -11,6 +11,7 @@ import yaml
 from e2e.cluster.binaries import go_program
 
 GATEWAY_API = ("sigs.k8s.io/gateway-api@v1.6.2", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml")
+LEADER_WORKER_SET = ("sigs.k8s.io/lws@v0.9.0", "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml")
 INFERENCE = ("sigs.k8s.io/gateway-api-inference-extension@v1.3.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml")
 
 PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.90.1"

@@ -69,6 +69,13 @@ REFUSED = [
         "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all",
     ),
     (
+        {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 16}},
+        "for one replica (over several nodes: gpus times spec.engine.nodes)",
+    ),
+    ({"engine": {"tensorParallel": 9, "nodes": 2}}, "spec.engine.tensorParallel must be a multiple of spec.engine.nodes"),
+    ({"engine": {"nodes": 2}}, "spec.engine.tensorParallel must be a multiple of spec.engine.nodes"),
+    ({"engine": {"tensorParallel": 16, "nodes": 2}, "rollout": {"canary": {}}}, "spec.rollout.canary is for workers of one pod"),
+    (
         {"engine": {"kvCache": {"pageTokens": 16, "blockTokens": 40}}},
         "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens",
     ),
@@ -112,6 +119,8 @@ def test_refused_with_a_message_that_names_the_field(server: apiserver.ApiServer
 ACCEPTED = [
     {"engine": {"tensorParallel": 2}},
     {"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}},
+    {"engine": {"tensorParallel": 16, "nodes": 2}},
+    {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 8}},
     {"resources": {"gpus": 0, "cpu": "500m", "memory": "2Gi"}},
     {"resources": {"gpus": 0}, "engine": {"quantization": "int8"}},
     {"engine": {"attentionBackend": "native", "itlTargetMs": 30, "prefillMaxRequests": 1}},

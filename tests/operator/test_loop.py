@@ -69,7 +69,7 @@ class Recording(EmptyCluster):
         (
             16,
             {},
-            "whose GPUs are one node's: set it to 8 or less. What runs stays as it is. (Over several nodes",
+            "a pod's GPUs are one node's: set it to 8 or less, or divide the model over more nodes in a new service (spec.engine.nodes: 2)",
         ),
         (2, {"adapters": [{"name": "sql", "uri": "hf://a/sql"}]}, "leave out spec.model.adapters"),
     ],

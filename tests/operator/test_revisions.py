@@ -154,6 +154,7 @@ DEFAULTS = {
     "engine.dtype": "auto",
     "engine.policy": "lpm",
     "engine.tensor_parallel": 1,
+    "engine.nodes": 1,
     "engine.prefill_max_requests": 0,
     "engine.itl_target_ms": 0,
     "engine.quantization": "none",

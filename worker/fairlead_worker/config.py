@@ -9,14 +9,18 @@ from pathlib import PurePosixPath
 from typing import Annotated, Literal, NoReturn, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_index.access import RedisAccess, parse, shown
 from fairlead_index.groups import MOST_GROUPS
+from fairlead_worker.leader_worker_set import GroupEnvironment
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, choose
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+NODES_PORT = 8001
+"""Where the leader of several nodes listens for the others."""
+SHORTEST_SECRET = 16
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}"
 """As a model's name in the manifest: it goes into URLs and command lines."""
 
@@ -101,7 +105,14 @@ class WorkerConfig(BaseSettings):
         Literal["none", "int8", "fp8", "int4"],
         Field(description="weights of linear layers, made so at load: int8 on a CPU, fp8 or int4 (GPUs) by torchao"),
     ] = "none"
-    tensor_parallel: Annotated[Positive, Field(description="devices of this pod that share one model")] = 1
+    tensor_parallel: Annotated[Positive, Field(description="devices that share one model: of this pod, or of --nodes pods")] = 1
+    nodes: Annotated[int, Field(ge=1, le=64, description="pods that share one model, each on a node of its own")] = 1
+    node_rank: Annotated[NonNegative, Field(description="which of --nodes this is; 0: the leader, which serves")] = 0
+    leader: Annotated[str, Field(description=f"HOST[:PORT] of the leader, for --nodes above 1; the port: {NODES_PORT}")] = ""
+    nodes_secret: Annotated[
+        str,
+        Field(description="what the nodes of a model know each other by; best as FAIRLEAD_NODES_SECRET: process lists show flags"),
+    ] = ""
     drain_timeout: Annotated[float, Field(ge=0, description="seconds for running streams to finish after SIGTERM")] = 120
     lease_seconds: Annotated[float, Field(gt=0, description="seconds after which the index forgets a silent worker")] = 10
     threads: Annotated[NonNegative, Field(description="CPU threads of the engine; 0: from its cores and CPU quota")] = 0
@@ -184,6 +195,18 @@ class WorkerConfig(BaseSettings):
         Field(gt=0, description="seconds without a byte, a layer or work on the way after which a load counts as stuck, and ends"),
     ] = 120
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Last of all: what LeaderWorkerSet tells its pods."""
+        return init_settings, env_settings, GroupEnvironment(settings_cls)
+
     @field_validator("model", "speculative_model")
     @classmethod
     def _model_uri(cls, value: str, info: ValidationInfo) -> str:
@@ -238,6 +261,7 @@ class WorkerConfig(BaseSettings):
                 f"--block-tokens {self.block_tokens} is not a multiple of --page-size {self.page_size}; "
                 f"try --block-tokens {-(-self.block_tokens // self.page_size) * self.page_size}"
             )
+        self._check_nodes()
         if self.tensor_parallel > 1 and (self.lora or self.allow_runtime_lora_updating):
             raise ValueError(
                 f"--tensor-parallel {self.tensor_parallel} serves no LoRA adapters: leave out --lora and --allow-runtime-lora-updating"
@@ -267,6 +291,36 @@ class WorkerConfig(BaseSettings):
             raise ValueError("--redis-url needs --index-namespace NS/NAME too")
         _ = self.redis
         return self
+
+    def _check_nodes(self) -> None:
+        if self.nodes == 1:
+            if self.node_rank or self.leader:
+                raise ValueError("--node-rank and --leader are of a model over several nodes: give --nodes too")
+            return
+        if self.tensor_parallel % self.nodes:
+            raise ValueError(
+                f"--tensor-parallel {self.tensor_parallel} is not a multiple of --nodes {self.nodes}: each node has as many ranks"
+            )
+        if self.node_rank >= self.nodes:
+            raise ValueError(f"--node-rank {self.node_rank} is none of --nodes {self.nodes}: they are numbered from 0")
+        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+)(:\d{1,5})?", self.leader):
+            raise ValueError(f"--nodes {self.nodes} needs --leader HOST[:PORT], the same on all of them (got {self.leader!r})")
+        if len(self.nodes_secret) < SHORTEST_SECRET:
+            raise ValueError(
+                f"--nodes {self.nodes} needs a secret that they share: set FAIRLEAD_NODES_SECRET to the same {SHORTEST_SECRET} characters "
+                "or more on all of them"
+            )
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of this node."""
+        return self.tensor_parallel // self.nodes
+
+    @property
+    def leader_address(self) -> tuple[str, int]:
+        """Host (of IPv6 without brackets) and port."""
+        host, _, port = self.leader.rpartition(":") if re.search(r":\d+$", self.leader) else (self.leader, "", "")
+        return host.strip("[]"), int(port or NODES_PORT)
 
     @property
     def redis(self) -> RedisAccess | None:
@@ -305,6 +359,7 @@ class WorkerConfig(BaseSettings):
     def described(self) -> str:
         """One `flag=value` for each flag, fit for a log: no passwords."""
         fields = self.model_dump() | {"redis_url": shown(self.redis_url)}
+        fields["nodes_secret"] = "***" if self.nodes_secret else ""
         return " ".join(f"{_flag(name)}={value}" for name, value in fields.items())
 
     @classmethod

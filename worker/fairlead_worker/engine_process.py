@@ -69,7 +69,11 @@ def main() -> int:
 
 def run(config: WorkerConfig, end: EngineEnd, folder: str | None = None) -> int:
     """Build the engine, then serve until `Stop` (0) or until it fails (1). `folder`: for sockets; None: the system's temporary one."""
-    ranks = Ranks(config.tensor_parallel, config.model_dump(), end, folder) if config.tensor_parallel > 1 else None
+    try:
+        ranks = Ranks(config, end, folder) if config.tensor_parallel > 1 else None
+    except OSError as error:
+        end.send(Failed(reason=f"the other nodes cannot come in at --leader {config.leader}: {error.strerror or error}"))
+        return 1
     status = 1
     try:
         status = _run(config, end, ranks)
@@ -140,7 +144,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.model.cache import ModelCache
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
-    from fairlead_worker.parallel.group import Group, check_devices
+    from fairlead_worker.parallel.group import check_devices
     from fairlead_worker.parallel.lead import Located, lead
 
     cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
@@ -149,8 +153,11 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         loaded = load(config, _reporter(end), cache)
     else:
         check_devices(config)
-        group = Group.join(ranks.store, 0, ranks.size)
+        group = ranks.join()
         loaded = load(config, _reporter(end), cache, group, Located(ranks))
+        ranks.loaded()
+        if config.nodes > 1:
+            group.check_same(config.model, loaded.digest)
     draft = None
     if config.speculative_model:
         draft = load_draft(config.speculative_model, loaded, dtype=config.dtype, progress=_reporter(end, "of the draft model"), cache=cache)
@@ -214,7 +221,7 @@ def load(
     from fairlead_worker.model.progress import no_progress
     from fairlead_worker.model.uri import resolve
 
-    torch.set_num_threads(max(1, (config.threads or engine_threads()) // config.tensor_parallel))
+    torch.set_num_threads(max(1, (config.threads or engine_threads()) // config.local_ranks))
     return load_model(
         config.model,
         dtype=config.dtype,

@@ -1,4 +1,5 @@
-"""`fairlead-worker`: one model replica. Reads the configuration, binds the port, and lives until a signal or the engine's end."""
+"""`fairlead-worker`: one model replica, or a node of one. Reads the configuration, binds the port, and lives until a signal or its engine's
+end."""
 
 import asyncio
 import logging
@@ -26,6 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
     logger.info("configuration: %s", config.described())
     if has_password(config.redis_url):
         logger.warning("--redis-url holds a password, which process lists show: use --redis-password-file")
+    if config.node_rank:
+        from fairlead_worker.node import serve as serve_ranks
+
+        failure = serve_ranks(config)
+        return _fail(config, failure) if failure else 0
     try:
         listener = _listen(config)
     except OSError as error:

@@ -238,13 +238,15 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
     """Progress of the engine's start."""
 
     phase: str
-    """"imports", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "capture", "cache",
+    """"imports", "nodes", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "capture", "cache",
     "grammars"."""
     percent: int
     detail: str = ""
     done: int = 0
     """Bytes of `total`; 0 where they are not counted."""
     total: int = 0
+    beat: int = 0
+    """Moves on while something gets on that the other figures do not show, on another node."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):

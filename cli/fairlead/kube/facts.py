@@ -8,7 +8,9 @@ from fairlead.errors import UserError
 from fairlead.kube.api import METADATA_ONLY, Kube, NoRight, NotThere
 from fairlead.kube.live import Live, look
 from fairlead.kube.picture import through_proxy
-from fairlead_operator import names
+from fairlead_operator import group_view, names
+from fairlead_operator.children import groups
+from fairlead_operator.observed import component_of
 
 Body = Mapping[str, Any]
 T = TypeVar("T")
@@ -20,7 +22,7 @@ class Facts:
     """Of one service. `needs`: ("Secret", name) → the object, or None where it is not there; absent: not known."""
 
     service: Body
-    deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment
+    deployments: Mapping[str, Body] = field(default_factory=dict)  # component → Deployment, or LeaderWorkerSet seen as one
     replica_sets: list[Body] = field(default_factory=list)
     pods: list[Body] = field(default_factory=list)
     events: list[Body] = field(default_factory=list)  # of the service and of everything that belongs to it
@@ -51,10 +53,16 @@ def gather(kube: Kube, namespace: str, name: str) -> Facts:
 
     apps, core = f"/apis/apps/v1/namespaces/{namespace}", f"/api/v1/namespaces/{namespace}"
     deployments = listed(f"{apps}/deployments", "list deployments.apps", selector=of)
-    facts.deployments = {(one["metadata"].get("labels") or {}).get(names.COMPONENT, ""): one for one in deployments}
+    made = {component_of(one): one for one in deployments}
     facts.replica_sets = listed(f"{apps}/replicasets", "list replicasets.apps", selector=of)
     facts.pods = listed(f"{core}/pods", "list pods", selector=of)
-    ours = {("InferenceService", name)} | {("Deployment", one["metadata"]["name"]) for one in deployments}
+    if ((facts.service.get("spec") or {}).get("engine") or {}).get("nodes", 1) > 1:
+        sets = f"/apis/{groups.API_VERSION}/namespaces/{namespace}/leaderworkersets"
+        for one in listed(sets, "list leaderworkersets.leaderworkerset.x-k8s.io", selector=of):
+            made[component_of(one)] = group_view.as_deployment(one, facts.pods)
+    facts.deployments = made
+    ours = {("InferenceService", name)}
+    ours |= {(one.get("kind", "Deployment"), one["metadata"]["name"]) for one in facts.deployments.values()}
     ours |= {("ReplicaSet", one["metadata"]["name"]) for one in facts.replica_sets}
     ours |= {("Pod", one["metadata"]["name"]) for one in facts.pods}
     events = listed(f"{core}/events", "list events")

@@ -79,7 +79,7 @@ def component(facts: Facts, component: str, ready_condition: Body) -> Iterator[L
             counts = f"wants {wants}, has {made.get('replicas', 0)}, {made.get('readyReplicas', 0)} ready"
             yield Line(f"ReplicaSet {replica_set['metadata']['name']} {counts}", int(made.get("readyReplicas") or 0) >= wants)
     for pod in facts.pods:
-        if component_of(pod) == component:
+        if component_of(pod) in names.parts(component):
             yield _pod(pod, newest(of(facts.events, "Pod", pod["metadata"]["name"])), str(ready_condition.get("message")))
 
 
@@ -87,8 +87,9 @@ def _counts(deployment: Body) -> Line:
     spec, status = deployment.get("spec") or {}, deployment.get("status") or {}
     wanted, ready, updated = int(spec.get("replicas") or 0), int(status.get("readyReplicas") or 0), int(status.get("updatedReplicas") or 0)
     paused = ", paused" if spec.get("paused") else ""
+    what = f"{deployment.get('kind', 'Deployment')} {deployment['metadata']['name']}"
     return Line(
-        f"Deployment {deployment['metadata']['name']} wants {wanted}: {ready} ready, {updated} of the wanted revision{paused}",
+        f"{what} wants {wanted}: {ready} ready, {updated} of the wanted revision{paused}",
         ready >= wanted and updated >= wanted,
     )
 

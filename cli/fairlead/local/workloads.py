@@ -89,6 +89,8 @@ def workloads(objects: Iterable[Mapping[str, Any]], *, service: str, router_port
     """The Deployments among `objects`. One router, whatever the manifest says: here is no Service that could stand before several."""
     found = []
     for item in objects:
+        if item.get("kind") == "LeaderWorkerSet":
+            raise UserError("spec.engine.nodes is above 1, and here is one machine: set it to 1 (ranks are processes), or use a cluster")
         if item.get("kind") != "Deployment":
             continue
         template = item["spec"]["template"]

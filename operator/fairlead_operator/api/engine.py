@@ -9,6 +9,8 @@ from fairlead_operator.api.fields import Argument, Part, Quantity, known_uri, re
 _SIZES = "spec.engine.kvCache.size and spec.engine.kvCache.pages say the same thing: keep one of the two"
 _BLOCKS = "spec.engine.kvCache.blockTokens must be a multiple of spec.engine.kvCache.pageTokens"
 _DRAFT = "spec.engine.speculative.model is the draft model: method draft needs it, and no other method takes one"
+_EVEN = "spec.engine.tensorParallel must be a multiple of spec.engine.nodes: each node has as many GPUs of a replica"
+_SETTLED = "spec.engine.nodes cannot be changed, since other kinds of objects hold the pods: make another service, or delete this one first"
 _TARGET = "spec.engine.itlTargetMs cuts prompts into chunks: it needs spec.engine.chunkedPrefillSize above 0"
 
 
@@ -66,7 +68,11 @@ class Engine(Part):
     """How a worker computes. The fields are the worker's flags of the same names."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(rule("self.itlTargetMs == 0 || self.chunkedPrefillSize > 0", _TARGET, path=".itlTargetMs"))
+        json_schema_extra=rules(
+            rule("self.itlTargetMs == 0 || self.chunkedPrefillSize > 0", _TARGET, path=".itlTargetMs"),
+            rule("self.tensorParallel % self.nodes == 0", _EVEN, path=".tensorParallel"),
+            rule("self.nodes == oldSelf.nodes", _SETTLED, path=".nodes"),
+        )
     )
 
     max_model_len: int = Field(0, ge=0, le=16_777_216, description="Longest prompt plus output in tokens. 0: what the model was made for.")
@@ -90,7 +96,10 @@ class Engine(Part):
     policy: Literal["lpm", "fcfs"] = Field(
         "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
     )
-    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share one replica of the model; equals resources.gpus.")
+    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share one replica of the model; equals resources.gpus times nodes.")
+    nodes: int = Field(
+        1, ge=1, le=64, description="Nodes that share one replica, a pod on each; above 1 needs LeaderWorkerSet. Cannot be changed."
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of a worker. 0: its cores of affinity and CPU quota, less one from three on."
     )
@@ -104,5 +113,6 @@ class Engine(Part):
 
     @model_validator(mode="after")
     def _chunked(self) -> Self:
+        refuse(self.tensor_parallel % self.nodes > 0, f"{_EVEN}: {self.tensor_parallel} is no multiple of {self.nodes}")
         refuse(self.itl_target_ms > 0 >= self.chunked_prefill_size, f"{_TARGET} (got {self.chunked_prefill_size})")
         return self

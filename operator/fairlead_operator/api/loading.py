@@ -13,7 +13,7 @@ class LoadingStatus(Part):
     """The load of the worker that is furthest behind. Coarse on purpose: a load of an hour is some dozens of writes."""
 
     phase: Phase = Field(
-        description="Waiting: for another worker's download; Loading: weights; Preparing: kernels, KV pages; Warming: peers' prefixes."
+        description="Waiting: for a download or other nodes; Loading: weights; Preparing: kernels, KV pages; Warming: peers' prefixes."
     )
     percent: int = Field(0, ge=0, le=100, description="Of this phase, in steps of five.")
     total_bytes: int = Field(0, ge=0, description="Bytes that percent is of; 0: not counted.")

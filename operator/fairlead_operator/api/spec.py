@@ -17,7 +17,11 @@ _REVISION = "spec.model.revision is for hf:// models, and not together with @REV
 _SECRET = "spec.model.secretRef is for hf:// models (the hub's token) and s3:// models (a key): remove it"
 _CACHE = "spec.model.cache keeps downloads and is for hf:// and s3:// models: remove it (others are read in place)"
 _BUCKET = "spec.model.endpoint and region are for s3:// models: remove them"
-_PARALLEL = "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica"
+_PARALLEL = (
+    "spec.engine.tensorParallel must equal spec.resources.gpus: a worker uses all of its GPUs for one replica "
+    "(over several nodes: gpus times spec.engine.nodes)"
+)
+_WHOLE = "spec.rollout.canary is for workers of one pod: remove it, or set spec.engine.nodes to 1"
 _INT8 = "spec.engine.quantization int8 is for workers on CPUs: set spec.resources.gpus to 0, or remove one of the two"
 _MIRROR = "spec.routing.indexMode Mirror follows one group of the index: set spec.routing.indexGroups to 1, or indexMode to Auto or Remote"
 _UNREAD = "spec.routing.indexMode says how PrefixAware reads the index: remove it, or set spec.routing.policy to PrefixAware"
@@ -106,7 +110,7 @@ class Resources(Part):
     """What each worker asks of its node."""
 
     gpus: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None, description="GPUs of each worker; 0: on the CPU. Absent: the operator's default (1) times engine.tensorParallel."
+        None, description="GPUs of each pod of a worker; 0: on the CPU. Absent: the operator's default (1) times tensorParallel / nodes."
     )
     cpu: Quantity | None = Field(
         None, description="CPU request of each worker, such as 8 or 500m. No limit is set: throttling delays every token."
@@ -214,7 +218,7 @@ class ServiceSpec(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "!has(self.resources.gpus) || self.resources.gpus == self.engine.tensorParallel "
+                "!has(self.resources.gpus) || self.resources.gpus * self.engine.nodes == self.engine.tensorParallel "
                 "|| (self.resources.gpus == 0 && self.engine.tensorParallel == 1)",
                 _PARALLEL,
                 path=".engine.tensorParallel",
@@ -230,6 +234,7 @@ class ServiceSpec(Part):
                 path=".engine.maxModelLen",
             ),
             rule("!has(self.access) || self.routing.steering == 'Proxy'", _PAST_KEYS, path=".routing.steering"),
+            rule("!has(self.rollout.canary) || self.engine.nodes == 1", _WHOLE, path=".engine.nodes"),
             rule("!has(self.rollout.canary) || self.routing.steering == 'Proxy'", _UNSEEN, path=".routing.steering"),
             rule("!has(self.scaling) || !has(self.scaling.target) || self.replicas == 1", EXCLUSIVE, path=".replicas"),
         )
@@ -250,12 +255,14 @@ class ServiceSpec(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        gpus, parallel = self.resources.gpus, self.engine.tensor_parallel
+        gpus, parallel, nodes = self.resources.gpus, self.engine.tensor_parallel, self.engine.nodes
         alone = gpus == 0 and parallel == 1
-        refuse(gpus is not None and gpus != parallel and not alone, f"{_PARALLEL}: {parallel} is not {gpus}")
+        over = f" times {nodes}" if nodes > 1 else ""
+        refuse(gpus is not None and gpus * nodes != parallel and not alone, f"{_PARALLEL}: {parallel} is not {gpus}{over}")
         refuse(self.engine.quantization != "none" and bool(gpus), f"{_INT8}: {gpus} GPUs")
         refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
         refuse(self.access is not None and self.routing.steering == "Redirect", _PAST_KEYS)
+        refuse(self.rollout.canary is not None and nodes > 1, f"{_WHOLE} (got {nodes})")
         refuse(self.rollout.canary is not None and self.routing.steering == "Redirect", _UNSEEN)
         refuse(self.scaling is not None and self.scaling.target is not None and self.replicas != 1, f"{EXCLUSIVE} (got {self.replicas})")
         return self

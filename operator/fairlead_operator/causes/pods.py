@@ -28,7 +28,7 @@ def of_pods(pods: Iterable[Body], component: str, revision: str, events: Mapping
         metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
         labels, name = metadata.get("labels") or {}, metadata.get("name", "")
         leaving = metadata.get("deletionTimestamp") and status.get("reason") not in _LOST
-        if labels.get(names.COMPONENT) != component or leaving:
+        if labels.get(names.COMPONENT) not in names.parts(component) or leaving:
             continue
         cause = of_pod(pod, (events or {}).get(name))
         if cause is not None:

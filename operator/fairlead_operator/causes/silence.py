@@ -25,18 +25,21 @@ def of(deployments: Iterable[Body], pods: Iterable[Body], now: datetime) -> tupl
 
 def _of_deployment(deployment: Body, pods: list[Body]) -> list[_Late]:
     metadata, status = deployment.get("metadata") or {}, deployment.get("status") or {}
-    written = _written(metadata)
-    if written is None or deployment["spec"].get("paused") or not deployment["spec"].get("replicas"):
+    since = written(metadata)
+    if since is None or deployment["spec"].get("paused") or not deployment["spec"].get("replicas"):
         return []
     name = metadata["name"]
-    do = "See whether kube-controller-manager runs (kubectl -n kube-system get pods), and kubectl describe deployment " + name + "."
+    kind = deployment.get("kind") or "Deployment"
+    who = "kube-controller-manager runs (kubectl -n kube-system get pods)"
+    who = who if kind == "Deployment" else f"{kind}'s own controller runs (kubectl -n lws-system get pods)"
+    do = f"See whether {who}, and kubectl describe {kind.lower()} {name}."
     if int(status.get("observedGeneration") or 0) < int(metadata.get("generation") or 0):
-        what = f"Deployment {name}: its controller has not looked at it for {LONG:.0f} s"
+        what = f"{kind} {name}: its controller has not looked at it for {LONG:.0f} s"
     elif not status.get("replicas") and not _failed(status) and not _has_pods(deployment, pods):
-        what = f"Deployment {name}: no pod was made for {LONG:.0f} s, and nobody says why"
+        what = f"{kind} {name}: no pod was made for {LONG:.0f} s, and nobody says why"
     else:
         return []
-    return [(written + LONG, told("ControllerSilent", what, do))]
+    return [(since + LONG, told("ControllerSilent", what, do))]
 
 
 def _failed(status: Body) -> bool:
@@ -82,7 +85,7 @@ def _of_pod(pod: Body) -> list[_Late]:
     )
 
 
-def _written(metadata: Body) -> float | None:
+def written(metadata: Body) -> float | None:
     """When it was last written, by us or by anybody else: an annotation, too, makes a new generation that the controller has to see."""
     times = [metadata.get("creationTimestamp"), *(entry.get("time") for entry in metadata.get("managedFields") or [])]
     return max((at for at in map(_seconds, times) if at is not None), default=None)

@@ -6,7 +6,7 @@ do nothing; where a namespace denies everything by default they are what lets th
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object
+from fairlead_operator.children import Object, groups
 from fairlead_operator.settings import Settings
 
 _NAMESPACE = "kubernetes.io/metadata.name"  # the API server puts it on every namespace, and lets nobody change it
@@ -16,7 +16,8 @@ _ANYONE: Object = {"namespaceSelector": {}}
 def objects(service: InferenceService, settings: Settings) -> list[Object]:
     if not service.spec.exposure.network_policy:
         return []
-    return [_workers(service, settings), _routers(service, settings)]
+    followers = [_followers(service)] if groups.grouped(service) else []
+    return [_workers(service, settings), *followers, _routers(service, settings)]
 
 
 def _workers(service: InferenceService, settings: Settings) -> Object:
@@ -27,7 +28,17 @@ def _workers(service: InferenceService, settings: Settings) -> Object:
         allowed += _clients(service)  # they are sent to the pods
     if service.spec.exposure.picks_endpoints:
         allowed += _proxies(service)
-    return _policy(service, names.WORKER, [_from(allowed, names.WORKER_PORT)])
+    return _policy(service, names.WORKER, [_from(allowed, names.WORKER_PORT), *([_group(service)] if groups.grouped(service) else [])])
+
+
+def _followers(service: InferenceService) -> Object:
+    """Nobody but the pods of such groups."""
+    return _policy(service, names.FOLLOWER, [_group(service)])
+
+
+def _group(service: InferenceService) -> Object:
+    """On any port: NCCL and gloo take free ones. A policy cannot tell a service's groups apart; each knows its own by a secret."""
+    return {"from": [{"podSelector": {"matchLabels": names.selector(service, component)}} for component in groups.components(service)]}
 
 
 def _routers(service: InferenceService, settings: Settings) -> Object:

@@ -1,4 +1,5 @@
-"""The workers: a Deployment of model replicas, the headless Service by which routers find them, their disruption budget."""
+"""The workers: a Deployment or LeaderWorkerSet of model replicas, the headless Service by which routers find them, their disruption
+budget."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,7 +8,7 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
-from fairlead_operator.children import Object, canary, pods, redis, security
+from fairlead_operator.children import Object, canary, groups, pods, redis, security
 from fairlead_operator.children.canary import ONE_SIDE, Sides
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
@@ -30,9 +31,9 @@ def revision(service: InferenceService) -> str:
 
 
 def gpus(service: InferenceService, settings: Settings) -> int:
-    """GPUs of one worker. A manifest that says nothing gets the operator's default for each rank of the model."""
-    asked = service.spec.resources.gpus
-    return settings.default_gpus * service.spec.engine.tensor_parallel if asked is None else asked
+    """GPUs of one pod. A manifest that says nothing gets the operator's default for each rank of the model."""
+    asked, engine = service.spec.resources.gpus, service.spec.engine
+    return settings.default_gpus * engine.tensor_parallel // engine.nodes if asked is None else asked
 
 
 def objects(
@@ -77,10 +78,12 @@ def _headless_service(service: InferenceService) -> Object:
 
 
 def _budget(service: InferenceService) -> Object:
-    return pods.disruption_budget(service, names.WORKER, service.spec.disruption.max_unavailable)
+    return groups.disruption_budget(service, pods.disruption_budget(service, names.WORKER, service.spec.disruption.max_unavailable))
 
 
 def _deployment(service: InferenceService, template: Object, step: Step) -> Object:
+    if groups.grouped(service):
+        return groups.leader_worker_set(service, template, step)
     return pods.deployment(
         service,
         names.WORKER,
@@ -124,6 +127,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
             *source.env,
             *_warming(service, settings),
+            *groups.environment(service, revision(service)),
         ],
         "ports": [{"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"}],
         "resources": _resources(service, settings),
@@ -174,6 +178,8 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         flags["host-kv-cache-bytes"] = round(quantity(cache.host_size))
     if engine.tensor_parallel > 1:
         flags["tensor-parallel"] = engine.tensor_parallel
+    if engine.nodes > 1:
+        flags["nodes"] = engine.nodes
     flags |= _named(engine, "prefill_max_requests", "itl_target_ms", "quantization")
     if engine.max_waiting_requests != 1024:
         flags["max-waiting-requests"] = engine.max_waiting_requests

@@ -43,6 +43,7 @@ WRITTEN = (
 )
 # Of APIs that a cluster may lack: not watched, see `optional`.
 OPTIONAL = (
+    Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
     Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
     Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fairlead_operator import transitions
+from fairlead_operator import group_view, transitions
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.conditions import Conditions
 from fairlead_operator.desired import Desired, desired
@@ -34,7 +34,6 @@ from fairlead_operator.rollout.room import Departures
 from fairlead_operator.scaling.decision import Decision
 from fairlead_operator.scaling.standing import standing
 from fairlead_operator.settings import Settings
-from fairlead_operator.unsupported import REASON as TENSOR_PARALLEL
 from fairlead_operator.unsupported import unsupported
 
 log = logging.getLogger(__name__)
@@ -140,11 +139,12 @@ class Loop:
             self._stop_asking()
             await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
             return None
-        if problem := unsupported(service):
+        if problem := unsupported(service, self._tools.served()):
             self._stop_asking()
-            await self._write_status(body, service.status, _refused(body, problem, TENSOR_PARALLEL))
+            reason, words = problem
+            await self._write_status(body, service.status, _refused(body, words, reason))
             return None
-        before, observed = self._tools.store.versions(self._owner), self._observed()
+        before, observed = self._tools.store.versions(self._owner), self._observed(service)
         plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
         self._decision = plan.decision or self._decision
         if deletion_costs.fewer(plan.objects, observed):
@@ -152,7 +152,7 @@ class Loop:
                 self._tools.store.put(pod)
         refusals = await applier.converge(plan.objects)
         if refusals or self._tools.store.versions(self._owner) != before:  # the status speaks of what is there now
-            observed = self._observed(refusals)
+            observed = self._observed(service, refusals)
             plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
         if not plan.servable:
             self._probe = None
@@ -190,10 +190,10 @@ class Loop:
         for watch in (self._index, self._pod_events, self._canary, self._loading, self._demand):
             watch.stop()
 
-    def _observed(self, refusals: Mapping[str, str] | None = None) -> Observed:
+    def _observed(self, service: InferenceService, refusals: Mapping[str, str] | None = None) -> Observed:
         children = self._tools.store.children(self._owner, _LOOKED_AT)
         pods = tuple(body for key, body in children.items() if key[0] == "Pod")
-        return Observed(
+        observed = Observed(
             deployments={component_of(body): body for key, body in children.items() if key[0] == "Deployment"},
             pods=pods,
             revisions=tuple(body for key, body in children.items() if key[0] == REVISIONS.kind),
@@ -210,6 +210,7 @@ class Loop:
             needs=self._demand.needs,
             decision=self._decision,
         )
+        return group_view.seen(service, observed, datetime.now(UTC))
 
     def _start_probing(self, service: InferenceService) -> None:
         if self._probing is None:

@@ -6,7 +6,8 @@ kind, and one list of our own objects.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
@@ -15,6 +16,7 @@ from fairlead_operator.reconcile.watches import relist
 
 log = logging.getLogger(__name__)
 PERIOD = 30.0  # seconds between two looks
+_NAMES = ", ".join(kind.kind for kind in OPTIONAL)
 TIMEOUT = 5.0  # seconds for one: the first comes before the lease is kept
 
 
@@ -40,15 +42,13 @@ class OptionalKinds:
             async with asyncio.timeout(TIMEOUT):
                 await self.once()
         except Exception as error:
-            log.warning("cannot tell whether the cluster has a Gateway API: %s: %s", type(error).__name__, error)
+            log.warning("cannot tell which of %s the cluster serves: %s: %s", _NAMES, type(error).__name__, error)
 
     async def once(self) -> None:
         """Raises what the API server or the transport raises; what was known then stays."""
-        found = frozenset([kind.kind for kind in OPTIONAL if await self._is_served(kind)])
+        found = frozenset([kind.kind for kind in OPTIONAL if await self._is_served(kind) and await self._listed(kind)])
         for kind in OPTIONAL:
-            if kind.kind in found:
-                await relist(self._cluster, self._store, kind, self._namespace)
-            elif kind.kind in self.served:
+            if kind.kind in self.served - found:
                 self._store.forget(kind)
         if found != self.served:
             log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(found)) or "none")
@@ -64,8 +64,24 @@ class OptionalKinds:
             raise
         return any(resource["name"] == kind.plural for resource in page)
 
+    async def _listed(self, kind: Kind) -> bool:
+        """What there is of it; False where the operator has no right to it, as with the roles of a chart from before it was known."""
+        try:
+            await relist(self._cluster, self._store, kind, self._namespace)
+        except ApiRefused as refusal:
+            if refusal.code != 403:
+                raise
+            log.warning("%s counts as absent: %s. The chart's roles are those of its version (helm upgrade)", kind.kind, refusal)
+            return False
+        return True
+
     def _wanted(self) -> bool:
         """By a service, or held for one that was deleted or has given its gateway up: only a list tells that those are gone."""
         if any(self._store.holds(kind) for kind in OPTIONAL):
             return True
-        return any((body["spec"].get("exposure") or {}).get("gateway") for body in self._store.services())
+        return any(_wants(body["spec"]) for body in self._store.services())
+
+
+def _wants(spec: Mapping[str, Any]) -> bool:
+    """A gateway, or workers over several nodes."""
+    return bool((spec.get("exposure") or {}).get("gateway")) or int((spec.get("engine") or {}).get("nodes") or 1) > 1

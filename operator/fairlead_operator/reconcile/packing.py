@@ -14,7 +14,7 @@ Body = Mapping[str, Any]
 WINDOW = 32768  # bytes of a dictionary that deflate looks back on
 GROWN = 1.25  # times larger than the one before: few are ever taken, and the last one knows everything that such objects say
 RAW = -15  # deflate alone, without zlib's header and checksum
-_COMPONENTS = {names.WORKER, names.ROUTER, names.CANARY}
+_COMPONENTS = {names.WORKER, names.FOLLOWER, names.ROUTER, names.CANARY}
 
 
 @dataclass(frozen=True, slots=True)

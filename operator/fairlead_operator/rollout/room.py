@@ -78,7 +78,7 @@ class Departures:
         self._held: frozenset[str] = frozenset()
 
     def since(self, pods: Iterable[Mapping[str, Any]], now: float) -> float:
-        held = frozenset(str(pod["metadata"].get("uid")) for pod in pods if component_of(pod) == names.WORKER)
+        held = frozenset(str(pod["metadata"].get("uid")) for pod in pods if component_of(pod) in names.parts(names.WORKER))
         if self._held - held:
             self._since = now
         self._held = held

@@ -79,18 +79,20 @@ class _Workers:
 
     new: tuple[Body, ...]  # of the wanted revision
     old: tuple[Body, ...]
+    placing: tuple[Body, ...]  # all pods of the new ones, those too that only follow: each needs a node
     leaving: tuple[Body, ...]  # terminating, of any revision: a canary, too, gives its room back
     revisions: frozenset[str]
 
     @classmethod
     def of(cls, observed: Observed, revision: str) -> "_Workers":
-        workers = [pod for pod in observed.pods if component_of(pod) == names.WORKER]
-        present = [pod for pod in workers if not ended(pod)]
+        present = [pod for pod in observed.pods if component_of(pod) in names.parts(names.WORKER) and not ended(pod)]
         leaving = tuple(pod for pod in present if pod["metadata"].get("deletionTimestamp"))
-        staying = [pod for pod in present if not (pod["metadata"].get("deletionTimestamp") or is_canary(pod))]
+        every = [pod for pod in present if not (pod["metadata"].get("deletionTimestamp") or is_canary(pod))]
+        staying = [pod for pod in every if component_of(pod) == names.WORKER]
         return cls(
             new=tuple(pod for pod in staying if revision_of(pod) == revision),
             old=tuple(pod for pod in staying if revision_of(pod) != revision),
+            placing=tuple(pod for pod in every if revision_of(pod) == revision),
             leaving=leaving,
             revisions=frozenset(revision_of(pod) for pod in staying),
         )
@@ -109,7 +111,7 @@ class _Wait:
     @classmethod
     def of(cls, service: InferenceService, observed: Observed, live: Body, workers: _Workers, now: float) -> "_Wait":
         """A worker that leaves holds its room until it is gone, at `deletionTimestamp` at the latest; then the scheduler needs a moment."""
-        found = room.waiting(workers.new, live, _size(live))
+        found = room.waiting(workers.placing, live, _size(live))
         if found is None:
             return cls()
         gone = [instant(pod["metadata"]["deletionTimestamp"]) for pod in workers.leaving]

@@ -22,8 +22,9 @@ from fairlead_worker.model.loader import load_model
 from fairlead_worker.parallel.follower import Ear, serve
 from fairlead_worker.parallel.group import Group
 from fairlead_worker.parallel.lead import LedForward, LedHost
+from fairlead_worker.parallel.meeting import store
 from fairlead_worker.parallel.messages import End, Join, Load, ToRank
-from fairlead_worker.parallel.ranks import Ranks, store
+from fairlead_worker.parallel.ranks import Ranks
 
 
 class Pair:
@@ -32,7 +33,7 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.bind(f"ipc://{directory / '1'}")
-        join = Join(str(directory), 1, 2, {})
+        join = Join(str(directory), 1, 2, {}, 1)
         self.process = subprocess.Popen([sys.executable, "-m", "tests.worker.parallel.pair"], stdin=subprocess.PIPE, bufsize=0)
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(join) + b"\n")

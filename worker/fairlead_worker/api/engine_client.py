@@ -47,6 +47,7 @@ Phase = Literal["starting", "loading", "ready", "failed"]
 
 STAGES = {
     "imports": "Starting",
+    "nodes": "Waiting",
     "config": "Starting",
     "wait": "Waiting",
     "download": "Downloading",
@@ -99,6 +100,8 @@ class EngineState:
     done: int = 0
     """Bytes of `total` that are there; both 0 in steps that count none."""
     total: int = 0
+    beat: int = 0
+    """Of what gets on elsewhere: `messages.Loading`."""
     start_up: StartUp = field(default_factory=lambda: StartUp(time.monotonic()))
     """How long each phase took."""
     advanced: float = field(default_factory=time.monotonic)
@@ -340,10 +343,10 @@ class EngineClient:
         if step != state.step:
             logger.info("loading: %s", step)
         state.start_up.enter(message.phase, state.heard)
-        if (step, message.percent, message.done) != (state.step, state.percent, state.done):
+        if (step, message.percent, message.done, message.beat) != (state.step, state.percent, state.done, state.beat):
             state.advanced = state.heard
         state.phase, state.step, state.stage, state.percent = "loading", step, STAGES.get(message.phase, "Loading"), message.percent
-        state.done, state.total = message.done, message.total
+        state.done, state.total, state.beat = message.done, message.total, message.beat
 
     def _step(self, step: Step) -> None:
         if step.load is not None:

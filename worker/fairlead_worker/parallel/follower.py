@@ -1,7 +1,7 @@
-"""A rank other than 0: loads its part of the model, then computes what rank 0 computes. Started by `ranks.py`, and ends with it.
+"""A rank other than 0: loads its part of the model, then computes what rank 0 computes. Started by `processes.py`, and ends with its node.
 
 `python -m fairlead_worker.parallel.follower` reads one line of JSON from its standard input (`Join`) and keeps reading: the end of that
-input is the end of rank 0, and so of this process.
+input is the end of rank 0, or of what stands for it on this node, and so of this process.
 """
 
 import io
@@ -18,7 +18,6 @@ import zmq
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.parallel.messages import Copy, End, Join, LastWords, Load, Look, Run, ToRank
-from fairlead_worker.parallel.ranks import store
 
 if TYPE_CHECKING:
     from fairlead_worker.execution.forward import Places
@@ -83,15 +82,20 @@ def follow(join: Join, ear: Ear) -> None:
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()
-    from fairlead_worker.parallel.group import Group
+    from fairlead_worker.parallel.group import Group, check_devices
+    from fairlead_worker.parallel.meeting import joined, store
 
     config = WorkerConfig.model_validate(join.config)
-    group = Group.join(store(Path(join.directory)), join.rank, join.size)
+    check_devices(config)
+    meeting = joined(join.meeting, join.size) if join.meeting else store(Path(join.directory))
+    group = Group.join(meeting, join.rank, join.size, join.local)
     message = ear.hear()
     if not isinstance(message, Load):
         return
     folder = Path(message.folder)
     loaded = load(config, group=group, locate=lambda uri, progress, cache: folder)
+    if config.nodes > 1:
+        group.check_same(config.model, loaded.digest)
     runner = make(config, loaded, group)
     logger.info("rank %d of %d is ready on %s", join.rank, join.size, loaded.device)
     serve(ear, runner)

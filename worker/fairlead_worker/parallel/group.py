@@ -1,9 +1,5 @@
 """The ranks of a model as torch.distributed sees them, and the two layers that speak to the other ranks."""
 
-import os
-from datetime import timedelta
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,12 +7,8 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.parallel.meeting import LOADING, Store
 from fairlead_worker.parallel.shards import Shards
-
-LOADING = timedelta(hours=1)
-"""How long a rank waits for another: for a slow volume, as whoever watches the processes knows sooner of one that died."""
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""All ranks are in one pod: nothing of theirs listens where others could reach it. The environment wins."""
 
 
 class Group:
@@ -26,15 +18,13 @@ class Group:
         self.rank, self.size, self.device = rank, size, device
 
     @classmethod
-    def join(cls, store: Path, rank: int, size: int) -> "Group":
-        """Meets the other ranks through the file `store`: no port that others could have taken. Each on a GPU of its own, or on CPUs."""
-        device = torch.device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
-        for name, value in LOOPBACK.items():
-            os.environ.setdefault(name, value)
+    def join(cls, store: Store, rank: int, size: int, local: int | None = None) -> "Group":
+        """Meets the other ranks through `store`. Each on a GPU of its own (of its node's the one numbered `local`), or on CPUs."""
+        device = torch.device(f"cuda:{rank if local is None else local}" if torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=LOADING)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LOADING)
         return cls(rank, size, device)
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -56,15 +46,29 @@ class Group:
         dist.all_reduce(told, dist.ReduceOp.MIN)
         return int(told)
 
+    def check_same(self, uri: str, digest: str) -> None:
+        """Raises ModelLoadError on every rank where two have read different files: a branch has moved, or a volume is another."""
+        told = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).to(self.device)
+        parts = [torch.empty_like(told) for _ in range(self.size)]
+        dist.all_gather(parts, told)
+        others = [rank for rank, part in enumerate(parts) if not torch.equal(part, parts[0])]
+        if others:
+            raise ModelLoadError(
+                uri,
+                f"rank {others[0]} has read other files than rank 0: name a commit of the model (@REVISION), and give all nodes the same",
+            )
+
 
 def check_devices(config: WorkerConfig) -> None:
     """Raises ModelLoadError where there are fewer GPUs than ranks. Without any, ranks share the cores."""
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if 0 < seen < config.tensor_parallel:
+    needed = config.local_ranks
+    if 0 < seen < needed:
+        over = f" over --nodes {config.nodes}" if config.nodes > 1 else ""
         raise ModelLoadError(
             config.model,
-            f"--tensor-parallel {config.tensor_parallel} needs as many GPUs, and {seen} are seen here: set spec.resources.gpus to "
-            f"{config.tensor_parallel}, or spec.engine.tensorParallel to {seen}",
+            f"--tensor-parallel {config.tensor_parallel}{over} needs {needed} GPUs, and {seen} are seen here: set spec.resources.gpus to "
+            f"{needed}, or spec.engine.tensorParallel to {seen * config.nodes}",
         )
 
 

@@ -13,7 +13,7 @@ from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.progress import Progress
 from fairlead_worker.model.uri import resolve
-from fairlead_worker.parallel.messages import Copy, Load, Look, Run
+from fairlead_worker.parallel.messages import Copy, Look, Run
 from fairlead_worker.parallel.ranks import Ranks
 
 
@@ -25,7 +25,7 @@ def lead(runner: ModelRunner, ranks: Ranks) -> None:
 
 
 class Located:
-    """`model.loader.Locate` of rank 0: fetches the files once, and tells the others where they are."""
+    """`model.loader.Locate` of rank 0: fetches the files once, and tells the other ranks of this node where they are."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -33,7 +33,7 @@ class Located:
     def __call__(self, uri: str, progress: Progress, cache: ModelCache | None) -> Path:
         """Raises ModelLoadError."""
         folder = resolve(uri, progress, cache)
-        self._ranks.tell(Load(str(folder.absolute())))
+        self._ranks.load(folder)
         return folder
 
 

@@ -9,10 +9,14 @@ class Join(msgspec.Struct, frozen=True):
     """What a rank is started with, as one line of JSON on its standard input."""
 
     directory: str
-    """Of the sockets and of the file through which the ranks meet."""
+    """Of the sockets, and of the file through which the ranks meet where all are on one node."""
     rank: int
     size: int
     config: dict[str, Any]
+    local: int
+    """Which of its node's ranks: its GPU."""
+    meeting: str = ""
+    """HOST:PORT of the store through which the ranks of several nodes meet; empty: the file."""
 
 
 class Load(msgspec.Struct, tag="load", frozen=True):
@@ -61,4 +65,52 @@ class LastWords(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """A node that wants to come in; said again until it is answered."""
+
+    node: int
+    name: str
+    """Of its pod, for people."""
+    version: str
+    flags: dict[str, Any]
+    """What has to be the same on all nodes."""
+
+
+class Progress(msgspec.Struct, tag="progress", frozen=True):
+    """How far the load of a node is."""
+
+    node: int
+    phase: str
+    percent: int
+    detail: str
+    done: int
+    total: int
+    beat: int
+    """Moves on while its processes read or compute."""
+
+
+class Lost(msgspec.Struct, tag="lost", frozen=True):
+    """Why a node ends, and so all of them."""
+
+    node: int
+    reason: str
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True):
+    """Come in: ports of the leader."""
+
+    steps: int
+    """Of what this node's ranks are told."""
+    meeting: int
+    """Of the store through which all ranks meet."""
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True):
+    """Stay out."""
+
+    reason: str
+
+
 ToRank = Load | Run | Look | Copy | End
+FromNode = Hello | Progress | Lost
+ToNode = Welcome | Refused

@@ -1,33 +1,32 @@
-"""Rank 0's hold on the other ranks: it starts them, tells them each step, hears of their end, and leaves none behind.
+"""Rank 0's hold on the other ranks, those of its own node and those of others: it tells them each step, and hears of their end.
 
-Each hangs on its standard input: when this process ends, however it ends, so do they. When one of them ends before it should, this process
-ends too, with the reason as its own: a model of which a part is missing computes nothing, and a collective may wait for that part for ever.
+When one of them ends before it should, this process ends too, with the reason as its own: a model of which a part is missing computes
+nothing, and a collective may wait for that part for ever.
 """
 
 import logging
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
-from fairlead_worker.ending import ending
+from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.messages import Failed
-from fairlead_worker.parallel.messages import End, Join, LastWords, ToRank
+from fairlead_worker.parallel.messages import End, Load, ToRank
+from fairlead_worker.parallel.nodes import Nodes
+from fairlead_worker.parallel.processes import LAST_WORDS_SECONDS, Processes
+
+if TYPE_CHECKING:
+    from fairlead_worker.parallel.group import Group
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_SECONDS = 0.5
-"""How long a rank's own reason may take to arrive after its process has ended, and ours to leave before this process does."""
 FOLLOWS_SECONDS = 2.0
 """How long the end of a process may take to show after something that was done together has failed."""
 GRACE_SECONDS = 3.0
@@ -35,37 +34,45 @@ GRACE_SECONDS = 3.0
 
 
 class Ranks:
-    """The ranks from 1 on. For one thread; others of its own wait for the processes."""
+    """The ranks from 1 on. For one thread; others of its own wait for processes and nodes."""
 
-    def __init__(self, size: int, config: dict[str, object], outbox: Outbox, parent: str | None = None) -> None:
-        """Starts them: they import at once, and load when they are told to. `parent`: the folder in which they get one of their own."""
-        self.size = size
-        self.directory = Path(tempfile.mkdtemp(prefix="ranks-", dir=parent))  # mode 0700: nobody else can speak to them
+    def __init__(self, config: WorkerConfig, outbox: Outbox, parent: str | None = None) -> None:
+        """Starts those of this node. Raises OSError where other nodes could not come in. `parent`: as of `Processes`."""
+        self.size = config.tensor_parallel
         self._outbox = outbox
-        self._context = zmq.Context()
-        self._sockets: list[zmq.Socket[bytes]] = []
         self._encoder = msgspec.msgpack.Encoder()
         self._ending = threading.Lock()
-        """Held by whoever decides how this ends, to the end: `close`, or the thread of the first rank that is lost."""
-        self._words: dict[int, str] = {}
-        self._heard = threading.Condition()
-        incoming = self._context.socket(zmq.PULL)
-        incoming.bind(f"ipc://{self.directory / 'from'}")
-        threading.Thread(target=self._listen, args=(incoming,), name="last words", daemon=True).start()
-        self._processes = [self._start(Join(str(self.directory), rank, size, config)) for rank in range(1, size)]
-        for rank, process in enumerate(self._processes, 1):
-            threading.Thread(target=self._await, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+        """Held by whoever decides how this ends, to the end: `close`, or the thread of the first rank or node that is lost."""
+        self._nodes = Nodes(config, outbox, self._lost) if config.nodes > 1 else None
+        meeting = "" if self._nodes is None else self._nodes.meeting
+        others = range(1, config.local_ranks)
+        self._processes = Processes(others, self.size, config.model_dump(), self._lost, meeting=meeting, parent=parent)
 
-    @property
-    def store(self) -> Path:
-        """The file through which the ranks meet."""
-        return store(self.directory)
+    def join(self) -> "Group":
+        """Meets the others, once all nodes are there; waits for them as long as it takes."""
+        from fairlead_worker.parallel.group import Group
+        from fairlead_worker.parallel.meeting import store
+
+        if self._nodes is None:
+            return Group.join(store(self._processes.directory), 0, self.size)
+        self._nodes.wait()
+        return Group.join(self._nodes.store(self.size), 0, self.size)
 
     def tell(self, message: ToRank) -> None:
         """To all of them; never waits."""
         data = self._encoder.encode(message)
-        for socket in self._sockets:
-            socket.send(data)
+        if self._nodes is not None:
+            self._nodes.tell(data)
+        self._processes.tell(data)
+
+    def load(self, folder: Path) -> None:
+        """The model's files are there, on this node: others find them by themselves."""
+        self._processes.tell(self._encoder.encode(Load(str(folder.absolute()))))
+
+    def loaded(self) -> None:
+        """Rank 0 has its part: from now on the load of the others is what is waited for."""
+        if self._nodes is not None:
+            self._nodes.report = True
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -73,9 +80,9 @@ class Ranks:
         try:
             yield
         except Exception:
-            deadline = time.monotonic() + FOLLOWS_SECONDS
+            deadline = time.monotonic() + FOLLOWS_SECONDS * (1 if self._nodes is None else 2)
             while time.monotonic() < deadline:
-                if any(process.poll() is not None for process in self._processes):
+                if self._processes.any_ended:
                     time.sleep(10 * LAST_WORDS_SECONDS)  # the thread that has waited for it ends this process meanwhile
                 time.sleep(0.01)
             raise
@@ -84,55 +91,17 @@ class Ranks:
         """Ends them, after `grace` seconds by force. Returns when none is left."""
         with self._ending:
             self.tell(End())
-            deadline = time.monotonic() + grace
-            for process in self._processes:
-                try:
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._processes.wait(grace)
+            if self._nodes is not None:
+                self._nodes.wait_gone(max(grace, LAST_WORDS_SECONDS))
 
-    def _start(self, join: Join) -> "subprocess.Popen[bytes]":
-        socket = self._context.socket(zmq.PUSH)
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(f"ipc://{self.directory / str(join.rank)}")
-        self._sockets.append(socket)
-        process = subprocess.Popen([sys.executable, "-m", "fairlead_worker.parallel.follower"], stdin=subprocess.PIPE, bufsize=0)
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended already, and whoever waits for it says so
-            process.stdin.write(msgspec.json.encode(join) + b"\n")
-        return process
-
-    def _await(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
-        """On a thread of its own: until the rank's end, and of what follows from that."""
-        status = process.wait()
+    def _lost(self, reason: str) -> None:
+        """On the thread of whoever has seen it."""
         if not self._ending.acquire(blocking=False):
             return  # it was told to, or another one was lost before
-        with self._heard:
-            self._heard.wait_for(lambda: rank in self._words, LAST_WORDS_SECONDS)
-        name = f"rank {rank} of {self.size}"
-        words = self._words.get(rank)
-        reason = f"{name}: {words}" if words else ending(name, status)
         logger.error("%s", reason)
         self._outbox.send(Failed(reason=reason))
-        for other in self._processes:
-            if other.poll() is None:
-                other.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._processes.kill()
         time.sleep(LAST_WORDS_SECONDS)  # the main thread may hang in a collective: nobody could close its socket
         logging.shutdown()
         os._exit(1)
-
-    def _listen(self, socket: "zmq.Socket[bytes]") -> None:
-        while True:
-            words = msgspec.msgpack.decode(socket.recv(), type=LastWords)
-            with self._heard:
-                self._words[words.rank] = words.reason
-                self._heard.notify_all()
-
-
-def store(directory: Path) -> Path:
-    """The file through which ranks meet, of the folder that they share."""
-    return directory / "store"

@@ -1,0 +1,209 @@
+"""A model over two nodes, which here are processes on the loopback: what it answers, who is let in, and how it ends."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.worker.api.process import WorkerProcess, until
+from tests.worker.parallel.test_worker import FLAGS, PROMPT, children, gone
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fairlead.random_model.build import make_model
+from fairlead_worker.config import WorkerConfig
+
+SECRET = "sixteen characters"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
+class OtherNode:
+    """`fairlead-worker` as a node other than the leader."""
+
+    def __init__(self, model: Path, folder: Path, *flags: str, secret: str = SECRET, **variables: str) -> None:
+        folder.mkdir()
+        self.log, self.termination_log = folder / "log", folder / "termination"
+        command = [
+            sys.executable,
+            "-m",
+            "fairlead_worker.main",
+            "--model",
+            f"file://{model}",
+            "--kv-pages",
+            "600",
+            "--pod-name",
+            folder.name,
+        ]
+        command += ["--termination-log", str(self.termination_log), *FLAGS, *flags]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("FAIRLEAD_", "LWS_"))}
+        environment |= {"FAIRLEAD_NODES_SECRET": secret} | variables
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+    def ended(self, seconds: float = 30) -> tuple[int, str]:
+        """Exit status, and the last words."""
+        status = self.process.wait(seconds)
+        return status, self.termination_log.read_text() if self.termination_log.exists() else ""
+
+    def says(self, pattern: str) -> None:
+        until(lambda: re.search(pattern, self.log.read_text()), pattern)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tiny", "qwen3", vocab=1024, layers=2, dtype="float32")
+
+
+class Nodes:
+    """Starts leaders and others, and ends what is left of them."""
+
+    def __init__(self, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("LWS_GROUP_SIZE", raising=False)
+        self._model, self._folder = model, folder
+        self.address = f"127.0.0.1:{free_port()}"
+        self._leaders: list[WorkerProcess] = []
+        self._others: list[OtherNode] = []
+
+    def leader(self, *flags: str) -> WorkerProcess:
+        self._leaders.append(
+            WorkerProcess(
+                self._model, self._folder / "leader", *FLAGS, "--nodes", "2", "--leader", self.address, "--nodes-secret", SECRET, *flags
+            )
+        )
+        return self._leaders[-1]
+
+    def other(self, *flags: str, name: str = "other", secret: str = SECRET, **variables: str) -> OtherNode:
+        if not variables:
+            flags = ("--nodes", "2", "--node-rank", "1", "--leader", self.address, *flags)
+        self._others.append(OtherNode(self._model, self._folder / name, *flags, secret=secret, **variables))
+        return self._others[-1]
+
+    def end(self) -> None:
+        for leader in self._leaders:
+            leader.kill()
+        for other in self._others:
+            other.process.kill()
+            other.process.wait()
+
+
+@pytest.fixture
+def nodes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    made = Nodes(model, tmp_path, monkeypatch)
+    yield made
+    made.end()
+
+
+WRONG = [
+    (("--nodes", "4", "--tensor-parallel", "4"), SECRET, "it is node 1 of 4, and the leader's --nodes is 2"),
+    (("--page-size", "32"), SECRET, "its flags are not the leader's: --page-size 32, 16 at the leader"),
+    ((), "another secret, as long", "does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same"),
+]
+
+
+def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_with_its_name(model: Path, nodes: Nodes) -> None:
+    leader = nodes.leader()
+    waits = until(lambda: (told := leader.client.get("/ready").json()).get("stage") == "Waiting" and told, "a leader that waits")
+    assert "waits for node 1 of 2" in waits["reason"]
+    wrong = [nodes.other(*flags, name=f"wrong-{number}", secret=secret) for number, (flags, secret, _) in enumerate(WRONG)]
+    for one, (_, _, words) in zip(wrong, WRONG, strict=True):
+        status, said = one.ended(60)
+        assert status == 1 and words in said
+    until(lambda: " was refused: " in leader.client.get("/ready").json()["reason"], "the leader's words on them")
+
+    host, _ = nodes.address.split(":")  # late, and waited for
+    other = nodes.other(LWS_LEADER_ADDRESS=host, LWS_GROUP_SIZE="2", LWS_WORKER_INDEX="1", FAIRLEAD_LEADER=nodes.address)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
+    expected = plain.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)[0, prompt.shape[1] :]
+    leader.wait_ready()
+    cold, warm = (leader.complete(prompt=prompt[0].tolist(), max_tokens=24, temperature=0, ignore_eos=True) for _ in range(2))
+    assert cold["choices"][0]["text"] == warm["choices"][0]["text"] == tokenizer.decode(expected)
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= prompt.shape[1] // 16 * 16 - 16
+
+    ranks = children(other.process.pid)
+    assert len(ranks) == 1
+    with leader.stream("/v1/completions", prompt="x", max_tokens=3000, ignore_eos=True) as (_, events):
+        next(events)
+        os.kill(ranks[0], signal.SIGKILL)
+        *_, last = events
+    words = "node 1 of 2 (other): rank 1 of 2 was ended by SIGKILL"
+    assert isinstance(last, dict) and words in last["error"]["message"]
+    assert leader.wait() == 1 and words in leader.termination_log.read_text()
+    assert other.ended() == (1, "rank 1 of 2 was ended by SIGKILL; out of memory?")
+
+
+@pytest.mark.parametrize("killed", ["other", "leader"])
+def test_a_node_that_is_gone_ends_the_group(nodes: Nodes, killed: str) -> None:
+    leader, other = nodes.leader(), nodes.other()
+    other.says("in, as node 1 of 2")
+    ranks = until(lambda: children(other.process.pid), "its ranks")
+    if killed == "other":
+        other.says("steps of the leader")
+        other.process.kill()
+        assert leader.wait(30) == 1
+        assert "node 1 of 2 (other) is gone, or the network to it" in leader.termination_log.read_text()
+    else:
+        leader.kill()
+        status, words = other.ended()
+        assert status == 1 and f"the leader at {nodes.address} is gone" in words
+    until(lambda: all(map(gone, ranks)), "the end of its ranks", 10)
+
+
+def test_a_stop_ends_both_in_order_and_a_sigterm_of_the_other_waits_for_the_leader(nodes: Nodes) -> None:
+    leader, other = nodes.leader(), nodes.other()
+    leader.wait_ready()
+    other.process.send_signal(signal.SIGTERM)
+    other.says("SIGTERM: goes on until the leader")
+    assert leader.complete(prompt="x", max_tokens=2)["choices"]
+    assert leader.stop() == 0
+    assert other.ended() == (0, "")
+
+
+def test_a_node_without_a_leader_ends_at_once(nodes: Nodes) -> None:
+    other = nodes.other()
+    other.says("node 1 of 2 waits for the leader")
+    other.process.send_signal(signal.SIGTERM)
+    assert other.ended(10) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--nodes=2"], "--nodes 2 needs --leader HOST"),
+        (["--nodes=3", "--leader=a:1"], "--tensor-parallel 2 is not a multiple of --nodes 3"),
+        (["--nodes=2", "--leader=a:1", "--node-rank=2"], "--node-rank 2 is none of --nodes 2"),
+        (["--nodes=2", "--leader=a:1", "--nodes-secret=short"], "set FAIRLEAD_NODES_SECRET to the same 16 characters or more"),
+        (["--leader=a:1"], "give --nodes too"),
+    ],
+)
+def test_flags_that_do_not_go_together_say_so(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        WorkerConfig.from_command_line(["--model=hf://a/b", "--tensor-parallel=2", *flags])
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("leader", "address"),
+    [
+        ("a.b", ("a.b", 8001)),
+        ("a.b:7", ("a.b", 7)),
+        ("10.0.0.7:9", ("10.0.0.7", 9)),
+        ("[fd00::7]:9", ("fd00::7", 9)),
+        ("[::1]", ("::1", 8001)),
+    ],
+)
+def test_the_leaders_address(leader: str, address: tuple[str, int]) -> None:
+    flags = ["--model=hf://a/b", "--tensor-parallel=2", "--nodes=2", f"--leader={leader}", f"--nodes-secret={SECRET}"]
+    config = WorkerConfig.from_command_line(flags)
+    assert config.leader_address == address
+    assert SECRET not in config.described()

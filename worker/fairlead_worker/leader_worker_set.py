@@ -1,0 +1,21 @@
+"""What LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) tells the pods of a group about themselves, as settings."""
+
+import os
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import PydanticBaseSettingsSource
+
+VARIABLES = {"nodes": "LWS_GROUP_SIZE", "node_rank": "LWS_WORKER_INDEX", "leader": "LWS_LEADER_ADDRESS"}
+
+
+class GroupEnvironment(PydanticBaseSettingsSource):
+    """Of a group of more than one pod: alone, a pod is a worker as any other."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return os.environ.get(VARIABLES.get(field_name, "")), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        if os.environ.get("LWS_GROUP_SIZE", "1") == "1":
+            return {}
+        return {name: os.environ[variable] for name, variable in VARIABLES.items() if os.environ.get(variable)}

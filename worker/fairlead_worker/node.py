@@ -1,0 +1,204 @@
+"""A node of a model other than the leader's: runs its ranks, and stands for rank 0 there. Serves nothing.
+
+`fairlead-worker --nodes N --node-rank 1 --leader HOST:PORT` and the leader's other flags. A leader that is not there yet is waited for, as
+this node is by the leader. The end of either is the end of both.
+"""
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from fairlead_worker.api.load_watch import ENOUGH_BYTES, ENOUGH_CPU, Work
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.model.cache import ModelCache
+from fairlead_worker.parallel.keys import unlock
+from fairlead_worker.parallel.links import FAILED, Socket, endpoint, happened, made, monitor
+from fairlead_worker.parallel.messages import End, Hello, Load, Lost, Progress, Refused, Welcome
+from fairlead_worker.parallel.nodes import shared
+from fairlead_worker.parallel.processes import Processes
+from fairlead_worker.version import release
+
+logger = logging.getLogger(__name__)
+
+AGAIN = 1.0
+"""Seconds between two greetings, and between two reports of a load."""
+REMINDER = 60.0
+"""Seconds between two lines of a log that says who is waited for."""
+UNTAKEN = 3
+"""Handshakes in a row that fail: one may be that of a leader that just ended."""
+GRACE = 3.0
+END = msgspec.msgpack.encode(End())
+
+
+class Over(Exception):
+    """The end of this node; the reason, empty where it was told to."""
+
+
+def serve(config: WorkerConfig) -> str:
+    """Until the leader's end, or one of its own. The reason of a failure; empty after an ordered end."""
+    node = Node(config)
+    try:
+        node.run()
+    except Over as over:
+        return str(over)
+    finally:
+        node.close()
+    return ""
+
+
+class Node:
+    """The agent of the leader on this node. All on one thread, but for signals, the download and the waits for processes."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._context = zmq.Context()
+        self._host, port = config.leader_address
+        self._leader = f"the leader at {self._host}:{port}"
+        self._door = self._socket(zmq.DEALER, port)
+        self._watch = monitor(self._door)
+        self._processes: Processes | None = None
+        self._news: queue.SimpleQueue[Over | Path | Progress] = queue.SimpleQueue()
+        """From other threads: why this node ends, the model's folder, how far its download is."""
+        self._report = Progress(config.node_rank, "imports", 0, "", 0, 0, 0)
+        self._work, self._loading = Work(), True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def run(self) -> None:
+        """Raises Over."""
+        welcome = self._greet()
+        logger.info("in, as node %d of %d", self._config.node_rank, self._config.nodes)
+        steps = self._socket(zmq.PULL, welcome.steps)
+        watch = monitor(steps)
+        config, first = self._config, self._config.node_rank * self._config.local_ranks
+        meeting = endpoint(self._host, welcome.meeting).removeprefix("tcp://")
+        ranks = range(first, first + config.local_ranks)
+        self._processes = Processes(ranks, config.tensor_parallel, config.model_dump(), self._rank_lost, meeting=meeting, first=first)
+        threading.Thread(target=self._locate, name="model", daemon=True).start()
+        poller = zmq.Poller()  # steps first: nothing else is in a hurry
+        for each in (steps, watch, self._door):
+            poller.register(each, zmq.POLLIN)
+        told = 0.0
+        while True:
+            ready: dict[object, int] = dict(poller.poll(int(AGAIN * 100)))
+            while steps in ready and steps.poll(0):
+                self._pass_on(self._processes, steps.recv())
+            events = happened(watch) if watch in ready else []
+            if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
+                logger.info("hears the steps of the leader")
+            if zmq.EVENT_DISCONNECTED in events:
+                raise Over(f"{self._leader} is gone, or the network to it: its own log says why")
+            if self._door in ready:
+                self._door.recv()  # a second answer to a greeting that was said twice
+            self._take_news(self._processes)
+            if self._loading and time.monotonic() >= told + AGAIN:
+                told = time.monotonic()
+                self._tell_progress()
+
+    def close(self) -> None:
+        """Leaves no process behind."""
+        if self._processes is not None:
+            self._processes.kill()
+        self._door.close()
+
+    def _socket(self, kind: int, port: int) -> Socket:
+        socket = made(self._context, kind)
+        unlock(socket, self._config.nodes_secret)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # what is said while nobody listens is not kept: it is said again
+        socket.connect(endpoint(self._host, port))
+        return socket
+
+    def _greet(self) -> Welcome:
+        config, pod = self._config, self._config.pod
+        hello = msgspec.msgpack.encode(Hello(config.node_rank, pod, release(), shared(config)))
+        untaken, said = 0, -REMINDER
+        while True:
+            if time.monotonic() >= said + REMINDER:
+                said = time.monotonic()
+                logger.info("node %d of %d waits for %s", config.node_rank, config.nodes, self._leader)
+            self._say(hello)
+            if self._door.poll(int(AGAIN * 1000)):
+                answer: Welcome | Refused = msgspec.msgpack.decode(self._door.recv(), type=Welcome | Refused)
+                if isinstance(answer, Refused):
+                    raise Over(f"{self._leader} refuses this node: {answer.reason}")
+                return answer
+            self._take_news(None)
+            for event in happened(self._watch):
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    untaken = 0
+                elif event == zmq.EVENT_DISCONNECTED or event & FAILED:
+                    untaken += 1
+            if untaken >= UNTAKEN:
+                raise Over(f"{self._leader} does not take this node's secret: FAIRLEAD_NODES_SECRET has to be the same on all nodes")
+
+    def _pass_on(self, processes: Processes, data: bytes) -> None:
+        """What rank 0 says to its ranks, to those that are here."""
+        processes.tell(data)
+        self._loading = False
+        if data == END:
+            logger.info("%s has ended in order", self._leader)
+            self._news.put(Over())
+            processes.wait(GRACE)
+
+    def _take_news(self, processes: Processes | None) -> None:
+        while not self._news.empty():
+            match self._news.get():
+                case Path() as folder:
+                    assert processes is not None
+                    processes.tell(msgspec.msgpack.encode(Load(str(folder))))
+                    self._report = msgspec.structs.replace(self._report, phase="weights", percent=0, detail="", done=0, total=0)
+                case Progress() as report:
+                    self._report = report
+                case Over() as over:
+                    if str(over) and processes is not None:
+                        self._say(msgspec.msgpack.encode(Lost(self._config.node_rank, str(over))))
+                    raise over
+
+    def _tell_progress(self) -> None:
+        """The download's own figures, and whether the processes here have read or computed since."""
+        work, before = Work.of(os.getsid(0)), self._work
+        if work.cpu_seconds - before.cpu_seconds >= ENOUGH_CPU or abs(work.bytes - before.bytes) >= ENOUGH_BYTES:
+            self._work = work
+            self._report = msgspec.structs.replace(self._report, beat=self._report.beat + 1)
+        self._say(msgspec.msgpack.encode(self._report))
+
+    def _say(self, data: bytes) -> None:
+        with suppress(zmq.Again):  # there is no leader, or none any more, which the monitors tell
+            self._door.send(data, zmq.NOBLOCK)
+
+    def _locate(self) -> None:
+        """The model's files, on this node."""
+        from fairlead_worker.engine_process import reason_of
+        from fairlead_worker.model.uri import resolve
+
+        def progress(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
+            self._news.put(Progress(self._config.node_rank, phase, percent, note, done, total, done))
+
+        cache = ModelCache(Path(self._config.model_cache), self._config.pod) if self._config.model_cache else None
+        try:
+            self._news.put(resolve(self._config.model, progress, cache).absolute())
+        except Exception as error:
+            logger.exception("the model cannot be had")
+            self._news.put(Over(reason_of(error)))
+
+    def _rank_lost(self, reason: str) -> None:
+        """On a thread of the rank's own."""
+        self._news.put(Over(reason))
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """The leader drains, and ends this node when it is done; whoever asks this one to end has asked the leader too (LeaderWorkerSet
+        restarts a group as a whole). A terminal's Ctrl-C, and a node without a leader, end at once."""
+        if self._processes is None:
+            self._news.put(Over())
+        elif number == signal.SIGINT:
+            self._news.put(Over(f"node {self._config.node_rank} was ended by SIGINT"))
+        else:
+            logger.info("SIGTERM: goes on until %s has finished its streams", self._leader)

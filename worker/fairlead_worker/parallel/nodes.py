@@ -1,0 +1,214 @@
+"""Rank 0's hold on the other nodes of a model: lets them in, tells them each step, hears how their load goes and of their end."""
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.engine.loop import Outbox
+from fairlead_worker.messages import Loading
+from fairlead_worker.parallel.keys import authenticator, guard
+from fairlead_worker.parallel.links import Socket, bound, happened, made, monitor
+from fairlead_worker.parallel.messages import FromNode, Hello, Lost, Progress, Refused, ToNode, Welcome
+from fairlead_worker.version import release
+
+if TYPE_CHECKING:
+    from fairlead_worker.parallel.meeting import Store
+
+logger = logging.getLogger(__name__)
+
+OWN = {
+    *("node_rank", "leader", "nodes_secret", "host", "port", "pod_name", "advertise", "canary", "model_cache", "termination_log"),
+    *("trace_schedule", "profile_steps", "profile_file", "threads", "redis_url", "redis_username", "redis_password_file"),
+    *("redis_ca_file", "redis_cert_file", "redis_key_file", "index_namespace", "index_groups"),
+}
+"""Fields of the configuration that may differ from node to node: all others have to be the same."""
+TURN = 1.0
+"""Seconds between two words on who is missing."""
+CONNECTS = 30.0
+"""Seconds in which a node that was let in has to connect."""
+LAST_WORDS = 0.5
+"""Seconds in which a node's reason may follow the end of its connection."""
+
+
+def shared(config: WorkerConfig) -> dict[str, object]:
+    """What has to be the same on all nodes."""
+    return {name: value for name, value in config.model_dump().items() if name not in OWN}
+
+
+class Nodes:
+    """The nodes from 1 on. `wait`, `tell` and `store` are for one thread; a thread of its own attends to all that comes."""
+
+    def __init__(self, config: WorkerConfig, outbox: Outbox, lost: Callable[[str], None]) -> None:
+        """Listens. `lost(reason)`: on that thread, of the first node that is gone. Raises OSError where a port is taken."""
+        self._config, self._outbox, self._lost = config, outbox, lost
+        self._shared = shared(config)
+        host, port = config.leader_address
+        self._host = host if _is_address(host) else "*"
+        self.report = False
+        """Rank 0 has loaded its part: how the others' load goes is told from now on."""
+        self._here: dict[int, str] = {}
+        """node -> name of its pod, of those that are in."""
+        self._refused = ""
+        self._loads: dict[int, Progress] = {}
+        self._welcomed: dict[int, float] = {}
+        self._connected: set[int] = set()
+        self._gone: set[int] = set()
+        self._changed = threading.Condition()
+        self._beat = 0
+        self._context = zmq.Context()
+        self._guard = authenticator(self._context, config.nodes_secret)
+        door = self._socket(zmq.ROUTER)
+        self._steps = {node: self._socket(zmq.PUSH) for node in range(1, config.nodes)}
+        try:
+            bound(door, self._host, port)
+            self._ports = {node: bound(steps, self._host) for node, steps in self._steps.items()}
+            self._meeting = _listener("" if self._host == "*" else host)
+        except OSError:
+            self._guard.stop()
+            raise
+        self.meeting = str(self._meeting.getsockname()[1])
+        monitors = {monitor(steps): node for node, steps in self._steps.items()}
+        threading.Thread(target=self._attend, args=(door, monitors), name="nodes", daemon=True).start()
+
+    def wait(self) -> None:
+        """Until all are in."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._here) == len(self._steps))
+        logger.info("all %d nodes are in: %s", self._config.nodes, ", ".join(self._here[node] for node in sorted(self._here)))
+
+    def store(self, size: int) -> "Store":
+        """Where the ranks of all nodes meet."""
+        from fairlead_worker.parallel.meeting import hosted
+
+        return hosted(self._meeting, size)
+
+    def tell(self, data: bytes) -> None:
+        """To all of them, who pass it on to their ranks; never waits."""
+        self.report = False
+        for steps in self._steps.values():
+            steps.send(data)
+
+    def wait_gone(self, seconds: float) -> None:
+        """Until those that were in have ended, at most `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: set(self._here) <= self._gone, seconds)
+
+    def _socket(self, kind: int) -> Socket:
+        made_ = made(self._context, kind)
+        guard(made_, self._config.nodes_secret)
+        return made_
+
+    def _attend(self, door: Socket, monitors: dict[Socket, int]) -> None:
+        poller = zmq.Poller()
+        for each in (door, *monitors):
+            poller.register(each, zmq.POLLIN)
+        told = 0.0
+        while True:
+            ready = dict(poller.poll(int(TURN * 1000)))
+            if door in ready:
+                self._hear(door)
+            for watch, node in monitors.items():
+                events = happened(watch) if watch in ready else []
+                if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
+                    self._connected.add(node)
+                if (zmq.EVENT_DISCONNECTED in events and node in self._here) or (
+                    node not in self._connected and time.monotonic() > self._welcomed.get(node, math.inf) + CONNECTS
+                ):
+                    self._end(door, node)
+            if time.monotonic() >= told + TURN:
+                told = time.monotonic()
+                self._tell_progress()
+
+    def _hear(self, door: Socket) -> None:
+        who, data = door.recv_multipart()
+        try:
+            message = msgspec.msgpack.decode(data, type=FromNode)
+        except msgspec.DecodeError as error:
+            self._refused = f"what speaks at --leader is no node of this version: {error}"
+            return
+        match message:
+            case Hello():
+                answer = self._answer(message)
+                door.send_multipart([who, msgspec.msgpack.encode(answer)])
+            case Progress(node=node):
+                self._loads[node] = message
+            case Lost(node=node, reason=reason):
+                self._lost(f"{self._named(node)}: {reason}")
+
+    def _answer(self, hello: Hello) -> ToNode:
+        here, ours = self._here.get(hello.node), release()
+        different = [name for name, value in self._shared.items() if hello.flags.get(name) != msgspec.to_builtins(value)]
+        reason = ""
+        if hello.version != ours:
+            reason = f"it runs fairlead {hello.version}, and the leader {ours}: give all nodes one image"
+        elif "nodes" in different or not 0 < hello.node < self._config.nodes:
+            reason = f"it is node {hello.node} of {hello.flags.get('nodes')}, and the leader's --nodes is {self._config.nodes}"
+        elif different:
+            some = [f"--{name.replace('_', '-')} {hello.flags.get(name)!r}, {self._shared[name]!r} at the leader" for name in different[:3]]
+            reason = f"its flags are not the leader's: {', '.join(some)}"
+        elif here is not None and here != hello.name:
+            reason = f"node {hello.node} is in already: {here}"
+        if reason:
+            said = f"{hello.name} was refused: {reason}"
+            if said != self._refused:
+                logger.warning("%s", said)
+            self._refused = said
+            return Refused(reason)
+        self._welcomed.setdefault(hello.node, time.monotonic())
+        with self._changed:
+            self._here[hello.node] = hello.name
+            self._changed.notify_all()
+        return Welcome(self._ports[hello.node], int(self.meeting))
+
+    def _end(self, door: Socket, node: int) -> None:
+        """The connection of a node is broken. Its own words may still come."""
+        with self._changed:
+            self._gone.add(node)
+            self._changed.notify_all()
+        deadline = time.monotonic() + LAST_WORDS
+        while (left := deadline - time.monotonic()) > 0:
+            if door.poll(int(left * 1000)):
+                self._hear(door)
+        self._lost(f"{self._named(node)} is gone, or the network to it: see its log")
+
+    def _named(self, node: int) -> str:
+        return f"node {node} of {self._config.nodes} ({self._here.get(node, 'not in yet')})"
+
+    def _tell_progress(self) -> None:
+        """A load of others that gets on is one of ours that does; a node that is not there yet is waited for."""
+        missing = sorted(self._steps.keys() - self._here.keys())
+        self._beat += 1
+        if missing:
+            some = ", ".join(map(str, missing[:4])) + (" …" if len(missing) > 4 else "")
+            words = f"waits for node {some} of {self._config.nodes}" + (f"; {self._refused}" if self._refused else "")
+            self._outbox.send(Loading("nodes", 100 * len(self._here) // len(self._steps), words, beat=self._beat))
+        elif self.report and self._loads:
+            load = min(self._loads.values(), key=lambda each: (each.phase == "weights", each.percent, each.node))
+            words = f"{load.detail} on {self._named(load.node)}".strip()
+            beats = sum(each.beat for each in self._loads.values())
+            self._outbox.send(Loading(load.phase, load.percent, words, load.done, load.total, beats))
+
+
+def _is_address(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def _listener(host: str) -> socket.socket:
+    """At `host`; empty: at every address."""
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
