@@ -65,7 +65,7 @@ class Seen:
 
 
 class Elector:
-    """`await acquire()`, then `await keep()` for as long as the process acts, then `await release()`."""
+    """`await lead(taken)` for as long as the process acts, then `await release()`."""
 
     def __init__(
         self,
@@ -108,6 +108,12 @@ class Elector:
         if left <= 0:
             self._fence(f"a write was about to be made without the lease {'/'.join(self._place)}")
         return left + self._timing.duration - self._timing.deadline
+
+    async def lead(self, taken: Callable[[], object]) -> None:
+        """`acquire`, tell it by `taken()`, and `keep` without a moment in between, whatever the told one has to do."""
+        await self.acquire()
+        taken()
+        await self.keep()
 
     async def acquire(self) -> None:
         """Returns when the lease is ours. Raises what the API server refuses for good (no right to leases)."""

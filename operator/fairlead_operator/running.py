@@ -1,11 +1,11 @@
-"""The operator as one coroutine: stand by until the lease is ours, then watches, loops and resync, until a stop or the end of something
-essential. Health is served from the first moment.
+"""The operator as one coroutine: watches and resync from the first moment, loops once the lease is ours, until a stop or the end of
+something essential. Health is served throughout.
 """
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -47,35 +47,17 @@ async def operate(
         api = await stack.enter_async_context(Cluster.connect(config.kubeconfig))
         metrics = Metrics()
         writing = api.guarded(elector.check, metrics.answered)
-        acting = _Acting(config, writing, elector, aside, prober or Prober(config.cluster_domain), metrics)
-        stack.push_async_callback(acting.close)
-        port = await stack.enter_async_context(health.served(config.health_port, acting.problem, acting.readiness, metrics.text))
+        prober = prober or Prober(config.cluster_domain)
+        stack.push_async_callback(prober.close)
+        operator = _Operator(config, writing, elector, aside, prober, metrics)
+        port = await stack.enter_async_context(health.served(config.health_port, operator.problem, operator.readiness, metrics.text))
         log.info("health on port %d", port)
-        acting.look_on()
-        if not await _unless_stopped(aside.do(elector.acquire()), stop):
-            return
-        # First of all that is undone, when nothing of us writes any more:
-        stack.push_async_callback(lambda: aside.do(elector.release()))
-        await acting.run(stop, started)
+        await operator.run(stop, started)
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Do `work` to its end, and then True; False when a stop came first."""
-    doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return doing.done()
-    finally:
-        doing.cancel()
-        stopping.cancel()
-        await asyncio.gather(doing, stopping, return_exceptions=True)
-
-
-class _Acting:
-    """What the leader runs. A standby has only its watches of children: it knows all of them when it is its turn to act, and its first
-    passes need not wait until a hundred pages are listed. Without services in its store it has no loops, and writes nothing."""
+class _Operator:
+    """A standby runs all of this but the loops: it follows services and children, so that on the day that the lease is its own it has
+    only to start a loop for each service. Whatever is written is written by a loop."""
 
     def __init__(self, config: OperatorConfig, cluster: Cluster, elector: Elector, aside: Aside, prober: Prober, metrics: Metrics) -> None:
         """`aside`: where the elector and its connection live. It renews there, whatever the passes here take: an operator that is busy with
@@ -83,74 +65,78 @@ class _Acting:
         self._config = config
         self._elector = elector
         self._aside = aside
-        self._prober = prober
         self._fleet = Fleet()
         self._store = Store(self._fleet.wake)
         self._watches = Watches(cluster, self._store, config.namespace)
         self._resync = Resync(cluster, self._store, config.namespace)
-        self._looking_on: list[asyncio.Task[None]] = []
-        self._watching = asyncio.Event()
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
         self._announcer = Announcer(cluster)
-        lanes = Lanes(LANES)
-        self._fleet.open(
-            Tools(cluster, self._store, prober, config.settings, self._announcer.announce, lanes, lambda: self._optional.served, metrics)
-        )
-        metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._store.services)
+        self._watching = asyncio.Event()  # services
+        lanes, announce = Lanes(LANES), self._announcer.announce
+        self._tools = Tools(cluster, self._store, prober, config.settings, announce, lanes, lambda: self._optional.served, metrics)
+        metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._acted_for)
+
+    def _acted_for(self) -> Iterable[Mapping[str, Any]]:
+        """The services of which this process speaks: each is told of once, by the leader."""
+        return self._store.services() if self._elector.leading else ()
 
     def problem(self) -> str:
-        silent = self._watches.silent_for > STALE
-        unheard = (silent or self._resync.stale) if self._elector.leading else self._elector.silent_for > STALE
+        unheard = self._watches.silent_for > STALE or self._elector.silent_for > STALE or self._resync.stale
         return "no answer for too long: the API server cannot be reached" if unheard else ""
 
     def readiness(self) -> health.Readiness:
-        leading = self._elector.leading
-        return health.Readiness(self._watching.is_set() if leading else bool(self._elector.holder), leading, self._elector.holder)
-
-    def look_on(self) -> None:
-        """Begin with what needs no lease."""
-        self._looking_on = [
-            asyncio.create_task(self._watches.run(), name="watches of children"),
-            asyncio.create_task(give_back(), name="memory"),
-        ]
-
-    async def close(self) -> None:
-        for task in self._looking_on:
-            task.cancel()
-        await asyncio.gather(*self._looking_on, return_exceptions=True)
-        await self._fleet.close()
-        await self._announcer.close()
-        await self._prober.close()
+        """Of a standby: that it knows everything it needs to take over."""
+        leading, holder = self._elector.leading, self._elector.holder
+        informed = self._watching.is_set() and self._watches.complete
+        return health.Readiness(informed and (self._fleet.opened if leading else bool(holder)), leading, holder)
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
-        self._resync.begin()
-        await self._optional.look()  # before the first loop looks: or it would take a gateway for missing
-        watching = asyncio.create_task(self._watch_services(stop, started), name="watch of services")
-        relisting = asyncio.create_task(self._resync.run(), name="resync")
-        looking = asyncio.create_task(self._optional.run(), name="optional kinds")
-        leading = asyncio.create_task(self._aside.do(self._elector.keep()), name="lease")
-        ending = asyncio.create_task(self._end_ours(stop), name="end of loops")
-        done, pending = await asyncio.wait({*self._looking_on, watching, relisting, leading}, return_when=asyncio.FIRST_COMPLETED)
-        pending |= {ending, looking}
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        await self._fleet.close()
-        for task in done:
-            task.result()
+        ours = {
+            asyncio.create_task(work, name=name)
+            for name, work in (
+                ("watches of children", self._watches.run()),
+                ("resync", self._resync.run()),
+                ("optional kinds", self._optional.run()),
+                ("lease", self._lead()),
+                ("memory", give_back()),
+            )
+        }
+        watching = asyncio.create_task(_watch(self._config, self._store, stop, self._watching, started), name="watch of services")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            done, _ = await asyncio.wait({*ours, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._end(ours | {stopping})
+            if not stop.is_set():
+                watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        for task in (*done, watching):
+            if not task.cancelled():
+                task.result()
         if not stop.is_set():
             raise RuntimeError("the watches have ended without a stop")
 
-    async def _watch_services(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
-        """A loop starts when its service is seen, so services are looked for last."""
-        if await _unless_stopped(self._watches.listed(), stop):
-            await _watch(self._config, self._store, stop, self._watching, started)
-
-    async def _end_ours(self, stop: asyncio.Event) -> None:
-        """At once when a stop is asked for: kopf waits five seconds for tasks that it does not know."""
-        await stop.wait()
+    async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
+        """First whatever writes, then the lease: its next holder need not wait for the rest (kopf takes seconds)."""
         await self._fleet.close()
         await self._announcer.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._aside.do(self._elector.release())
+
+    async def _lead(self) -> None:
+        here, leads = asyncio.get_running_loop(), asyncio.Event()
+        electing = self._aside.do(self._elector.lead(lambda: here.call_soon_threadsafe(leads.set)))
+        await asyncio.gather(electing, self._act(leads))
+
+    async def _act(self, leads: asyncio.Event) -> None:
+        """Only when all children are known: a loop that had not yet seen the pods of a running service would call it not ready. And the
+        optional kinds: it would take a gateway for missing."""
+        await self._watches.listed()
+        await self._optional.looked.wait()
+        await leads.wait()
+        self._fleet.open(self._tools)
 
 
 async def _watch(config: OperatorConfig, store: Store, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:

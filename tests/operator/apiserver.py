@@ -4,17 +4,16 @@ import json
 import os
 import shutil
 import socket
-import ssl
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import urllib3
 
 TOKEN = "for-tests-on-loopback-only"
 USERS = ("operator-a", "operator-b")
@@ -29,6 +28,9 @@ AUDIT_POLICY = {
     ],
 }
 DEADLINE = 60.0  # seconds for etcd and the apiserver to come up; five are usual
+KEPT = 8  # connections
+
+urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # its certificate is made anew each time
 
 
 def program(name: str) -> Path | None:
@@ -60,6 +62,7 @@ class ApiServer:
     url: str
     kubeconfig: Path
     audit: Path
+    _http: urllib3.PoolManager = field(default_factory=lambda: urllib3.PoolManager(maxsize=KEPT, cert_reqs="CERT_NONE"), compare=False)
 
     def kubeconfig_of(self, user: str, folder: Path) -> Path:
         """Credentials of one of USERS, all of them administrators: whose name then stands in the audit log."""
@@ -77,17 +80,10 @@ class ApiServer:
 
     def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> tuple[int, Any]:
         """(status, JSON answer)."""
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": content_type, "Accept": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, context=ssl._create_unverified_context(), timeout=30) as answer:
-                return answer.status, _json(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, _json(error.read())
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": content_type, "Accept": "application/json"}
+        text = None if body is None else json.dumps(body).encode()
+        answer = self._http.request(method, self.url + path, body=text, headers=headers, timeout=30)
+        return answer.status, _json(answer.data)
 
     def create(self, path: str, body: Any, *, strict: bool = True) -> Any:
         """Create an object; raises Refused with the server's message."""
@@ -195,7 +191,7 @@ def _await_ready(server: ApiServer, processes: list[subprocess.Popen[bytes]], lo
         try:
             if server.request("GET", "/readyz")[0] == 200 and server.get("/api/v1/namespaces/default") is not None:
                 return
-        except OSError:
+        except urllib3.exceptions.HTTPError:
             pass
         time.sleep(0.1)
     raise RuntimeError("the API server did not come up:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-20:]))

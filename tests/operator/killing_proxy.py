@@ -1,13 +1,12 @@
 """Stands between one operator and the API server, and kills the operator with -9 at its n-th write, before or after the server has it."""
 
-import http.client
 import os
 import signal
-import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+
+import urllib3
 
 READS = {"GET", "HEAD"}
 UNCOUNTED = ("/leases", "/events")  # the lease's renewals come by the clock, Events are nobody's state
@@ -22,7 +21,8 @@ class KillingProxy:
         self.writes: list[tuple[str, str]] = []
         self._at, self._after = 0, False
         self._lock = threading.Lock()
-        target, proxy = urlsplit(upstream), self
+        there = urllib3.PoolManager(maxsize=16, cert_reqs="CERT_NONE", retries=False, timeout=400)
+        proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -33,20 +33,14 @@ class KillingProxy:
                 if fatal and not proxy._after:
                     proxy._kill(self)
                     return
-                there = http.client.HTTPSConnection(
-                    target.hostname or "", target.port, context=ssl._create_unverified_context(), timeout=400
-                )
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
-                there.request(self.command, self.path, body or None, headers)
-                answer = there.getresponse()
+                answer = there.request(self.command, upstream + self.path, body=body or None, headers=headers, preload_content=fatal)
                 if fatal:
-                    answer.read()
                     proxy._kill(self)
                     return
                 self._answer(answer)
-                there.close()
 
-            def _answer(self, answer: http.client.HTTPResponse) -> None:
+            def _answer(self, answer: urllib3.BaseHTTPResponse) -> None:
                 """As it comes: a watch has no end."""
                 self.send_response(answer.status)
                 self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))
@@ -54,11 +48,12 @@ class KillingProxy:
                 self.end_headers()
                 self.close_connection = True
                 try:
-                    while chunk := answer.read1(65536):
+                    while chunk := answer.read1(65536, decode_content=False):
                         self.wfile.write(chunk)
                         self.wfile.flush()
-                except (OSError, http.client.HTTPException):
-                    pass  # the operator is gone, or the API server at the end of the tests
+                    answer.release_conn()
+                except (OSError, urllib3.exceptions.HTTPError):
+                    answer.close()  # the operator is gone, or the API server at the end of the tests
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
 

@@ -11,7 +11,7 @@ from tests.operator.test_desired import objects, restricted
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router
-from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.reconcile.prober import Asked, Prober
 from fairlead_operator.settings import Settings
 from fairlead_router.config import read_config
 
@@ -68,7 +68,7 @@ async def test_the_proof_of_service_needs_no_key() -> None:
 
     with Answering(answer) as server:
         prober = Prober("cluster.local", base_url=server.url)
-        assert await prober.complete(service(**KEYS)) == ""
+        assert await prober.complete(Asked.of(service(**KEYS))) == ""
         await prober.close()
     assert asked == ["/fairlead/probe"]
 
@@ -106,6 +106,6 @@ async def test_a_model_without_a_head_proves_itself_by_an_embedding(keyed: bool)
 
     with Answering(answer) as server:
         prober = Prober("cluster.local", base_url=server.url)
-        assert await prober.complete(service(**(KEYS if keyed else {}))) == ""
+        assert await prober.complete(Asked.of(service(**(KEYS if keyed else {})))) == ""
         await prober.close()
     assert asked == (["/fairlead/probe"] if keyed else ["/v1/completions", "/v1/embeddings"])

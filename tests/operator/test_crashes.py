@@ -6,7 +6,8 @@ A sample of the writes here; `make crash-matrix` kills at each of them, before a
 import difflib
 import json
 import os
-import subprocess
+import re
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ from typing import Any
 
 import pytest
 from tests.operator import apiserver
+from tests.operator.forked import Forked
 from tests.operator.killing_proxy import KillingProxy
 from tests.operator.manifests import manifest
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
-from tests.operator.test_process import COMMAND, FLAGS, environment
+from tests.operator.test_process import FLAGS, environment
 
 from fairlead_operator.names import FIELD_MANAGER
 from fairlead_operator.revisions import KEPT
@@ -28,6 +30,7 @@ CRASHES = os.environ.get("FAIRLEAD_CRASHES", "")  # "all", or "20-35": at these 
 SAMPLE = [(4, True), (10, False), (11, True), (-7, True)]  # (write, after); negative: counted from the last one
 PLURALS = ("serviceaccounts", "services", "controllerrevisions", "deployments", "poddisruptionbudgets")
 LANES = 3  # cases at the same time
+LOOKS = 3  # of the operator at a state that is taken for its last: a pass may have begun before the write that was to wake it
 SLOW = 90.0  # seconds for one step: a machine with much else to do
 
 Step = Callable[[Cluster], None]
@@ -52,7 +55,7 @@ class Case:
     cluster: Cluster
     folder: Path
     proxy: KillingProxy
-    running: subprocess.Popen[bytes] | None = None
+    running: Forked | None = None
     starts: int = 0
     states: list[str] = field(default_factory=list)
 
@@ -63,16 +66,14 @@ class Case:
         path = self.folder / "kubeconfig"
         path.write_text(json.dumps(kubeconfig))
         scope = [f"--namespace={self.cluster.namespace}", f"--lease-namespace={self.cluster.namespace}", "--health-port=0"]
-        with (self.folder / f"log.{self.starts}").open("wb") as log:
-            command = [*COMMAND, *FLAGS, *scope, f"--kubeconfig={path}"]
-            self.running = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
+        self.running = Forked([*FLAGS, *scope, f"--kubeconfig={path}"], self.folder / f"log.{self.starts}", environment())
         self.proxy.pid = lambda: self.running.pid if self.running is not None else 0
 
     def revive(self) -> None:
         """Start another one in the place of one that was killed, without the 15 s until its lease has run out."""
         assert self.running is not None
-        if self.running.poll() is not None:
-            assert self.running.returncode == -9, (self.folder / f"log.{self.starts}").read_text()
+        if (code := self.running.poll()) is not None:
+            assert code == -9, (self.folder / f"log.{self.starts}").read_text()
             self.proxy.arm(0, after=False)
             self.cluster.server.request(
                 "DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{self.cluster.namespace}/leases/fairlead-operator"
@@ -116,12 +117,23 @@ class Case:
                     raise AssertionError(f"step {number} ends otherwise:\n" + "\n".join(differs)) from error
 
     def _steady(self) -> str:
-        """A state that two looks, with a write between them in which nothing could change, have found the same."""
+        """A state that the operator has left alone in several looks, each after a write in which nothing could change."""
         before, writes = self.settled(), len(self.proxy.writes)
         if not before:
             return ""
-        self.cluster.patch("deployments", "qwen-router", {"metadata": {"annotations": {"look": str(writes)}}})  # wakes the loop
+        for number in range(LOOKS):
+            passes = self._passes()
+            self.cluster.patch("deployments", "qwen-router", {"metadata": {"annotations": {"look": f"{writes}.{number}"}}})
+            eventually(lambda passes=passes: self._passes() > passes, within=SLOW)
         return before if self.settled() == before and len(self.proxy.writes) == writes else ""
+
+    def _passes(self) -> float:
+        """That the running operator has made."""
+        port = re.search(r"health on port (\d+)", (self.folder / f"log.{self.starts}").read_text())
+        assert port is not None, "it has written a status, and so it has said where its health is"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=30) as answer:
+            counted = re.search(r"^fairlead_operator_reconcile_seconds_count (\S+)", answer.read().decode(), re.MULTILINE)
+        return float(counted[1]) if counted is not None else 0.0
 
 
 def _timeless(condition: dict[str, Any]) -> dict[str, Any]:

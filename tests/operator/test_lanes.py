@@ -1,6 +1,7 @@
 """Whose turn it is, and that no lane is lost."""
 
 import asyncio
+import socket
 
 from fairlead_operator.reconcile.lanes import Lanes
 
@@ -22,3 +23,25 @@ async def test_an_edit_goes_before_what_waits_longer_and_a_cancelled_pass_takes_
     await asyncio.gather(*waiting, return_exceptions=True)
     assert order == ["edit 2", "look 1", "look 3"]
     await asyncio.wait_for(lanes.acquire(urgent=False), 1)
+
+
+async def test_an_answer_is_heard_before_all_passes_that_never_wait_are_over() -> None:
+    lanes, order = Lanes(2), []
+    loop, (here, there) = asyncio.get_running_loop(), socket.socketpair()
+
+    async def one(name: str) -> None:
+        await lanes.acquire(urgent=False)
+        order.append(name)
+        if name == "look 0":
+            there.send(b"an answer")
+        lanes.release()
+
+    def heard() -> None:
+        loop.remove_reader(here)
+        order.append("answer")
+
+    loop.add_reader(here, heard)
+    await asyncio.gather(*(one(f"look {number}") for number in range(30)))
+    assert "answer" in order[:8], order
+    here.close()
+    there.close()

@@ -55,6 +55,19 @@ async def test_a_service_whose_deletion_the_watch_has_missed_is_asked_for_once_a
     await fleet.close()
 
 
+async def test_a_standby_that_takes_over_starts_a_loop_for_each_service_that_it_knows() -> None:
+    fleet = Fleet()
+    store = Store(fleet.wake)
+    for name in ("qwen", "llama"):
+        body = manifest(name)
+        body["metadata"] |= {"uid": name, "resourceVersion": "5", "generation": 1}
+        store.put(body)
+    assert not fleet.opened and len(fleet) == 0, "a standby writes nothing"
+    fleet.open(tools(store, EmptyCluster()))
+    assert fleet.opened and len(fleet) == 2
+    await fleet.close()
+
+
 class Recording(EmptyCluster):
     """Keeps the status that is written."""
 

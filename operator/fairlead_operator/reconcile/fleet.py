@@ -19,8 +19,14 @@ class Fleet:
         self._closed = False
 
     def open(self, tools: Tools) -> None:
-        """The tools are there; loops start from now on."""
+        """From now on every service of the store has a loop."""
         self._tools = tools
+        for owner in tools.store.owners():
+            self.wake(owner)
+
+    @property
+    def opened(self) -> bool:
+        return self._tools is not None
 
     def __len__(self) -> int:
         return len(self._loops)

@@ -5,7 +5,9 @@ from collections import deque
 
 
 class Lanes:
-    """Like a semaphore with two queues. A thousand services that a new leader has to look at do not keep an edit waiting."""
+    """Like a semaphore with two queues. A thousand services that a new leader has to look at do not keep an edit waiting, nor what the API
+    server answers to it: a pass that finds nothing to do never waits, so each begins only after the event loop has looked for answers.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -14,7 +16,15 @@ class Lanes:
     async def acquire(self, *, urgent: bool) -> None:
         if self._free:
             self._free -= 1
-            return
+        else:
+            await self._turn(urgent)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.release()
+            raise
+
+    async def _turn(self, urgent: bool) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiting[urgent].append(turn)
         try:

@@ -28,7 +28,7 @@ from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
 from fairlead_operator.reconcile.lanes import Lanes
 from fairlead_operator.reconcile.loading_watch import LoadingWatch
 from fairlead_operator.reconcile.pod_events import PodEvents
-from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.reconcile.prober import Asked, Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.rollout.room import Departures
 from fairlead_operator.scaling.decision import Decision
@@ -214,21 +214,23 @@ class Loop:
 
     def _start_probing(self, service: InferenceService) -> None:
         if self._probing is None:
-            self._probing = asyncio.create_task(self._ask(service), name=f"probe {service.namespace}/{service.name}")
+            self._probing = asyncio.create_task(
+                self._ask(Asked.of(service), service.generation), name=f"probe {service.namespace}/{service.name}"
+            )
 
     def _stop_probing(self) -> None:
         if self._probing is not None:
             self._probing.cancel()
             self._probing = None
 
-    async def _ask(self, service: InferenceService) -> None:
+    async def _ask(self, asked: Asked, generation: int) -> None:
         try:
-            problem = await self._tools.prober.complete(service)
+            problem = await self._tools.prober.complete(asked)
         except Exception as error:  # whatever it is: a request without an end would keep the service from ever being asked again
             problem = f"{type(error).__name__}: {error}"
         self._tools.metrics.probed(problem)
-        before = self._probe.attempts if self._probe is not None and self._probe.generation == service.generation else 0
-        self._probe = ProbeResult(service.generation, not problem, problem, before + 1 if problem else 0, time.time())
+        before = self._probe.attempts if self._probe is not None and self._probe.generation == generation else 0
+        self._probe = ProbeResult(generation, not problem, problem, before + 1 if problem else 0, time.time())
         self._probing = None
         self._index.hurry()  # before its first request a router may not have asked the index at all
         self.wake()

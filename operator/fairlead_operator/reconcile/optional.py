@@ -17,11 +17,11 @@ from fairlead_operator.reconcile.watches import relist
 log = logging.getLogger(__name__)
 PERIOD = 30.0  # seconds between two looks
 _NAMES = ", ".join(kind.kind for kind in OPTIONAL)
-TIMEOUT = 5.0  # seconds for one: the first comes before the lease is kept
+TIMEOUT = 5.0  # seconds for one: no loop starts before the first
 
 
 class OptionalKinds:
-    """`served` holds the names of kinds; `changed()` is called when it has become another."""
+    """`served` holds the names of kinds, once `looked` is set; `changed()` is called when it has become another."""
 
     def __init__(self, cluster: Cluster, store: Store, namespace: str, changed: Callable[[], None] = lambda: None) -> None:
         self._cluster = cluster
@@ -29,8 +29,11 @@ class OptionalKinds:
         self._namespace = namespace
         self._changed = changed
         self.served: frozenset[str] = frozenset()
+        self.looked = asyncio.Event()
 
     async def run(self) -> None:
+        await self.look()
+        self.looked.set()
         while True:
             await asyncio.sleep(PERIOD)
             if self._wanted():

@@ -7,6 +7,7 @@ Routers that do not answer must cost nothing but a wait: only so many requests a
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
@@ -31,6 +32,20 @@ class RouterSilent(Exception):
     """A router did not say what it sees; the message says what came instead."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The service that is to prove itself, in as little memory as a thousand of them may take that wait for routers which do not answer."""
+
+    namespace: str
+    name: str
+    model: str  # as clients call it
+    keyed: bool  # its routers ask for a key
+
+    @classmethod
+    def of(cls, service: InferenceService) -> "Asked":
+        return cls(service.namespace, service.name, service.served_model_name, service.spec.access is not None)
+
+
 class Prober:
     """One HTTP client for all services. Reaches them by DNS names of the cluster: in tests `base_url` says where they are instead."""
 
@@ -46,19 +61,19 @@ class Prober:
             await self._session.close()
         await self.demand.close()
 
-    async def complete(self, service: InferenceService) -> str:
+    async def complete(self, asked: Asked) -> str:
         """Empty when a completion came back, otherwise what went wrong."""
-        base = self._base_url or f"http://{service.name}.{service.namespace}.svc.{self._domain}"
-        keyed = service.spec.access is not None  # the operator has no key: the router makes the completion itself
-        url = f"{base}/fairlead/probe" if keyed else f"{base}/v1/completions"
-        asked = None if keyed else {"model": service.served_model_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+        base = self._base_url or f"http://{asked.name}.{asked.namespace}.svc.{self._domain}"
+        # The operator has no key: with keys the router makes the completion itself.
+        url = f"{base}/fairlead/probe" if asked.keyed else f"{base}/v1/completions"
+        body = None if asked.keyed else {"model": asked.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
         try:
             async with self._completions:
-                status, text = await self._ask("GET" if keyed else "POST", url, asked, TIMEOUT)
+                status, text = await self._ask("GET" if asked.keyed else "POST", url, body, TIMEOUT)
         except _FAILURES as error:
             return f"{url}: {type(error).__name__}: {error}"
         if status == 400 and NO_GENERATION in text:
-            return await self._embed(f"{base}{EMBEDDINGS}", service)
+            return await self._embed(f"{base}{EMBEDDINGS}", asked.model)
         if status != 200:
             return f"{url} answered {status}: {text[:300]}"
         try:
@@ -68,11 +83,11 @@ class Prober:
             return f"{url} answered 200 without choices: {text[:300]}"
         return "" if choices else f"{url} answered 200 with no choice"
 
-    async def _embed(self, url: str, service: InferenceService) -> str:
+    async def _embed(self, url: str, model: str) -> str:
         """As `complete`, of a model that has no head."""
         try:
             async with self._completions:
-                status, text = await self._ask("POST", url, {"model": service.served_model_name, "input": PROMPT}, TIMEOUT)
+                status, text = await self._ask("POST", url, {"model": model, "input": PROMPT}, TIMEOUT)
             return "" if status == 200 and json.loads(text)["data"] else f"{url} answered {status}: {text[:300]}"
         except (*_FAILURES, ValueError, KeyError, TypeError) as error:
             return f"{url}: {type(error).__name__}: {error}"

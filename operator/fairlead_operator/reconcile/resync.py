@@ -29,10 +29,6 @@ class Resync:
         self._namespace = namespace
         self._last = time.monotonic()
 
-    def begin(self) -> None:
-        """From now on rounds are expected."""
-        self._last = time.monotonic()
-
     @property
     def stale(self) -> bool:
         return self.age > STALE

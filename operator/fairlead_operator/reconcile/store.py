@@ -64,6 +64,10 @@ class Store:
         """Whether any service has a child of this kind."""
         return any(key[0] == kind.kind for shelf in self._children.values() for key in shelf)
 
+    def owners(self) -> list[Owner]:
+        """Of all services."""
+        return list(self._services)
+
     def services(self) -> Iterator[Body]:
         for held in list(self._services.values()):
             yield held.read()

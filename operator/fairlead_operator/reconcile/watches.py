@@ -112,9 +112,14 @@ class Watches:
                 group.create_task(watch.run())
 
     async def listed(self) -> None:
-        """Returns when the store has every child: a loop that had not yet seen the pods of a running service would call it not ready."""
+        """Returns when the store has every child."""
         for watch in self._watches:
             await watch.listed.wait()
+
+    @property
+    def complete(self) -> bool:
+        """The store has, or has had, every child."""
+        return all(watch.listed.is_set() for watch in self._watches)
 
     @property
     def silent_for(self) -> float:
