@@ -4,6 +4,10 @@ Each router is a process of its own with one connection. It asks `route` for a p
 up to 2,048; half of it held), at random moments, and gives the reservation back. The writers are `IndexWriter`s, 8 pods in two processes.
 In a fleet they all have cores of their own. Here the server runs first, then the routers, then the writers, then the rest of the machine,
 where that is permitted (SCHED_RR): else a busy machine's own latency is what is measured.
+
+What is not the index's own is measured in the same run, by the same processes, at random moments too: a bare PING waits behind the writers
+as a `route` does and is answered at once, and a PING to a server beside it, of the same precedence, that nobody else uses waits for the
+machine alone.
 """
 
 import asyncio
@@ -15,7 +19,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.synchronize import Event
+from multiprocessing.synchronize import Barrier, Event
 from typing import Any
 
 import hiredis
@@ -24,13 +28,14 @@ import uvloop
 from bench.index.schema import BLOCK_TOKENS
 from bench.index.server import Numbers, Wire, cpu_seconds, percentile, take_precedence
 
-from fairlead_index.connection import SCHEMA, script_source
+from fairlead_index.connection import SCHEMA, library_source, script_source
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 ROUTERS = 8
 ASKS_PER_SECOND = 40  # each router: 320 requests a second in all
+KINDS = ("route", "ping", "machine")  # each as often
 PODS, PROCESSES = 8, 2
 NAMESPACE = "bench/load"
 PREFIX = f"{SCHEMA}:{{{NAMESPACE}}}:"
@@ -40,7 +45,6 @@ SERVER, ROUTER, WRITER = 30, 20, 10
 TICK = 0.005
 
 context = multiprocessing.get_context("spawn")
-Report = "multiprocessing.Queue[dict[str, float]]"
 
 
 def prompt(number: int) -> "array[int]":
@@ -110,26 +114,39 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
     uvloop.run(life())
 
 
-def ask(path: str, router: int, seconds: float, report: Any) -> None:
-    """One router, seconds long: microseconds of each `route`."""
+def commands(client: redis.Redis, *names: str) -> list[tuple[str, str]]:
+    """How scripts are called there, as `Scripts` does it: as Functions, else by their digests."""
+    try:
+        library = client.execute_command("FUNCTION", "LOAD", "REPLACE", library_source()).decode()
+    except redis.ResponseError:
+        return [("EVALSHA", client.script_load(script_source(name))) for name in names]
+    return [("FCALL", f"{library}_{name}") for name in names]
+
+
+def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, seconds: float, together: Barrier, report: Any) -> None:
+    """One router, seconds long: microseconds of each `route`, of each PING, and of each PING to the idle server."""
     take_precedence(0, ROUTER)
-    wire, draw = Wire(path), random.Random(router)
+    wire, beside, draw = Wire(path), Wire(idle), random.Random(router)
     prompts = [hash_bytes(prompt(number)) for number in range(PROMPTS)]
-    digests = [wire.ask(hiredis.pack_command(("SCRIPT", "LOAD", script_source(name))), 1)[0] for name in ("route", "release")]
-    times = []
+    route, release = ((*script, 2, PREFIX, f"{PREFIX}meta") for script in scripts)
+    ping = hiredis.pack_command(("PING",))
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    together.wait(60)
     stop = time.perf_counter() + seconds
     while time.perf_counter() < stop:
-        time.sleep(draw.expovariate(ASKS_PER_SECOND))
-        hashes = draw.choice(prompts)
-        request = hiredis.pack_command(
-            ("EVALSHA", digests[0], 1, PREFIX, hashes, len(hashes) // 8 * BLOCK_TOKENS + 1, draw.randbytes(8), 8)
-        )
+        time.sleep(draw.expovariate(len(KINDS) * ASKS_PER_SECOND))
+        kind, hashes = draw.choice(KINDS), draw.choice(prompts)
+        request = ping
+        if kind == "route":
+            request = hiredis.pack_command((*route, hashes, len(hashes) // 8 * BLOCK_TOKENS + 1, draw.randbytes(8), 8))
+        asked = beside if kind == "machine" else wire
         began = time.perf_counter()
-        [reply] = wire.ask(request, 1)
-        times.append(1e6 * (time.perf_counter() - began))
-        assert isinstance(reply, list)
-        wire.ask(hiredis.pack_command(("EVALSHA", digests[1], 1, PREFIX, reply[0])), 1)
-    report.put({"times": times})
+        [reply] = asked.ask(request, 1)
+        times[kind].append(1e6 * (time.perf_counter() - began))
+        if kind == "route":
+            assert isinstance(reply, list)
+            wire.ask(hiredis.pack_command((*release, reply[0])), 1)
+    report.put(times)
 
 
 @contextmanager
@@ -159,28 +176,38 @@ def writing(path: str, blocks_per_second: float) -> Iterator[Callable[[], Number
             process.kill()
 
 
-def measure(path: str, blocks_per_second: float, seconds: float, progress: bool = True) -> Numbers:
-    """Routers and writers at once."""
+def measure(path: str, idle: str, blocks_per_second: float, seconds: float, progress: bool = True) -> Numbers:
+    """Routers and writers at once. `idle`: a server that does nothing else."""
     if progress:
         print(f"   {ROUTERS} routers, {blocks_per_second:,.0f} blocks/s for {seconds:.0f} s ...", flush=True)
     client = redis.Redis(unix_socket_path=path)
     report = context.Queue()
     with writing(path, blocks_per_second) as end:
-        routers = [context.Process(target=ask, args=(path, n, seconds, report), daemon=True) for n in range(ROUTERS)]
-        spent, busy, began = cpu_seconds(client), machine_seconds(), time.perf_counter()
+        scripts = commands(client, "route", "release")
+        together = context.Barrier(ROUTERS + 1)
+        routers = [
+            context.Process(target=ask, args=(path, idle, scripts, n, seconds, together, report), daemon=True) for n in range(ROUTERS)
+        ]
         for router in routers:
             router.start()
-        times = [value for _ in routers for value in report.get(timeout=seconds + 60)["times"]]
+        together.wait(60)
+        spent, busy, began = cpu_seconds(client), machine_seconds(), time.perf_counter()
+        parts = [report.get(timeout=seconds + 60) for _ in routers]
         wall = time.perf_counter() - began
         server = (cpu_seconds(client) - spent) / wall
         cores = (machine_seconds() - busy) / wall
         wrote = end()
     client.flushall()
+    times = {kind: [value for part in parts for value in part[kind]] for kind in KINDS}
     return {
-        "p50_us": percentile(times, 0.5),
-        "p90_us": percentile(times, 0.9),
-        "p99_us": percentile(times, 0.99),
-        "asks_per_s": len(times) / seconds,
+        "p50_us": percentile(times["route"], 0.5),
+        "p90_us": percentile(times["route"], 0.9),
+        "p99_us": percentile(times["route"], 0.99),
+        "ping_p50_us": percentile(times["ping"], 0.5),
+        "ping_p99_us": percentile(times["ping"], 0.99),
+        "machine_p50_us": percentile(times["machine"], 0.5),
+        "machine_p99_us": percentile(times["machine"], 0.99),
+        "asks_per_s": len(times["route"]) / seconds,
         "server_cores": server,
         "machine_cores": cores,
         "cores": os.cpu_count() or 1,
@@ -199,5 +226,5 @@ if __name__ == "__main__":
     from bench.index.server import server
 
     for rate in (1000.0, 100_000.0):
-        with server(SERVER) as where:
-            print(json.dumps(measure(where, rate, 6.0), indent=1))
+        with server(SERVER) as where, server(SERVER) as idle:
+            print(json.dumps(measure(where, idle, rate, 6.0), indent=1))

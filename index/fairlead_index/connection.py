@@ -23,6 +23,11 @@ _WHEN_FULL: Final = frozenset({"join", "evict", "heartbeat", "leave", "recall", 
 """What a Redis past its maxmemory does all the same: it needs next to nothing, or gives back. `apply` alone is refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
 """`evict` is `apply` for batches that only remove."""
+_NAMES: Final = "call, byte, sub, char, floor"
+_NAMED: Final = "redis.call, string.byte, string.sub, string.char, math.floor"
+"""What the scripts call by a name of their own."""
+_NAME: Final = "<library>"
+"""Stands for the library's name until its text is whole."""
 
 
 class Scripts:
@@ -112,32 +117,40 @@ def _no_functions(error: ReplyError) -> bool:
 @cache
 def script_source(name: str) -> str:
     """The whole Lua text of one script, as EVAL takes it."""
+    parts = ["common", *(["match_core"] if name in _USE_MATCH else []), name]
     # A full server refuses a script's first write if that needs memory, and lets all pass after one that does not. (Functions have a flag.)
-    return f"redis.call('DEL', KEYS[1])\n{_body(name)}" if name in _WHEN_FULL else _body(name)
+    first = "redis.call('DEL', KEYS[1])\n" if name in _WHEN_FULL else ""
+    return f"{first}local {_NAMES} = {_NAMED}\n" + "\n".join(map(_body, parts))
 
 
 @cache
 def _body(name: str) -> str:
-    parts = ["common", *(["match_core"] if name in _USE_MATCH else []), _TEXT_OF.get(name, name)]
-    return "\n".join((files("fairlead_index") / "scripts" / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+    return (files("fairlead_index") / "scripts" / f"{_TEXT_OF.get(name, name)}.lua").read_text(encoding="utf-8")
 
 
 @cache
 def library_source() -> str:
     """All scripts as one library of functions. Its name holds a digest of the text: versions live side by side through a rollout."""
+    return f"#!lua name={_library_name()}\n" + _functions().replace(_NAME, _library_name())
+
+
+@cache
+def _functions() -> str:
+    # What they share is made once, when the library loads, and not with every call: so much the shorter is each. What Redis and Lua offer
+    # is not there yet at that moment.
     functions = []
     for name in _SCRIPTS:
         flags = "flags = { 'no-writes' }," if name in _READ_ONLY else "flags = { 'allow-oom' }," if name in _WHEN_FULL else ""
-        body = _body(name)  # whole in each function: redis.call does not exist while a library loads
         functions.append(
-            f"redis.register_function{{ function_name = '{_library_name()}_{name}', {flags} callback = function(KEYS, ARGV)\n{body}\nend }}"
+            f"redis.register_function{{ function_name = '{_NAME}_{name}', {flags} callback = function(KEYS, ARGV)\n"
+            f"{_NAMES} = {_NAMED}\n{_body(name)}\nend }}"
         )
-    return f"#!lua name={_library_name()}\n" + "\n".join(functions)
+    return "\n".join([f"local {_NAMES}", _body("common"), _body("match_core"), *functions])
 
 
 @cache
 def _library_name() -> str:
-    digest = hashlib.sha256("".join(_body(name) for name in _SCRIPTS).encode()).hexdigest()
+    digest = hashlib.sha256(_functions().encode()).hexdigest()
     return f"fairlead_{digest[:12]}"
 
 

@@ -18,8 +18,8 @@ from fairlead_index.resp import ReplyError
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 
-BATCH_BLOCKS: Final = 32  # holds Redis up for a tenth of a millisecond: a router that asks may stand behind a batch of every writer
-BACKLOG_BLOCKS: Final = 128  # of a snapshot or a long backlog: three quarters of the server's time for each block, and of the round trips
+BATCH_BLOCKS: Final = 16  # holds Redis up for less than 0.1 ms: a router that asks may stand behind two batches of every writer
+BACKLOG_BLOCKS: Final = 128  # of a snapshot or a long backlog: two thirds of the server's time for each block, an eighth of the round trips
 BACKLOG: Final = 4096
 BATCH_SECONDS: Final = 0.005
 SWEEP_ENTRIES: Final = 400  # bounds how long one sweep holds up the others

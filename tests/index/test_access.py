@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,8 +79,13 @@ async def works(access: RedisAccess | str, namespace: str) -> None:
         route = await reader.route(CHAIN, 300)
         assert route.candidates[0].cached_tokens == 64 * BLOCK
         await reader.release(route.reservation)
+        promise = route.reservation[:2] + b"12345678" + struct.pack("<d", 10.0)
+        position, *_ = await reader._call("claim", b"router-1", b"", b"+" + promise)
+        await reader._call("claim", b"router-1", position, b"-" + promise)
+        await reader._call("quota", "router-1", "tenant", 1, 10, 2)
         await reader._call("sweep", 100)
         await reader._call("renew")
+        await reader.recall("a:1")  # or not, if that was asked for a moment ago
         assert writer.stats.errors == 0 and mirror.stats.errors == 0, (writer.stats.last_error, mirror.stats.last_error)
     finally:
         await asyncio.gather(writer.leave(), reader.close(), mirror.close())

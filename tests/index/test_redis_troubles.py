@@ -272,7 +272,7 @@ async def test_two_schemas_and_two_texts_share_one_redis(server: RedisServer, na
     await eventually(lambda: _async(old.joined and other.joined))
     with monkeypatch.context() as newer:
         newer.setattr(connection, "_body", lambda name, known=connection._body: known(name) + "\n-- the next release")
-        caches = (connection.script_source, connection.library_source, connection._library_name)
+        caches = (connection.script_source, connection.library_source, connection._functions, connection._library_name)
         for cached in caches:
             cached.cache_clear()
         next_library = connection.library_source()

@@ -1,6 +1,5 @@
--- Shared by every script. p is the key prefix (KEYS[1], `fl2:{namespace}:`); slots are 2-byte strings, hashes 8-byte strings. See docs/index.md.
-local call = redis.call
-local byte, sub, char, floor = string.byte, string.sub, string.char, math.floor
+-- Shared by every script, behind the names of what Redis and Lua offer (connection.py). p is the key prefix (KEYS[1], `fl2:{namespace}:`);
+-- slots are 2-byte strings, hashes 8-byte strings. See docs/index.md.
 
 local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
 local CARD = '<dHc0'                    -- as much of it as a match needs, from its 9th byte
