@@ -27,6 +27,14 @@ async def test_what_is_no_json_has_the_workers_code(fleet: Fleet) -> None:
             assert refused.status_code == 400 and refused.json()["error"].get("code", "invalid_json") == "invalid_json"
 
 
+async def test_a_number_that_nothing_can_hold_is_named(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    for number in (b"9" * 5000, b"1e999"):
+        refused = await router.client.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": ' + number + b"}")
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["param"] == "max_tokens" and "out of range" in error["message"]
+
+
 async def test_the_router_says_its_version_as_a_worker_does(fleet: Fleet) -> None:
     router = await fleet.router(await fleet.worker())
     assert (await router.client.get("/version")).json() == {"version": importlib.metadata.version("fairlead")}

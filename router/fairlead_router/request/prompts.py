@@ -114,8 +114,12 @@ class Prompts:
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str) -> Prompt:
         try:
             body = self._body(path, raw)
-        except msgspec.ValidationError:
-            raise ApiError(400, "The request body must be a JSON object.") from None
+        except msgspec.ValidationError as error:
+            reason, _, field = str(error).partition(" - at `$.")
+            if not field:
+                raise ApiError(400, "The request body must be a JSON object.") from None
+            field = field.rstrip("`")  # a number that no type here can hold
+            raise ApiError(400, f"{field}: {reason[:1].lower()}{reason[1:]}.", param=field) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
         except RecursionError:

@@ -152,6 +152,14 @@ def test_bad_json(shared: WorkerProcess, body: bytes) -> None:
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "1e999"])
+def test_a_number_that_nothing_can_hold_is_named(shared: WorkerProcess, number: str) -> None:
+    for field, named in (("max_tokens", "max_tokens"), ("no_such_field", None)):
+        response = shared.client.post("/v1/completions", content=f'{{"prompt": "x", "{field}": {number}}}')
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == named and "out of range" in error["message"], error
+
+
 @pytest.mark.parametrize(("tokens", "body"), [("3", b"\0" * 8), ("-1", b"{}"), ("x", b"{}"), ("0", b'{"model": null}')])
 def test_bad_tokenized_bodies(shared: WorkerProcess, tokens: str, body: bytes) -> None:
     response = shared.client.post("/v1/completions", content=body, headers={"X-Fairlead-Prompt-Tokens": tokens})

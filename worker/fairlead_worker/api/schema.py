@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.errors import ApiError, invalid
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +171,8 @@ def parse(data: bytes, type: type[Body]) -> Body:
     """`data` as `type`; an ApiError 400 that names the field otherwise. Unknown fields are ignored, with a line for who debugs."""
     try:
         raw = msgspec.json.decode(data)
+    except msgspec.ValidationError:  # a number that no type can hold
+        raise _out_of_range(data, type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
@@ -189,9 +191,22 @@ def converted(raw: dict[str, Any], type: type[Body]) -> Body:
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        param = path.rstrip("`").lstrip(".") or _missing(message)
-        raise invalid(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param) from None
+        raise _named(error) from None
+
+
+def _named(error: msgspec.ValidationError) -> ApiError:
+    message, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or _missing(message)
+    return invalid(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param)
+
+
+def _out_of_range(data: bytes, type: type[Body]) -> ApiError:
+    """Where it is only a decoder says that knows the fields, if it is in one of them."""
+    try:
+        msgspec.json.decode(data, type=type)
+    except msgspec.ValidationError as error:
+        return _named(error)
+    return invalid("the body has a number that is out of range")
 
 
 def _missing(message: str) -> str | None:
