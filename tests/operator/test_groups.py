@@ -9,6 +9,10 @@ import pytest
 import yaml
 from tests.operator.manifests import SETTINGS, container, deployment, service
 
+from fairlead.errors import UserError
+from fairlead.kube.facts import Facts
+from fairlead.kube.sections import component
+from fairlead.local.workloads import workloads
 from fairlead_operator import group_view
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import Object, groups, worker
@@ -226,7 +230,22 @@ def test_what_can_be_done_is() -> None:
 
 def test_the_example_is_accepted_and_is_what_it_says() -> None:
     one = InferenceService.parse(yaml.safe_load((Path(__file__).parents[2] / "examples" / "multi-node.yaml").read_text()))
-    template = wanted(one)["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    template = made(one)["LeaderWorkerSet", f"{one.name}-worker"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
     (container,) = template["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"} in container["env"]
+
+
+def test_kubectl_fairlead_shows_the_set_and_its_followers() -> None:
+    one = service(engine=ENGINE)
+    revision = worker.revision(one)
+    pods = [pod("qwen-worker-0", revision, ready=False), pod("qwen-worker-0-1", revision, ready=False, waits=20, of="follower")]
+    facts = Facts({}, deployments={"worker": group_view.as_deployment(live(one), pods)}, pods=pods)
+    told = [line.text for line in component(facts, "worker", {})]
+    assert told[0] == "LeaderWorkerSet qwen-worker wants 1: 0 ready, 1 of the wanted revision"
+    assert any("qwen-worker-0-1" in text and "Insufficient" in text for text in told)
+
+
+def test_local_mode_has_one_machine() -> None:
+    with pytest.raises(UserError, match=r"spec\.engine\.nodes is above 1, and here is one machine"):
+        workloads([wanted(service(engine=ENGINE))], service="qwen", router_port=0)
