@@ -30,7 +30,7 @@ AUDIT_POLICY = {
 DEADLINE = 60.0  # seconds for etcd and the apiserver to come up; five are usual
 KEPT = 8  # connections
 
-urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # its certificate is made anew each time
+urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the certificate is made anew each time
 
 
 def program(name: str) -> Path | None:

@@ -46,6 +46,7 @@ def settings() -> kopf.OperatorSettings:
     made.watching.connect_timeout = 10
     made.watching.reconnect_backoff = 1
     made.watching.chunk_size = 100  # a page stays in memory until it is worked off
+    made.queueing.idle_timeout = 0.1  # a worker keeps its last event, a whole service, until it ends
     made.networking.request_timeout = 30
     made.networking.connect_timeout = 10
     made.networking.error_backoffs = CappedForever(1, 30)

@@ -122,16 +122,17 @@ class Store:
         self._woken(owner)
 
     def _place(self, owner: Owner, body: Body) -> tuple[dict[Any, Held], Any]:
-        if kind_of(body) is SERVICES:
+        kind = kind_of(body)
+        if kind is SERVICES:
             return self._services, owner
-        return self._children[owner], (body["kind"], body["metadata"]["name"])
+        return self._children[owner], (kind.kind, body["metadata"]["name"])
 
 
 def _owner(body: Body) -> Owner | None:
     """The service that an object is, or that its label names."""
     metadata = body["metadata"]
     name = metadata["name"] if kind_of(body) is SERVICES else (metadata.get("labels") or {}).get(INSTANCE)
-    return None if name is None else (metadata["namespace"], name)
+    return None if name is None else (sys.intern(metadata["namespace"]), sys.intern(name))
 
 
 def _version(body: Body) -> int:
