@@ -19,8 +19,8 @@ from fairlead_index.resp import ReplyError
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 
 BATCH_BLOCKS: Final = 16  # holds Redis up for less than 0.1 ms: a router that asks may stand behind two batches of every writer
-BACKLOG_BLOCKS: Final = 128  # of a snapshot or a long backlog: two thirds of the server's time for each block, an eighth of the round trips
-BACKLOG: Final = 4096
+LONGEST_BATCH: Final = 128  # of a snapshot or a long backlog: two thirds of the server's time for each block, an eighth of the round trips
+BATCH_SHARE: Final = 8  # of what is pending goes at once: the more waits, because Redis is busy, the less it is asked for each block
 BATCH_SECONDS: Final = 0.005
 SWEEP_ENTRIES: Final = 400  # bounds how long one sweep holds up the others
 BUCKETS: Final = 256  # of a new namespace, none of which costs anything before its first block; they grow with the blocks
@@ -173,7 +173,7 @@ class IndexWriter:
             self._forget()  # too much happened while Redis was away
         me = self._self or await self._join()
         if me.batch is None and self._changes.pending:
-            me.batch = self._changes.take(BATCH_BLOCKS if self._changes.pending < BACKLOG else BACKLOG_BLOCKS)
+            me.batch = self._changes.take(min(LONGEST_BATCH, max(BATCH_BLOCKS, self._changes.pending // BATCH_SHARE)))
         if me.batch is not None:
             await self._apply(me, me.batch)
         if time.monotonic() >= self._next_beat():

@@ -102,7 +102,7 @@ class Fuzz:
         fault = self.draw.choice([None, "partition", "empty", "old", "stale", "stale", "flush", "forget", "recall", "link"])
         at = self.draw.randrange(operations)
         if fault == "old":
-            self.pair.remember()
+            await self.pair.remember()
         elif fault == "stale":
             await self.pair.synced()
             self.pair.fall_behind()

@@ -45,9 +45,13 @@ class Pair:
         """What the primary does from now on, the replica does not get."""
         self._replication.hold()
 
-    def remember(self) -> None:
-        """Writes the RDB that `restart_old` comes back with."""
-        self.primary.client().save()
+    async def remember(self) -> None:
+        """Writes the RDB that `restart` comes back with, behind the one that a replica may be getting just now."""
+        client = self.primary.client()
+        async with asyncio.timeout(20.0):
+            while client.info("persistence").get("rdb_bgsave_in_progress"):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        client.save()
 
     async def restart(self, *, old: bool) -> None:
         """kill -9, then back: empty, or from the RDB that was last written."""
