@@ -9,6 +9,7 @@ import pytest
 from bench.random_schemas import schema
 from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
+from fairlead_worker.engine.lookahead import STAND_IN
 from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.grammar.checker import check
@@ -195,6 +196,29 @@ def test_a_late_mask_holds_up_nobody_else(model: Model) -> None:
     serving.runner.execute = counted  # type: ignore[method-assign]
     same(serving.serve([Ask(choice), Ask("", max_tokens=30)]), expected)
     assert plain[:30] == [1] * 30
+
+
+def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
+    """Not with the stand-in that a step launched ahead has put behind them, when a busy thread comes to it."""
+    asks = [Ask(model.grammar("choice", words)) for words in (["left", "right"], ["up", "down"])]
+    expected = Serving(model).serve(asks)
+    slow = Slow(model.compiler)
+    grammars = Grammars(slow, threads=1)
+    serving = Serving(model, grammars=grammars, overlap=True)
+    assert all(grammars.compile(ask.grammar).result() == "" for ask in asks), "so that the first step has both"
+    assume = serving.scheduler.assume  # type: ignore[attr-defined]  # it looks ahead
+    stood_in: list[bool] = []
+
+    def assumed(plan: StepPlan) -> None:
+        assume(plan)
+        if not stood_in:
+            stood_in.extend(row.request.tokens[-1] == STAND_IN for row in plan.rows)
+            slow.gate.release(100)
+            grammars._fillers.submit(int).result()  # the one thread has come to both by then
+
+    serving.scheduler.assume = assumed  # type: ignore[attr-defined]
+    same(serving.serve(asks), expected)
+    assert stood_in == [True, True]
 
 
 def test_a_mask_that_never_comes_ends_its_request(model: Model) -> None:

@@ -36,6 +36,8 @@ class _Followed:
     """None until a thread has made it; touched by the loop only while `filling` is false."""
     prototype: "Future[Matcher] | None" = None
     """What it is made from."""
+    known: Sequence[int] = ()
+    """The output that it begins behind: the request's own may have a stand-in behind it when a thread comes to this."""
     masks: np.ndarray | None = None
     """[positions, words] uint32, of the request's next token and of those behind each token of `draft`; None: to be filled."""
     draft: list[int] = field(default_factory=list)
@@ -94,6 +96,7 @@ class Grammars:
                 each.since = self._began
             if each.matcher is None:
                 each.prototype = self._prototype(row.request.grammar)
+                each.known = row.request.tokens[row.request.prompt_length :].tolist()
             self._queue.append(each)
             asked += 1
         if asked:
@@ -241,11 +244,10 @@ class Grammars:
         return masks[:filled]
 
     def _start(self, each: _Followed) -> Matcher:
-        """A matcher that has seen the output so far."""
+        """A matcher that has seen the output known when it was asked for."""
         assert each.prototype is not None, "set before it was queued"
         matcher: Matcher = each.prototype.result().deep_copy()
-        known = each.request.tokens[each.request.prompt_length :].tolist()
-        if known and not matcher.consume_tokens(known):
+        if each.known and not matcher.consume_tokens(each.known):
             raise GrammarError(error_of(matcher))
         return matcher
 
