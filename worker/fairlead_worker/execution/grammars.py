@@ -36,7 +36,7 @@ class _Followed:
     """None until a thread has made it; touched by the loop only while `filling` is false."""
     prototype: "Future[Matcher] | None" = None
     """What it is made from."""
-    known: Sequence[int] = ()
+    known: list[int] = field(default_factory=list)
     """The output that it begins behind: the request's own may have a stand-in behind it when a thread comes to this."""
     masks: np.ndarray | None = None
     """[positions, words] uint32, of the request's next token and of those behind each token of `draft`; None: to be filled."""
