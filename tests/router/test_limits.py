@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNKNOWN_CODING, answered, dripped
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.test_access import ANNA, BORIS, ask, bearer, guarded
@@ -46,6 +46,11 @@ async def test_who_is_slow_to_say_what_it_wants_is_let_go(fleet: Fleet, sent: by
     router = await fleet.router(await fleet.worker(), header_timeout=0.2, body_timeout=0.2)
     assert await answered(router.port, sent) == expected
     assert router.server.router.front._bodies.total == 0
+
+
+async def test_a_coding_that_is_not_known_is_refused(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker())
+    assert await answered(router.port, UNKNOWN_CODING) == (400, "bad_request")
 
 
 async def test_a_slow_drip_does_not_help(fleet: Fleet) -> None:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Literal, NoReturn, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_index.access import RedisAccess, parse, shown
 from fairlead_index.groups import MOST_GROUPS
@@ -30,7 +30,6 @@ class WorkerConfig(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="FAIRLEAD_",
-        env_ignore_empty=True,
         frozen=True,
         extra="ignore",
         cli_prog_name="fairlead-worker",
@@ -204,8 +203,8 @@ class WorkerConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Last of all: what LeaderWorkerSet tells its pods."""
-        return init_settings, env_settings, GroupEnvironment(settings_cls)
+        """Last of all: what LeaderWorkerSet tells its pods. An empty variable is none, an empty flag is the empty value."""
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True), GroupEnvironment(settings_cls)
 
     @field_validator("model", "speculative_model")
     @classmethod

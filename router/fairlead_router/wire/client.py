@@ -165,8 +165,12 @@ class ClientConnection(asyncio.Protocol):
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
         request.old = self._parser.get_http_version() == "1.0"
-        if request.old and any(name == b"transfer-encoding" for name, _ in request.headers):  # RFC 9112, 6.1: one before us may not know it
+        codings = [value for name, value in request.headers if name == b"transfer-encoding"]
+        if codings and request.old:  # RFC 9112, 6.1: one before us may not know it
             self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
+            return
+        if any(coding.strip().lower() != b"chunked" for coding in codings):
+            self._refuse(400, b"Bad Request", "Transfer-Encoding: chunked is the only one known here.", "bad_request")
             return
         if not request.target.startswith(b"/"):
             _without_origin(request)

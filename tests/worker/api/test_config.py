@@ -21,6 +21,12 @@ def test_flags_win_over_the_environment_and_the_last_over_the_first(monkeypatch:
     assert (config.port, config.page_size, config.kv_pages, config.block_tokens) == (2, 32, 0, 64)
 
 
+def test_an_empty_flag_is_empty_and_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_DTYPE", "")
+    config = WorkerConfig.from_command_line(["--model=file:///m", "--termination-log="])
+    assert (config.termination_log, config.dtype) == ("", "auto")
+
+
 def test_a_pods_ipv6_address_gets_its_brackets() -> None:
     """The downward API gives it without, and one template serves clusters of both kinds."""
 
@@ -79,8 +85,9 @@ def test_the_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_password_is_shown() -> None:
-    config = _config("--redis-url", "redis://user:secret@host:1/0", "--index-namespace", "a/b")
-    assert "secret" not in config.described()
+    several = ("--tensor-parallel=2", "--nodes=2", "--leader=host", "--nodes-secret=hunter2-hunter2-hunter2")
+    config = _config("--redis-url", "redis://user:hunter2@host:1/0", "--index-namespace", "a/b", *several)
+    assert "hunter2" not in config.described()
     assert "redis://user:***@host:1/0" in config.described()
     assert shown("redis://host/0") == "redis://host/0"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, WHOLE, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNKNOWN_CODING, WHOLE, answered, dripped
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connections
 from fairlead_worker.api.lifecycle import Server
@@ -85,8 +85,9 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
         (HEAD + b"".join(b"x-%d: y\r\n" % n for n in range(130)) + b"\r\n", (431, "headers_too_large")),
         (b"no HTTP at all\r\n\r\n", (400, "bad_request")),
         (b"GET /\xff\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "bad_request")),
+        (UNKNOWN_CODING, (400, "bad_request")),
     ],
-    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path"],
+    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding"],
 )
 async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, expected: tuple[int, str]) -> None:
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:

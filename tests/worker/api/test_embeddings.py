@@ -83,7 +83,7 @@ def test_beside_streams_and_in_hundreds(shared: WorkerProcess) -> None:
         ({"input": ["a", "a " * 5000]}, "input", "input[1]: has 5001 tokens, and the longest text here has 4096"),
         ({"input": "a", "dimensions": 8}, "dimensions", "--matryoshka"),
         ({"input": "a", "dimensions": 0}, "dimensions", ">= 1"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "int8"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'int8'; give 'base64' or 'float'"),
         ({"input": "a", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens", "not done"),
         ({"input": {"text": "a"}}, "input", "expected"),
     ],

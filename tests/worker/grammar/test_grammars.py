@@ -260,6 +260,8 @@ def test_an_abort_while_its_mask_is_late_or_its_grammar_compiles(model: Model) -
         ("grammar", "start: nowhere", "nowhere"),
         ("regex", "(", "regex"),
         ("json", '{"type": 7}', "type"),
+        ("json", '{"$ref": "#"}', "refers to itself"),
+        ("grammar", "root ::= root", "refers to itself"),
         ("structural_tag", "{}", "structures"),
         ("structural_tag", '{"structures": [7], "triggers": ["a"]}', "get"),
     ],

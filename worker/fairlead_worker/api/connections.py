@@ -97,6 +97,9 @@ class Connection(HttpToolsProtocol):
             message = f"the request has {len(self.headers)} headers, more than {self._guard.max_headers} (--max-headers)"
             self._refuse(431, message, "headers_too_large")
             return
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+            self._refuse(400, "Transfer-Encoding: chunked is the only one known here", "bad_request")
+            return
         if self._guard.full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
             message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")

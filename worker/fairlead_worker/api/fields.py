@@ -135,7 +135,8 @@ A value out of bounds is refused; `null` is as if the field were left out. A fie
 | first | nothing before the first token; then a chunk for each choice: its role (chats), its `echo`, its `prompt_token_ids` |
 | text | whole characters only; what may be the beginning of a stop string waits until it is known |
 | finish | one chunk for each choice, with no text, that has `finish_reason` and vLLM's `stop_reason` |
-| usage | `stream_options.include_usage`: a chunk without choices after all others; `continuous_usage_stats`: in every chunk |
+| usage | `stream_options.include_usage`: a chunk without choices after all others; `continuous_usage_stats`: in every chunk. |
+| comments | lines that begin with a colon, which SSE clients skip: `: usage …` before the end, through a router with keys |
 | end | `data: [DONE]`; after a fault `data: {"error": …}` in its place, and the end |
 | client gone | its sequences are aborted before the engine's next step |
 | client slow | the worker stops sending, and gives it up at a [bound](limits.md#work) |

@@ -4,7 +4,7 @@ import logging
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
 from fairlead_worker.api.errors import ApiError, invalid
 
@@ -191,12 +191,14 @@ def converted(raw: dict[str, Any], type: type[Body]) -> Body:
     try:
         return msgspec.convert(raw, type)
     except msgspec.ValidationError as error:
-        raise _named(error) from None
+        raise _named(error, type) from None
 
 
-def _named(error: msgspec.ValidationError) -> ApiError:
+def _named(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> ApiError:
     message, _, path = str(error).partition(" - at `$")
     param = path.rstrip("`").lstrip(".") or _missing(message)
+    if message.startswith("Invalid enum value") and (allowed := _allowed(param, type)):
+        message += f"; give {allowed}"
     return invalid(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param)
 
 
@@ -205,8 +207,17 @@ def _out_of_range(data: bytes, type: type[Body]) -> ApiError:
     try:
         msgspec.json.decode(data, type=type)
     except msgspec.ValidationError as error:
-        return _named(error)
+        return _named(error, type)
     return invalid("the body has a number that is out of range")
+
+
+def _allowed(field: str | None, type: type[msgspec.Struct]) -> str:
+    """The values of a field that takes a few only."""
+    (body,) = inspect.multi_type_info([type])
+    assert isinstance(body, inspect.StructType)
+    kinds = [kind for one in body.fields if one.name == field for kind in getattr(one.type, "types", (one.type,))]
+    values = [value for kind in kinds if isinstance(kind, inspect.LiteralType) for value in kind.values]
+    return " or ".join(repr(value) for value in values)
 
 
 def _missing(message: str) -> str | None:

@@ -13,7 +13,7 @@ import sys
 import msgspec
 import numpy as np
 
-from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, error_of
+from fairlead_worker.grammar.compiler import ENDLESS, Compiler, GrammarError, Matcher, error_of
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
 from fairlead_worker.grammar.lower import lower
 
@@ -32,7 +32,8 @@ def check(compiler: Compiler, constraint: Constraint) -> Verdict:
         try:
             _walk(compiler, matcher)
         except GrammarError as error:
-            raise GrammarError(f"{error}{LIMIT if matcher.is_error() else ''}") from error
+            limited = matcher.is_error() and str(error) != ENDLESS
+            raise GrammarError(f"{error}{LIMIT if limited else ''}") from error
     except Exception as error:  # whatever a library raises (some have errors of their own), it is for this grammar
         return Verdict(error=" ".join(str(error).split())[:500] or type(error).__name__)
     return Verdict(grammar=grammar)

@@ -13,6 +13,8 @@ Matcher = LLMatcher
 
 MOST_LEXER_STATES = 50_000
 """Of one grammar: each takes 1 to 2 KB. The library's other bounds are as it sets them."""
+NOWHERE, ENDLESS = "NoExtensionBias", "it leads to no text: something in it refers to itself without an end"
+"""What the library says of a grammar from whose beginning no token leads on, and what it means."""
 
 
 class GrammarError(ValueError):
@@ -68,5 +70,5 @@ def _read(tokenizer_json: str, vocabulary: int, eos: list[int]) -> LLTokenizer:
 
 def error_of(matcher: Matcher) -> str:
     """Its error on one line, cut to a length that an answer can carry."""
-    lines = [line.strip() for line in str(matcher.get_error()).splitlines() if line.strip()]
-    return " ".join(lines)[:400]
+    lines = [line.strip() for line in str(matcher.get_error()).replace("<non-verbose/>", "").splitlines() if line.strip()]
+    return ENDLESS if lines == [NOWHERE] else " ".join(lines)[:400]
