@@ -113,7 +113,8 @@ async def test_what_no_service_wants_any_more_is_looked_for_until_it_is_gone(mon
     store = Store(lambda owner: woken.set())
     looking = OptionalKinds(cast(Cluster, Served()), store, "")
     metadata = {"name": "qwen", "namespace": "ml", "uid": "r", "resourceVersion": "1", "labels": {"app.kubernetes.io/instance": "qwen"}}
-    store.put({"apiVersion": OPTIONAL[0].api_version, "kind": "HTTPRoute", "metadata": metadata})
+    (routes,) = [kind for kind in OPTIONAL if kind.kind == "HTTPRoute"]
+    store.put({"apiVersion": routes.api_version, "kind": "HTTPRoute", "metadata": metadata})
     woken.clear()
     task = asyncio.create_task(looking.run())
     await asyncio.wait_for(woken.wait(), 10)

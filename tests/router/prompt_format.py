@@ -21,7 +21,7 @@ def make_format(model: str = MODEL, revision: str = "r1") -> PromptFormat:
         model_digest=revision,
         model_names=[model],
         block_tokens=BLOCK_TOKENS,
-        max_model_len=100_000,
+        max_model_len=1_000_000,
         chat_template="{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}",
     )

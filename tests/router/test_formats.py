@@ -72,7 +72,7 @@ async def test_in_a_rollout_a_model_is_read_in_the_format_of_those_that_serve_it
     router = await fleet.router(*older, newer, policy="PrefixAware")
     models = {model["id"]: model for model in (await router.client.get("/v1/models")).json()["data"]}
     assert (models["newer"]["root"], models["newer"]["parent"], models["newer"]["max_model_len"]) == ("hf://org/newer", None, 5000)
-    assert (models["stand-in"]["root"], models["stand-in"]["max_model_len"]) == ("stand-in", 100_000)
+    assert (models["stand-in"]["root"], models["stand-in"]["max_model_len"]) == ("stand-in", 1_000_000)
     for worker in older:
         await worker.kill()
     await router.usable(1)

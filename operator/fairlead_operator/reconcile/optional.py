@@ -68,14 +68,14 @@ class OptionalKinds:
         return any(resource["name"] == kind.plural for resource in page)
 
     async def _listed(self, kind: Kind) -> bool:
-        """What there is of it; False where the operator has no right to it, as with the roles of a chart from before it was known."""
+        """Takes in what there is of it. Where the operator has no right to it (an older chart's roles), it is what it was: absent at first."""
         try:
             await relist(self._cluster, self._store, kind, self._namespace)
         except ApiRefused as refusal:
             if refusal.code != 403:
                 raise
-            log.warning("%s counts as absent: %s. The chart's roles are those of its version (helm upgrade)", kind.kind, refusal)
-            return False
+            log.warning("%s cannot be listed: %s. The chart's roles are those of its version (helm upgrade)", kind.kind, refusal)
+            return kind.kind in self.served
         return True
 
     def _wanted(self) -> bool:
