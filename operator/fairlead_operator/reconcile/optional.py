@@ -68,7 +68,7 @@ class OptionalKinds:
         return any(resource["name"] == kind.plural for resource in page)
 
     async def _listed(self, kind: Kind) -> bool:
-        """Takes in what there is of it. Where the operator has no right to it (an older chart's roles), it is what it was: absent at first."""
+        """Takes in what there is of it. What the operator has no right to (an older chart's roles) is what it was: absent at first."""
         try:
             await relist(self._cluster, self._store, kind, self._namespace)
         except ApiRefused as refusal:
