@@ -112,7 +112,7 @@ bench-router-engines: install ## steering with real engines, and faults at lengt
 	PYTHONPATH=. $(BIN)/python bench/router_faults.py $(BENCH) --json bench/results/router_faults.json
 
 bench-operator: install ## the operator with 1, 100 and 1,000 services of five pods beside its bars; a quarter of an hour (BENCH=--quick: does it run); writes bench/results/operator.json
-	PYTHONPATH=. $(BIN)/python -m bench.operator $(BENCH) --json bench/results/operator.json
+	PYTHONPATH=. $(BIN)/python -m bench.operators $(BENCH) --json bench/results/operator.json
 
 crash-matrix: install ## the operator killed with -9 at each of its writes, before and after the API server has it (CRASHES=20-35: at these); six minutes on two busy cores
 	FAIRLEAD_CRASHES=$(or $(CRASHES),all) $(BIN)/pytest -q -s tests/operator/test_crashes.py --timeout 1800

@@ -1,6 +1,6 @@
 """The operator as `fairlead-operator` starts it, but that its requests to routers go to one address: no cluster DNS runs here.
 
-`python -m bench.operator.process ROUTER_URL FLAGS...`
+`python -m bench.operators.process ROUTER_URL FLAGS...`
 """
 
 import asyncio

@@ -8,7 +8,7 @@ import uuid
 from collections import defaultdict
 from typing import Any
 
-from bench.operator.api import DEPLOYMENTS, PODS, Api
+from bench.operators.api import DEPLOYMENTS, PODS, Api
 
 NODES = 100
 THEN = "2026-01-01T00:00:00Z"

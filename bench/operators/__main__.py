@@ -1,4 +1,4 @@
-"""`python -m bench.operator`: the operator with 1, 100 and 1,000 services of five pods on a real API server; a table beside the bars, JSON.
+"""`python -m bench.operators`: the operator with 1, 100 and 1,000 services of five pods on a real API server; table, bars, JSON.
 
 etcd, the API server, what plays controllers, kubelets and routers, and the operator share one machine.
 """
@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.operator import measures
-from bench.operator.api import SERVICES, Api
-from bench.operator.player import Player
-from bench.operator.routers import routers
-from bench.operator.running import Operator
+from bench.operators import measures
+from bench.operators.api import SERVICES, Api
+from bench.operators.player import Player
+from bench.operators.routers import routers
+from bench.operators.running import Operator
 from tests.operator import apiserver
 from tests.operator.conftest import await_crd
 
@@ -125,7 +125,7 @@ def table(figures: dict[str, measures.Figures]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.operator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.operators", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="30 services, ten idle seconds: does it run")
     parser.add_argument("--services", type=lambda text: [int(one) for one in text.split(",")], default=[1, 100, 1000])
     parser.add_argument("--edits", type=int, default=200, help="measured with each number of services")
@@ -135,7 +135,7 @@ def main() -> int:
     if options.quick:
         options.services, options.edits, options.idle = [1, 10, 30], 40, 10.0
     if problem := apiserver.missing():
-        print(f"bench.operator: {problem}", file=sys.stderr)
+        print(f"bench.operators: {problem}", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that nothing is left running
     with apiserver.running() as server, tempfile.TemporaryDirectory() as folder:

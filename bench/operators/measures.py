@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.operator.api import DEPLOYMENTS, SERVICES, Api
-from bench.operator.running import Operator
+from bench.operators.api import DEPLOYMENTS, SERVICES, Api
+from bench.operators.running import Operator
 from tests.operator.apiserver import ApiServer, program
 from tests.operator.manifests import manifest
 

@@ -30,7 +30,7 @@ class Operator:
         flags += ["--redis-url=redis://redis:6379", "--health-port=0", f"--kubeconfig={server.kubeconfig_of(user, folder)}"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "bench.operator.process", router, *flags]
+            command = [sys.executable, "-m", "bench.operators.process", router, *flags]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     @property
