@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .packages import SEARCH_PATH
@@ -167,21 +167,18 @@ class Machine:
 
     def stop(self) -> None:
         """Ends everything inside and removes the files and control groups; does nothing when there is nothing."""
-        pid = self.pid
+        pid, launchers = self.pid, self._launchers()
+        namespaces = {_namespace(f"{launcher}/ns/pid_for_children") for launcher in launchers}
         if pid is not None:
+            namespaces.add(_namespace(f"{pid}/ns/pid"))
             os.kill(pid, signal.SIGKILL)
-            deadline = time.monotonic() + 60
-            while self.pid is not None:
-                if time.monotonic() > deadline:
-                    raise MachineFailed(
-                        f"the cluster's first process, pid {pid}, did not end within 60 s of SIGKILL; see /proc/{pid}/stack"
-                    )
-                time.sleep(0.02)
-        for launcher in self._launchers():  # of a start that was killed before it could note its init process
-            os.kill(launcher, signal.SIGKILL)
+        for launcher in launchers:  # also of a start that was killed before it could note its init process
+            with suppress(ProcessLookupError):
+                os.kill(launcher, signal.SIGKILL)
         if self._launcher is not None:
             self._launcher.wait()
             self._launcher = None
+        _wait_for_the_end(namespaces - {None, _namespace("self/ns/pid")})
         for controller in _cgroup_hierarchies():
             _remove_cgroups(controller / self.cgroup)
         mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -190,6 +187,26 @@ class Machine:
         shutil.rmtree(self.run, ignore_errors=True)
         if self.run.exists():
             shutil.rmtree(self.run)
+
+
+def _namespace(link: str) -> str | None:
+    """What a link below /proc names; None when its process has gone."""
+    try:
+        return str(Path("/proc", link).readlink())
+    except OSError:
+        return None
+
+
+def _wait_for_the_end(namespaces: set[str | None]) -> None:
+    """Until no process is left in these pid namespaces.
+
+    Asked of all processes: an init process with several threads reads as dead while the last of them still ends the others.
+    """
+    deadline = time.monotonic() + 60
+    while left := [path.name for path in Path("/proc").glob("[0-9]*") if _namespace(f"{path.name}/ns/pid") in namespaces]:
+        if time.monotonic() > deadline:
+            raise MachineFailed(f"processes {', '.join(left)} of the cluster did not end within 60 s of SIGKILL; see /proc/PID/stack")
+        time.sleep(0.02)
 
 
 def _start_time(pid: int) -> str:
