@@ -1,0 +1,50 @@
+"""Garbage collection of a long-lived process: what lives on is not looked through again, and what dies is still found."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+
+from fairlead_operator.memory import give_back
+
+
+class Node:
+    """Holds itself: only the collector can take it away."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # a collector tells nobody
+            await asyncio.sleep(0.001)
+
+
+async def test_what_lives_on_is_left_out_of_collections_until_the_next_look_at_everything() -> None:
+    before, node = gc.get_threshold(), Node()
+    there = weakref.ref(node)
+    task = asyncio.create_task(give_back(period=0.3))
+    await until(gc.get_freeze_count)
+    assert not any(one is node for one in gc.get_objects())
+    del node
+    gc.collect()
+    assert there() is not None
+    await until(lambda: there() is None)
+
+    task.cancel()
+    await asyncio.wait([task])
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+
+
+async def test_what_has_died_already_is_not_frozen() -> None:
+    gc.disable()  # by itself it collects whenever it likes
+    try:
+        there = weakref.ref(Node())
+        task = asyncio.create_task(give_back(period=60))
+        await until(gc.get_freeze_count)
+        assert there() is None
+        task.cancel()
+        await asyncio.wait([task])
+    finally:
+        gc.enable()
