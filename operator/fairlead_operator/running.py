@@ -71,8 +71,9 @@ class _Operator:
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
         self._announcer = Announcer(cluster)
         self._watching = asyncio.Event()  # services
+        served, unsure = (lambda: self._optional.served), (lambda: self._optional.unsure)
         lanes, announce = Lanes(LANES), self._announcer.announce
-        self._tools = Tools(cluster, self._store, prober, config.settings, announce, lanes, lambda: self._optional.served, metrics)
+        self._tools = Tools(cluster, self._store, prober, config.settings, announce, lanes, served, unsure, metrics)
         metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._acted_for)
 
     def _acted_for(self) -> Iterable[Mapping[str, Any]]:
