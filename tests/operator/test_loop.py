@@ -1,8 +1,11 @@
 """One loop with a stand-in for the API server: what only a particular order of events would show."""
 
 import asyncio
+import contextvars
+import gc
 import itertools
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -67,6 +70,33 @@ async def test_a_standby_that_takes_over_starts_a_loop_for_each_service_that_it_
     assert not fleet.opened and len(fleet) == 0, "a standby writes nothing"
     fleet.open(tools(store, EmptyCluster()))
     assert fleet.opened and len(fleet) == 2
+    await fleet.close()
+
+
+class Event:
+    """What a handler is called with."""
+
+
+async def test_a_loop_keeps_nothing_of_the_handler_that_started_it() -> None:
+    """1,000 services that were made while the operator ran held the first event of each: 30 MiB."""
+    fleet = Fleet()
+    store = Store(fleet.wake)
+    fleet.open(tools(store, EmptyCluster()))
+    called_with: contextvars.ContextVar[Event] = contextvars.ContextVar("event")
+    event = Event()
+    kept = weakref.ref(event)
+
+    def handler(event: Event) -> None:
+        called_with.set(event)
+        body = manifest()
+        body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
+        store.put(body)
+
+    contextvars.copy_context().run(handler, event)
+    del event
+    assert len(fleet) == 1
+    gc.collect()
+    assert kept() is None
     await fleet.close()
 
 
