@@ -15,7 +15,7 @@ from fairlead_operator import health
 from fairlead_operator.aside import Aside
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
-from fairlead_operator.memory import give_back
+from fairlead_operator.memory import give_back, steady
 from fairlead_operator.metrics import Metrics
 from fairlead_operator.reconcile import handlers
 from fairlead_operator.reconcile.announcer import Announcer
@@ -40,6 +40,7 @@ async def operate(
 
     `started` is called once kopf has set itself up; it is the place to take the signals back, which kopf handles for itself.
     """
+    steady()
     async with AsyncExitStack() as stack:
         aside = await stack.enter_async_context(Aside.started("lease"))
         renewing = await stack.enter_async_context(aside.entered(Cluster.connect(config.kubeconfig)))

@@ -21,6 +21,7 @@ PAGE = 100  # objects of one list request: what a page takes while it is read is
 TIMEOUT = 30.0  # seconds for one request
 WATCH = 300  # seconds of one watch request
 SILENCE = 150.0  # seconds without a byte on a watch: it is dead
+BUFFER = 1 << 16  # bytes: twice as many of an answer are taken before they are read; the client's own 2 MiB are 40 MiB over all watches
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -65,7 +66,7 @@ class Cluster:
 
         `may_write` is asked when a write is made, and once more when its connection is there and its first byte is about to be sent.
         """
-        configuration = aio.Configuration(trace_configs=[_asked_again(may_write)])
+        configuration = aio.Configuration(trace_configs=[_asked_again(may_write)], client_session_kwargs={"read_bufsize": BUFFER})
         if not kubeconfig and (_ACCOUNT / "token").exists():
             aio_config.load_incluster_config(client_configuration=configuration)
         else:

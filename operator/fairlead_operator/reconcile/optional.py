@@ -61,7 +61,7 @@ class OptionalKinds:
             elif kind.kind in served:
                 served.discard(kind.kind)
                 self._store.forget(kind)
-        if (served, unsure) != (self.served, self.unsure):
+        if served != self.served or unsure != self.unsure:
             log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(served)) or "none")
             self.served, self.unsure = frozenset(served), frozenset(unsure)
             self._changed()
