@@ -21,7 +21,7 @@ PAGE = 100  # objects of one list request: what a page takes while it is read is
 TIMEOUT = 30.0  # seconds for one request
 WATCH = 300  # seconds of one watch request
 SILENCE = 150.0  # seconds without a byte on a watch: it is dead
-BUFFER = 1 << 16  # bytes: twice as many of an answer are taken before they are read; the client's own 2 MiB are 40 MiB over all watches
+BUFFER = 1 << 16  # bytes: twice as many of an answer are taken before they are read: by the client's own 2 MiB, 32 MiB over eight watches
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
