@@ -9,14 +9,14 @@ import ctypes
 
 PERIOD = 60.0  # seconds
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
-LARGE = 128 << 10  # bytes: such blocks are kept out of the heap
+LARGE = 512 << 10  # bytes: such blocks are kept out of the heap. More than asyncio's 256 KiB for each read: a map for each took 50 us
 SPARE = 1 << 20  # bytes that may stay free at the heap's end
 ARENAS = 2  # heaps: the event loop's, and one for the lease and what resolves names
 
 
 def steady() -> None:
-    """Bounds that stay: by itself glibc raises the first two with each large block that is freed, and after one page of a list all buffers
-    of connections and watches come from the heap. A C library without mallopt (musl) is left as it is."""
+    """Bounds that stay: by itself glibc raises the first two with each large block that is freed, and after one page of a list all others
+    come from the heap. A C library without mallopt (musl) is left as it is."""
     bound = getattr(ctypes.CDLL(None), "mallopt", None)
     if bound is not None:
         for what, value in ((_M_MMAP_THRESHOLD, LARGE), (_M_TRIM_THRESHOLD, SPARE), (_M_ARENA_MAX, ARENAS)):
