@@ -1,11 +1,12 @@
 """Who acts: a Lease that one process holds, so that two operators (or two versions of one) never write at the same time.
 
 The rules are client-go's: a candidate takes a lease that is free, or that it has seen unchanged for as long as its holder asked for. Only
-durations on this machine's own monotonic clock are compared, never two machines' times of day. Every write of the lease is bound to the
-resourceVersion that was read, so of two candidates one is refused.
+durations on this machine's own clock since its start are compared, never two machines' times of day. Every write of the lease is bound to
+the resourceVersion that was read, so of two candidates one is refused.
 
-What client-go leaves to its callers is fencing. Here every write of the operator asks `check` first: a process that could not renew, or was
-paused for longer than its lease, ends on the spot (`os._exit`), without a further byte to the API server.
+What client-go leaves to its callers is fencing. Here every write of the operator asks `check`, when it is made and again when its first
+byte is about to be sent: a process that could not renew, or slept for longer than its lease, ends on the spot (`os._exit`), without a
+further byte to the API server.
 """
 
 import asyncio
@@ -41,6 +42,11 @@ def identity() -> str:
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
 
+def uptime() -> float:
+    """Seconds of a clock that goes on while the machine is suspended (Linux), where `time.monotonic` stands still."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 def fence(reason: str) -> None:
     """End at once: no cleanup, nothing that could still write."""
     log.critical("ending: %s", reason)
@@ -50,7 +56,7 @@ def fence(reason: str) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """The lease as it was last read, and when that version of it was first seen (monotonic seconds)."""
+    """The lease as it was last read, and when that version of it was first seen (seconds of the elector's clock)."""
 
     body: Mapping[str, Any]
     at: float
@@ -76,7 +82,7 @@ class Elector:
         me: str | None = None,
         timing: Timing = Timing(),
         fence: Callable[[str], None] = fence,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = uptime,
     ) -> None:
         self.me = me or identity()
         self._cluster = cluster
@@ -103,7 +109,7 @@ class Elector:
         return self._clock() - self._answered
 
     def check(self) -> float:
-        """Before every write: a process without a valid lease does not come back from here. Returns the seconds that the write may take."""
+        """Asked by every write: a process without a valid lease does not come back from here. Returns the seconds that it may take."""
         left = self._valid_until - self._clock()
         if left <= 0:
             self._fence(f"a write was about to be made without the lease {'/'.join(self._place)}")

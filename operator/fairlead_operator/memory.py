@@ -1,7 +1,7 @@
 """Memory: what was needed for a moment is given back to the system, and looking for garbage stops nobody.
 
-A pass reads and writes some hundred KB, and what the store keeps is allocated in between: the C library's heap is then mostly holes, which
-it holds on to (120 services: trimming gave back 4 of 17 MiB).
+A pass reads and writes some hundred KB, a page of a list one or two MB, and what the store keeps is allocated in between: the C library's
+heap is then mostly holes, which it holds on to (120 services: trimming gave back 4 of 17 MiB).
 
 Python's full collections go through every object that there is, with all else at a standstill: with 1,000 services 0.15 to 0.35 s, several
 times in a minute of edits, and a third of a cold start. Nearly all of it lives on: libraries, loops, the store. `gc.freeze` takes what has
@@ -14,6 +14,19 @@ import gc
 
 PERIOD = 60.0  # seconds
 YOUNG = 20_000  # objects made until the youngest are looked through: the passes under way have fewer, so that few of theirs grow old
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
+LARGE = 512 << 10  # bytes: such blocks are kept out of the heap. More than asyncio's 256 KiB for each read: a map for each took 50 us
+SPARE = 1 << 20  # bytes that may stay free at the heap's end
+ARENAS = 2  # heaps: the event loop's, and one for the lease and what resolves names
+
+
+def steady() -> None:
+    """Bounds that stay: by itself glibc raises the first two with each large block that is freed, and after one page of a list all others
+    come from the heap. A C library without mallopt (musl) is left as it is."""
+    bound = getattr(ctypes.CDLL(None), "mallopt", None)
+    if bound is not None:
+        for what, value in ((_M_MMAP_THRESHOLD, LARGE), (_M_TRIM_THRESHOLD, SPARE), (_M_ARENA_MAX, ARENAS)):
+            bound(what, value)
 
 
 async def give_back(period: float = PERIOD) -> None:

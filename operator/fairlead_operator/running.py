@@ -15,7 +15,7 @@ from fairlead_operator import health
 from fairlead_operator.aside import Aside
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.election import Elector
-from fairlead_operator.memory import give_back
+from fairlead_operator.memory import give_back, steady
 from fairlead_operator.metrics import Metrics
 from fairlead_operator.reconcile import handlers
 from fairlead_operator.reconcile.announcer import Announcer
@@ -40,13 +40,13 @@ async def operate(
 
     `started` is called once kopf has set itself up; it is the place to take the signals back, which kopf handles for itself.
     """
+    steady()
     async with AsyncExitStack() as stack:
         aside = await stack.enter_async_context(Aside.started("lease"))
         renewing = await stack.enter_async_context(aside.entered(Cluster.connect(config.kubeconfig)))
         elector = Elector(renewing, config.lease_namespace or own_namespace(config.namespace), config.lease_name)
-        api = await stack.enter_async_context(Cluster.connect(config.kubeconfig))
         metrics = Metrics()
-        writing = api.guarded(elector.check, metrics.answered)
+        writing = await stack.enter_async_context(Cluster.connect(config.kubeconfig, elector.check, metrics.answered))
         prober = prober or Prober(config.cluster_domain)
         stack.push_async_callback(prober.close)
         operator = _Operator(config, writing, elector, aside, prober, metrics)
@@ -72,8 +72,9 @@ class _Operator:
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
         self._announcer = Announcer(cluster)
         self._watching = asyncio.Event()  # services
+        served, unsure = (lambda: self._optional.served), (lambda: self._optional.unsure)
         lanes, announce = Lanes(LANES), self._announcer.announce
-        self._tools = Tools(cluster, self._store, prober, config.settings, announce, lanes, lambda: self._optional.served, metrics)
+        self._tools = Tools(cluster, self._store, prober, config.settings, announce, lanes, served, unsure, metrics)
         metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._acted_for)
 
     def _acted_for(self) -> Iterable[Mapping[str, Any]]:

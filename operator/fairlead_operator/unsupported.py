@@ -11,8 +11,9 @@ MOST_GPUS = 8
 """Of one machine, as clouds and makers sell them nearly all: a pod that asks for more would wait for ever."""
 
 
-def unsupported(service: InferenceService, served: Collection[str]) -> tuple[str, str] | None:
-    """Reason and message: why nothing is made of this spec; None for one that can be served. `served`: optional kinds that there are."""
+def unsupported(service: InferenceService, served: Collection[str], unsure: Collection[str] = ()) -> tuple[str, str] | None:
+    """Reason and message: why nothing is made of this spec; None for one that can be served. `served`: optional kinds that there are,
+    `unsure`: those of which nobody has said."""
     engine = service.spec.engine
     ranks, nodes = engine.tensor_parallel, engine.nodes
     stays = "What runs stays as it is."
@@ -26,6 +27,11 @@ def unsupported(service: InferenceService, served: Collection[str]) -> tuple[str
         return REASON, (
             f"spec.engine.tensorParallel is {ranks}, and LoRA adapters are not served by models divided over GPUs: leave out "
             f"spec.model.adapters, or set spec.engine.tensorParallel to 1. {stays}"
+        )
+    if nodes > 1 and groups.KIND in unsure:
+        return MISSING, (
+            f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}), and the API server has not said yet whether "
+            f"it serves it: the operator's log says what it answers. It is asked again within 30 s. {stays}"
         )
     if nodes > 1 and groups.KIND not in served:
         return MISSING, (

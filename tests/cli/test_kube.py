@@ -105,6 +105,14 @@ def test_an_edit_that_nobody_took_up_is_no_ready_service() -> None:
     assert not story.ready and "last edit was not taken up" in story.headline and "fairlead-operator runs" in story.next[0]
 
 
+def test_a_service_that_sleeps_is_woken_by_a_request_and_by_hand_only_where_that_is_allowed() -> None:
+    made = service(conditions=[{**READY, "status": "False", "reason": "ScaledToZero"}])
+    assert explain(Facts(made), NOW).next == ["Scale it up: kubectl scale inferenceservice qwen -n team --replicas=1"]
+    made["spec"]["scaling"] = {"min": 0, "max": 4, "target": {"ttft": "2s"}}
+    (only,) = explain(Facts(made), NOW).next
+    assert "kubectl scale" not in only and "next request" in only, "the API server refuses to have it scaled"
+
+
 def test_a_paused_deployment_and_a_missing_claim_are_what_to_do_next() -> None:
     paused = deployment("worker", 1, updated=0)
     paused["metadata"]["name"], paused["spec"]["paused"] = "qwen-worker", True

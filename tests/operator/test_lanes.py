@@ -25,6 +25,23 @@ async def test_an_edit_goes_before_what_waits_longer_and_a_cancelled_pass_takes_
     await asyncio.wait_for(lanes.acquire(urgent=False), 1)
 
 
+async def test_a_flood_of_edits_leaves_every_fourth_turn_to_the_others() -> None:
+    lanes, order = Lanes(2), []
+
+    async def one(name: str, urgent: bool) -> None:
+        await lanes.acquire(urgent=urgent)
+        order.append(name)
+        lanes.release()
+
+    await asyncio.gather(*(lanes.acquire(urgent=True) for _ in range(2)))
+    waiting = [asyncio.create_task(one("edit", True)) for _ in range(40)] + [asyncio.create_task(one("look", False)) for _ in range(3)]
+    await asyncio.sleep(0)
+    lanes.release()
+    lanes.release()
+    await asyncio.gather(*waiting)
+    assert order.index("look") >= 3 and order[:13].count("look") == 3, order
+
+
 async def test_an_answer_is_heard_before_all_passes_that_never_wait_are_over() -> None:
     lanes, order = Lanes(2), []
     loop, (here, there) = asyncio.get_running_loop(), socket.socketpair()

@@ -1,8 +1,13 @@
 """One loop with a stand-in for the API server: what only a particular order of events would show."""
 
 import asyncio
+import contextvars
+import gc
+import itertools
 import time
+import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +15,7 @@ from tests.operator.manifests import SETTINGS, manifest, service
 
 from fairlead_operator.reconcile.client import Cluster
 from fairlead_operator.reconcile.fleet import Fleet
-from fairlead_operator.reconcile.kinds import Kind
+from fairlead_operator.reconcile.kinds import SERVICES, Kind
 from fairlead_operator.reconcile.lanes import Lanes
 from fairlead_operator.reconcile.loop import Loop, Tools
 from fairlead_operator.reconcile.prober import Prober
@@ -68,6 +73,33 @@ async def test_a_standby_that_takes_over_starts_a_loop_for_each_service_that_it_
     await fleet.close()
 
 
+class Event:
+    """What a handler is called with."""
+
+
+async def test_a_loop_keeps_nothing_of_the_handler_that_started_it() -> None:
+    """1,000 services that were made while the operator ran held the first event of each: 30 MiB."""
+    fleet = Fleet()
+    store = Store(fleet.wake)
+    fleet.open(tools(store, EmptyCluster()))
+    called_with: contextvars.ContextVar[Event] = contextvars.ContextVar("event")
+    event = Event()
+    kept = weakref.ref(event)
+
+    def handler(event: Event) -> None:
+        called_with.set(event)
+        body = manifest()
+        body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
+        store.put(body)
+
+    contextvars.copy_context().run(handler, event)
+    del event
+    assert len(fleet) == 1
+    gc.collect()
+    assert kept() is None
+    await fleet.close()
+
+
 class Recording(EmptyCluster):
     """Keeps the status that is written."""
 
@@ -98,6 +130,45 @@ async def test_what_cannot_be_divided_is_refused_in_words_and_what_runs_stays(ra
     assert (ready["status"], ready["reason"]) == ("False", "TensorParallelUnsupported")
     assert f"spec.engine.tensorParallel is {ranks}" in ready["message"] and words in ready["message"]
     assert cluster.asked == 0, "no child was looked at, made or taken away"
+
+
+class Taking(Recording):
+    """Takes what is applied, and keeps what was deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleted: list[str] = []
+        self._versions = itertools.count(10)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+        return served_body() if kind is SERVICES else None
+
+    async def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        version = str(next(self._versions))
+        return {**body, "metadata": {**body["metadata"], "uid": f"of {body['kind']} {version}", "resourceVersion": version}}
+
+    async def delete(self, body: Mapping[str, Any]) -> None:
+        self.deleted.append(body["kind"])
+
+
+def served_body() -> dict[str, Any]:
+    body = manifest(exposure={"gateway": {"name": "public", "backend": "EndpointPicker"}})
+    body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
+    return body
+
+
+@pytest.mark.parametrize("unsure", [frozenset({"InferencePool"}), frozenset()])
+async def test_a_route_stays_while_nobody_knows_whether_there_are_pools(unsure: frozenset[str]) -> None:
+    store, cluster = Store(lambda _: None), Taking()
+    store.put(served_body())
+    owner = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "InferenceService", "name": "qwen", "uid": "u", "controller": True}
+    labels = {"app.kubernetes.io/instance": "qwen"}
+    route = {"name": "qwen", "namespace": "default", "uid": "r", "resourceVersion": "6", "ownerReferences": [owner], "labels": labels}
+    store.put({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": route})
+    loop = Loop(OWNER, replace(tools(store, cluster), served=lambda: frozenset({"HTTPRoute"}), unsure=lambda: unsure))
+    await loop.one_pass()
+    loop._stop_asking()
+    assert cluster.deleted == ([] if unsure else ["HTTPRoute"])
 
 
 async def test_a_request_that_breaks_in_an_unforeseen_way_is_a_failed_request() -> None:

@@ -79,9 +79,12 @@ class Served:
     def __init__(self) -> None:
         self.plurals = {"httproutes"}
         self.forbidden = False
+        self.busy: set[str] = set()  # whose group is not answered for
 
     async def resources(self, api_version: str) -> list[dict[str, Any]]:
         names = [kind.plural for kind in OPTIONAL if kind.api_version == api_version and kind.plural in self.plurals]
+        if self.busy & {kind.plural for kind in OPTIONAL if kind.api_version == api_version}:
+            raise ApiRefused(503, "busy")
         if not names:
             raise ApiRefused(404, "no such group")
         return [{"name": name} for name in names]
@@ -104,6 +107,24 @@ async def test_rules_of_an_older_chart_do_not_end_the_operator(caplog: pytest.Lo
     cluster.forbidden, cluster.plurals = False, set()
     await optional.look()
     assert optional.served == frozenset() and changes[-1] == frozenset()
+
+
+async def test_a_kind_that_nobody_answers_for_is_neither_there_nor_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It made the others unknown too, and an operator that was just started then took the route of a serving service away."""
+    monkeypatch.setattr(optional_kinds, "RETRY", 0.0)
+    cluster = Served()
+    cluster.plurals, cluster.busy = {"httproutes", "inferencepools"}, {"inferencepools"}
+    optional = OptionalKinds(cast(Cluster, cluster), Store(lambda owner: None), "")
+    task = asyncio.create_task(optional.run())
+    await asyncio.wait_for(optional.looked.wait(), 10)
+    task.cancel()
+    assert (optional.served, optional.unsure) == ({"HTTPRoute"}, {"InferencePool"}), "loops start all the same"
+    cluster.busy = set()
+    await optional.look()
+    assert (optional.served, optional.unsure) == ({"HTTPRoute", "InferencePool"}, frozenset())
+    cluster.busy = {"inferencepools"}
+    await optional.look()
+    assert (optional.served, optional.unsure) == ({"HTTPRoute", "InferencePool"}, frozenset()), "what was known stays"
 
 
 async def test_what_no_service_wants_any_more_is_looked_for_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,14 @@ def _next(facts: Facts, ready: Body, current: bool, serves: bool, found: list[Ca
         "Starting": "Wait: pods are being made.",
         "RollingOut": "Wait: pods are being replaced, one after another.",
         "Probing": "Wait some seconds: a completion through the router is under way.",
-        "ScaledToZero": f"Scale it up: kubectl scale inferenceservice {name} -n {namespace} --replicas=1",
+        "ScaledToZero": _wake(facts.service, name, namespace),
         "RequestFailed": f"See the routers' log: kubectl logs -n {namespace} deployment/{name}-router",
     }
     return [waits.get(str(reason), str(ready.get("message") or f"kubectl describe inferenceservice {name} -n {namespace}"))]
+
+
+def _wake(service: Body, name: str, namespace: str) -> str:
+    """With a target the operator alone decides the size, and the API server refuses whoever else does."""
+    if ((service.get("spec") or {}).get("scaling") or {}).get("target"):
+        return "Nothing: nobody asks it anything. The next request is held until a worker runs."
+    return f"Scale it up: kubectl scale inferenceservice {name} -n {namespace} --replicas=1"

@@ -1,7 +1,7 @@
 """Server-side apply of one service's objects: writes what differs, takes over nothing that belongs to somebody else."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from fairlead_operator.names import INSTANCE, digest
@@ -32,8 +32,9 @@ class Applier:
         self.uid = uid
         self._applied: dict[Key, Applied] = {}
 
-    async def converge(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Make the children so, and remove those that are ours and no longer wanted. Returns what was refused: "Kind/name" → why."""
+    async def converge(self, objects: Sequence[Mapping[str, Any]], keep: Container[str] = ()) -> dict[str, str]:
+        """Make the children so, and remove those that are ours and no longer wanted, but for kinds to `keep`. Returns what was refused:
+        "Kind/name" → why."""
         refusals: dict[str, str] = {}
         wanted: set[Key] = set()
         for desired in objects:
@@ -49,7 +50,7 @@ class Applier:
             refusal = await self._apply(key, desired, live)
             if refusal:
                 refusals["/".join(key)] = refusal
-        await self._prune(wanted)
+        await self._prune(wanted, keep)
         return refusals
 
     async def _apply(self, key: Key, desired: Mapping[str, Any], live: Mapping[str, Any] | None) -> str:
@@ -88,9 +89,9 @@ class Applier:
         if body is None or body["metadata"]["uid"] != self.uid or body["metadata"].get("deletionTimestamp"):
             raise ServiceGone(f"{self._owner[0]}/{self._owner[1]} is gone")
 
-    async def _prune(self, wanted: set[Key]) -> None:
+    async def _prune(self, wanted: set[Key], keep: Container[str]) -> None:
         for key in self._store.keys(self._owner):
-            if key in wanted or key[0] not in _WRITTEN_KINDS:
+            if key in wanted or key[0] in keep or key[0] not in _WRITTEN_KINDS:
                 continue
             live = self._store.child(self._owner, key)
             if live is None or not self._ours(live) or live["metadata"].get("deletionTimestamp"):

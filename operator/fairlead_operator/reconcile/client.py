@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 from kubernetes.aio import client as aio
 from kubernetes.aio import config as aio_config
@@ -20,6 +21,7 @@ PAGE = 100  # objects of one list request: what a page takes while it is read is
 TIMEOUT = 30.0  # seconds for one request
 WATCH = 300  # seconds of one watch request
 SILENCE = 150.0  # seconds without a byte on a watch: it is dead
+BUFFER = 1 << 16  # bytes: twice as many of an answer are taken before they are read: by the client's own 2 MiB, 32 MiB over eight watches
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -50,26 +52,27 @@ class Cluster:
     def __init__(
         self, api: aio.ApiClient, may_write: Callable[[], float] = lambda: TIMEOUT, answered: Answered = lambda method, code: None
     ) -> None:
-        """`may_write` is asked right before each write, and returns the seconds that it may take; `answered` is told of each answer."""
+        """`may_write` is asked before each write, and returns the seconds that it may take; `answered` is told of each answer."""
         self._api = api
         self._may_write = may_write
         self._answered = answered
 
-    def guarded(self, may_write: Callable[[], float], answered: Answered = lambda method, code: None) -> "Cluster":
-        """The same connections, with another answer to whether a write may be made, and somebody who counts."""
-        return Cluster(self._api, may_write, answered)
-
     @classmethod
     @asynccontextmanager
-    async def connect(cls, kubeconfig: str = "") -> "AsyncIterator[Cluster]":
-        """The pod's service account, or a kubeconfig (the given one, $KUBECONFIG, ~/.kube/config)."""
-        configuration = aio.Configuration()
+    async def connect(
+        cls, kubeconfig: str = "", may_write: Callable[[], float] = lambda: TIMEOUT, answered: Answered = lambda method, code: None
+    ) -> "AsyncIterator[Cluster]":
+        """The pod's service account, or a kubeconfig (the given one, $KUBECONFIG, ~/.kube/config).
+
+        `may_write` is asked when a write is made, and once more when its connection is there and its first byte is about to be sent.
+        """
+        configuration = aio.Configuration(trace_configs=[_asked_again(may_write)], client_session_kwargs={"read_bufsize": BUFFER})
         if not kubeconfig and (_ACCOUNT / "token").exists():
             aio_config.load_incluster_config(client_configuration=configuration)
         else:
             await aio_config.load_kube_config(config_file=kubeconfig or None, client_configuration=configuration)
         async with aio.ApiClient(configuration) as api:
-            yield cls(api)
+            yield cls(api, may_write, answered)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
         try:
@@ -196,6 +199,22 @@ class Cluster:
             method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         return (await self._api.call_api(*request, _request_timeout=timeout)).response
+
+
+def _asked_again(may_write: Callable[[], float]) -> aiohttp.TraceConfig:
+    """A write may have waited for its connection (one that is free, a name, TCP, TLS), or be made a second time on another one after the
+    first was closed; meanwhile the process may have slept.
+
+    aiohttp sends the head of a request together with the first part of its body, and tells of that right before, without letting go of
+    the event loop in between. Every write has a body, and no read has one.
+    """
+
+    async def sending(*_: object) -> None:
+        may_write()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(sending)
+    return trace
 
 
 def _selector(labelled: bool) -> list[tuple[str, str]]:

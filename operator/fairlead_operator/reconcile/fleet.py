@@ -48,10 +48,11 @@ class Fleet:
         if self._tools is None or self._closed or not self._tools.store.exists(owner):
             return
         loop = Loop(owner, self._tools)
-        # A context of its own: a handler's would keep what it was called with, a whole decoded service, for as long as the loop lives.
-        task = asyncio.create_task(loop.run(), name=f"loop {owner[0]}/{owner[1]}", context=contextvars.Context())
+        # A context of its own for both: a handler's would keep what it was called with, a whole decoded service, as long as the loop lives.
+        context = contextvars.Context()
+        task = asyncio.create_task(loop.run(), name=f"loop {owner[0]}/{owner[1]}", context=context)
         self._loops[owner] = (loop, task)
-        task.add_done_callback(lambda done: self._ended(owner, done))
+        task.add_done_callback(lambda done: self._ended(owner, done), context=context)
 
     def _ended(self, owner: Owner, task: asyncio.Task[None]) -> None:
         self._loops.pop(owner, None)

@@ -1,7 +1,10 @@
-"""How many passes run at the same time, and whose turn it is: what somebody has edited goes before what is only looked at again."""
+"""How many passes run at the same time, and whose turn it is: what somebody has edited goes before what is only looked at again, but for
+every fourth turn: while a thousand services are being made, one that serves must still be scaled, rolled out and told of its pods."""
 
 import asyncio
 from collections import deque
+
+OTHERS = 4  # of so many turns one is of those that are not urgent
 
 
 class Lanes:
@@ -11,6 +14,7 @@ class Lanes:
 
     def __init__(self, count: int) -> None:
         self._free = count
+        self._given = 0  # turns
         self._waiting: dict[bool, deque[asyncio.Future[None]]] = {True: deque(), False: deque()}  # urgent or not
 
     async def acquire(self, *, urgent: bool) -> None:
@@ -36,7 +40,9 @@ class Lanes:
 
     def release(self) -> None:
         """Gives the lane to the next, or back."""
-        for waiting in (self._waiting[True], self._waiting[False]):
+        self._given += 1
+        first = self._given % OTHERS != 0
+        for waiting in (self._waiting[first], self._waiting[not first]):
             while waiting:
                 turn = waiting.popleft()
                 if not turn.done():

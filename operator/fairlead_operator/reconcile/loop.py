@@ -63,6 +63,7 @@ class Tools:
     announce: Announce
     lanes: Lanes  # how many passes may write at the same time
     served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster has
+    unsure: Callable[[], frozenset[str]] = frozenset  # those of which that is not known
     metrics: Metrics = field(default_factory=Metrics)
 
 
@@ -139,7 +140,7 @@ class Loop:
             self._stop_asking()
             await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
             return None
-        if problem := unsupported(service, self._tools.served()):
+        if problem := unsupported(service, self._tools.served(), self._tools.unsure()):
             self._stop_asking()
             reason, words = problem
             await self._write_status(body, service.status, _refused(body, words, reason))
@@ -150,7 +151,8 @@ class Loop:
         if deletion_costs.fewer(plan.objects, observed):
             for pod in await deletion_costs.weigh(self._tools.cluster, self._tools.prober.demand, observed):
                 self._tools.store.put(pod)
-        refusals = await applier.converge(plan.objects)
+        # A route is made when its pool can be; where that is not known, the one that leads here stays.
+        refusals = await applier.converge(plan.objects, keep=_EXPOSED if self._tools.unsure() else ())
         if refusals or self._tools.store.versions(self._owner) != before:  # the status speaks of what is there now
             observed = self._observed(service, refusals)
             plan = desired(service, observed, self._tools.settings, datetime.now(UTC))

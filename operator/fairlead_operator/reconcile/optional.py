@@ -1,7 +1,7 @@
 """Kinds that a cluster may lack: which of them it serves, and what of ours there is of them.
 
 They come and go with other people's installs, so they are asked for every half minute while a service wants or has one: one GET for each
-kind, and one list of our own objects.
+kind, and one list of our own objects. A kind of which an answer has never come is neither there nor missing: nothing is taken away for it.
 """
 
 import asyncio
@@ -12,16 +12,17 @@ from typing import Any
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
 from fairlead_operator.reconcile.store import Store
-from fairlead_operator.reconcile.watches import relist
+from fairlead_operator.reconcile.watches import NotServed, relist
 
 log = logging.getLogger(__name__)
 PERIOD = 30.0  # seconds between two looks
-_NAMES = ", ".join(kind.kind for kind in OPTIONAL)
-TIMEOUT = 5.0  # seconds for one: no loop starts before the first
+TIMEOUT = 5.0  # seconds for one kind
+FIRST, RETRY = 3, 1.0  # looks before loops start without knowing of every kind, seconds between them
 
 
 class OptionalKinds:
-    """`served` holds the names of kinds, once `looked` is set; `changed()` is called when it has become another."""
+    """`served` holds the names of kinds, once `looked` is set; `unsure` those of which no answer has come. `changed()` is called when
+    either has become another."""
 
     def __init__(self, cluster: Cluster, store: Store, namespace: str, changed: Callable[[], None] = lambda: None) -> None:
         self._cluster = cluster
@@ -29,10 +30,15 @@ class OptionalKinds:
         self._namespace = namespace
         self._changed = changed
         self.served: frozenset[str] = frozenset()
+        self.unsure = frozenset(kind.kind for kind in OPTIONAL)
         self.looked = asyncio.Event()
 
     async def run(self) -> None:
-        await self.look()
+        for _ in range(FIRST):
+            await self.look()
+            if not self.unsure:
+                break
+            await asyncio.sleep(RETRY)
         self.looked.set()
         while True:
             await asyncio.sleep(PERIOD)
@@ -40,22 +46,24 @@ class OptionalKinds:
                 await self.look()
 
     async def look(self) -> None:
-        """`once`, in bounded time; a failure (an older chart's rules, say) is logged, and what was known stays."""
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                await self.once()
-        except Exception as error:
-            log.warning("cannot tell which of %s the cluster serves: %s: %s", _NAMES, type(error).__name__, error)
-
-    async def once(self) -> None:
-        """Raises what the API server or the transport raises; what was known then stays."""
-        found = frozenset([kind.kind for kind in OPTIONAL if await self._is_served(kind) and await self._listed(kind)])
+        """In bounded time. Of a kind whose look fails (an older chart's rules, an API server that is busy) what was known stays."""
+        served, unsure = set(self.served), set(self.unsure)
         for kind in OPTIONAL:
-            if kind.kind in self.served - found:
+            try:
+                async with asyncio.timeout(TIMEOUT):
+                    there = await self._is_served(kind) and await self._listed(kind)
+            except Exception as error:
+                log.warning("cannot tell whether the cluster serves %s: %s: %s", kind.kind, type(error).__name__, error)
+                continue
+            unsure.discard(kind.kind)
+            if there:
+                served.add(kind.kind)
+            elif kind.kind in served:
+                served.discard(kind.kind)
                 self._store.forget(kind)
-        if found != self.served:
-            log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(found)) or "none")
-            self.served = found
+        if served != self.served or unsure != self.unsure:
+            log.info("optional kinds that the cluster serves: %s", ", ".join(sorted(served)) or "none")
+            self.served, self.unsure = frozenset(served), frozenset(unsure)
             self._changed()
 
     async def _is_served(self, kind: Kind) -> bool:
@@ -68,14 +76,15 @@ class OptionalKinds:
         return any(resource["name"] == kind.plural for resource in page)
 
     async def _listed(self, kind: Kind) -> bool:
-        """Takes in what there is of it. What the operator has no right to (an older chart's roles) is what it was: absent at first."""
+        """Takes in what there is of it."""
         try:
             await relist(self._cluster, self._store, kind, self._namespace)
+        except NotServed:
+            return False
         except ApiRefused as refusal:
             if refusal.code != 403:
                 raise
-            log.warning("%s cannot be listed: %s. The chart's roles are those of its version (helm upgrade)", kind.kind, refusal)
-            return kind.kind in self.served
+            raise PermissionError(f"{refusal}. The chart's roles are those of its version (helm upgrade)") from None
         return True
 
     def _wanted(self) -> bool:
