@@ -33,13 +33,16 @@ end
 
 local function buckets_of(p) return grid_of(tonumber(call('HGET', p .. 'meta', 'buckets') or 0)) end
 
-local function bucket_named(p, n)
+-- The name of a bucket behind `b`, which is `p .. 'b'`.
+local function bucket_in(b, n)
   local low, middle = n % 256, n % 65536  -- no `floor`: in Lua a call costs more than the arithmetic
-  return p .. 'b' .. char((n - middle) / 65536, (middle - low) / 256, low)
+  return b .. char((n - middle) / 65536, (middle - low) / 256, low)
 end
 
-local function bucket_key(p, grid, hash, at)
-  local a, b, c = byte(hash, at, at + 2)
+local function bucket_named(p, n) return bucket_in(p .. 'b', n) end
+
+local function bucket_key(p, grid, hash)
+  local a, b, c = byte(hash, 1, 3)
   local n = (c * 65536 + b * 256 + a) % grid.whole
   if n >= grid.count then n = n % grid.half end
   return bucket_named(p, n)
@@ -58,14 +61,15 @@ end
 
 -- Tells the mirrors. A record's id is its number, without gaps, so that a mirror sees that it missed something, and the time in microseconds,
 -- so that after a failover which lost records a mirror does not take a new one for the one that it read under the same number. `told` is the
--- newest id, there even when the log was trimmed. What follows `record` are fields of `meta` to set with it.
-local function tell(p, record, ...)
-  local number = call('HINCRBY', p .. 'meta', 'logged', 1)
+-- newest id, there even when the log was trimmed. `logged`: how many records there were. What follows are fields of `meta` to set with it.
+local function tell_after(p, logged, record, ...)
   local t = call('TIME')
-  local id = string.format('%.0f-%s%06d', number, t[1], t[2])
+  local id = string.format('%d-%s%06d', logged + 1, t[1], t[2])
   call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, id, 'r', record)
-  call('HSET', p .. 'meta', 'told', id, ...)
+  call('HSET', p .. 'meta', 'logged', logged + 1, 'told', id, ...)
 end
+
+local function tell(p, record) tell_after(p, tonumber(call('HGET', p .. 'meta', 'logged') or 0), record) end
 
 -- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells who lives, however many workers there are.
 -- Below zero: the worker lives, and what the index says about its blocks is in doubt.
