@@ -5,7 +5,8 @@ local at = sequence(p, slot, ARGV[2])
 if not at then return { 'STALE' } end
 if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
-local buckets, blocks, logged = unpack(call('HMGET', p .. 'meta', 'buckets', 'blocks', 'logged'))
+local state = call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told', 'buckets', 'blocks')
+local buckets, blocks = state[4], state[5]
 local number, grid, bucket = slot_number(slot), grid_of(tonumber(buckets or 0)), p .. 'b'
 blocks = tonumber(blocks or 0)
 -- With fewer blocks some buckets may be empty, and what a block makes anew needs to expire. With more, one in e^20 or so is: `renew` gives it
@@ -108,6 +109,6 @@ for i = 4, #ARGV, 2 do
 end
 local most = grid.count + SPLITS
 while blocks > grid.count * FILL and grid.count < most do split() end
-tell_after(p, tonumber(logged or 0), record, 'blocks', blocks, 'buckets', grid.count)
+tell(p, state, record, 'blocks', blocks, 'buckets', grid.count)
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }
