@@ -7,7 +7,7 @@ if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
 local state = call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told', 'buckets', 'blocks')
 local buckets, blocks = state[4], state[5]
-local number, grid, bucket = slot_number(slot), grid_of(tonumber(buckets or 0)), p .. 'b'
+local number, grid = slot_number(slot), grid_of(tonumber(buckets or 0))
 blocks = tonumber(blocks or 0)
 -- With fewer blocks some buckets may be empty, and what a block makes anew needs to expire. With more, one in e^20 or so is: `renew` gives it
 -- its time within hours, as it does to every bucket.
@@ -62,38 +62,21 @@ local function remove(key, hash)
   end
 end
 
--- Each block of packed hashes to `change`. Taken apart many at once: a call of Lua's costs as much as the rest.
-local function each(hashes, change)
-  local whole, count, half = grid.whole, grid.count, grid.half
-  for first = 0, #hashes / 8 - 1, 100 do
-    local n = math.min(100, #hashes / 8 - first)
-    local names = { struct.unpack(string.rep('c8', n), hashes, first * 8 + 1) }
-    local places = { struct.unpack('<' .. string.rep('I3xxxxx', n), hashes, first * 8 + 1) }
-    for i = 1, n do
-      local place = places[i] % whole
-      if place >= count then place = place % half end
-      change(bucket_in(bucket, place), names[i])
-    end
-  end
-end
-
 -- Splits the next bucket: what of it belongs to the new one, moves there.
 local function split()
-  local count, half = grid.count, grid.half
-  local from, to = bucket_in(bucket, count - half), bucket_in(bucket, count)
-  local entries, moved, gone, n = call('HGETALL', from), {}, {}, 0
-  -- They have in common what lies below `half` in their hashes; its bit parts them.
-  local at = half < 256 and 1 or half < 65536 and 2 or 3
-  local bit = half / 256 ^ (at - 1)
+  local count, whole, n = grid.count, grid.whole, 0
+  local from, to = bucket_named(p, count - grid.half), bucket_named(p, count)
+  local entries, moved, gone = call('HGETALL', from), {}, {}
   for i = 1, #entries, 2 do
     local hash = entries[i]
-    if byte(hash, at) % (2 * bit) >= bit then
+    local a, b, c = byte(hash, 1, 3)
+    if (c * 65536 + b * 256 + a) % whole == count then
       n = n + 1
       gone[n], moved[2 * n - 1], moved[2 * n] = hash, hash, entries[i + 1]
     end
   end
-  for first = 1, n, 1000 do  -- Lua's `unpack` takes no more than a few thousand at once
-    local last = math.min(first + 999, n)
+  for first = 1, #gone, 1000 do  -- Lua's `unpack` takes no more than a few thousand at once
+    local last = math.min(first + 999, #gone)
     call('HSET', to, unpack(moved, 2 * first - 1, 2 * last))
     call('HDEL', from, unpack(gone, first, last))
   end
@@ -101,14 +84,16 @@ local function split()
   grid = grid_of(count + 1)
 end
 
-local record = 'A' .. slot
+local told = { 'A' .. slot }
 for i = 4, #ARGV, 2 do
-  local kind, hashes = ARGV[i], ARGV[i + 1]
-  each(hashes, kind == 'S' and store or remove)
-  record = record .. kind .. struct.pack('<I4', #hashes / 8) .. hashes
+  local change, hashes = ARGV[i] == 'S' and store or remove, ARGV[i + 1]
+  for o = 1, #hashes, 8 do
+    change(bucket_key(p, grid, hashes, o), sub(hashes, o, o + 7))
+  end
+  told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes
 end
 local most = grid.count + SPLITS
 while blocks > grid.count * FILL and grid.count < most do split() end
-tell(p, state, record, 'blocks', blocks, 'buckets', grid.count)
+tell(p, state, table.concat(told), 'blocks', blocks, 'buckets', grid.count)
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }

@@ -33,16 +33,13 @@ end
 
 local function buckets_of(p) return grid_of(tonumber(call('HGET', p .. 'meta', 'buckets') or 0)) end
 
--- The name of a bucket behind `b`, which is `p .. 'b'`.
-local function bucket_in(b, n)
+local function bucket_named(p, n)
   local low, middle = n % 256, n % 65536  -- no `floor`: in Lua a call costs more than the arithmetic
-  return b .. char((n - middle) / 65536, (middle - low) / 256, low)
+  return p .. 'b' .. char((n - middle) / 65536, (middle - low) / 256, low)
 end
 
-local function bucket_named(p, n) return bucket_in(p .. 'b', n) end
-
-local function bucket_key(p, grid, hash)
-  local a, b, c = byte(hash, 1, 3)
+local function bucket_key(p, grid, hash, at)
+  local a, b, c = byte(hash, at, at + 2)
   local n = (c * 65536 + b * 256 + a) % grid.whole
   if n >= grid.count then n = n % grid.half end
   return bucket_named(p, n)

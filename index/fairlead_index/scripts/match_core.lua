@@ -44,7 +44,7 @@ local function match(p, hashes, lives, max_levels)
     local found = seen[level]
     if found then return found end
     local hash = sub(hashes, level * 8 - 7, level * 8)
-    local packed = call('HGET', bucket_key(p, grid, hash), hash) or ''
+    local packed = call('HGET', bucket_key(p, grid, hash, 1), hash) or ''
     local wide = packed == WIDE
     if wide then packed = WIDE .. (call('GET', p .. 'w' .. hash) or '') end
     found = sets[packed]  -- neighbours mostly have equal sets: read each once
