@@ -84,13 +84,13 @@ local function split()
   grid = grid_of(count + 1)
 end
 
-local told = { 'A' .. slot }
+local told, mirrored = { 'A' .. slot }, is_mirrored(state)
 for i = 4, #ARGV, 2 do
   local change, hashes = ARGV[i] == 'S' and store or remove, ARGV[i + 1]
   for o = 1, #hashes, 8 do
     change(bucket_key(p, grid, hashes, o), sub(hashes, o, o + 7))
   end
-  told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes
+  if mirrored then told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes end
 end
 local most = grid.count + SPLITS
 while blocks > grid.count * FILL and grid.count < most do split() end

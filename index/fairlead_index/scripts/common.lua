@@ -56,15 +56,18 @@ local function pack_live(w)
                      w.backlog, w.rate, w.step, w.free, w.total, w.page)
 end
 
+-- Whether somebody may read along, by `logged`, `mirrored` and `told` of `meta`.
+local function is_mirrored(state) return state[2] and state[2] ~= '0' end
+
 -- Numbers a change of what mirrors show, and logs it while one of them reads along (`mirrored`, in seconds: until when; see listen.lua).
 -- A record's id is its number, so that a mirror sees that it missed something, and the time in microseconds, so that after a failover which lost
 -- records a mirror does not take a new one for the one that it read under the same number. `told` is the newest id, there even when the log was
 -- trimmed; of a change that is not logged it ends in `-0`, and there is no log: so a mirror of the release before, which does not call `listen`,
--- misses its last record and reads all anew. `state`: `logged`, `mirrored` and `told` of `meta`. What follows `record` is set there with them.
+-- misses its last record and reads all anew. `state` as above. What follows `record` is set there with them.
 local function tell(p, state, record, ...)
   local logged, mirrored, told = unpack(state)
   local number, time = tonumber(logged or 0) + 1, 0
-  if mirrored and mirrored ~= '0' then
+  if is_mirrored(state) then
     local t = call('TIME')
     if tonumber(t[1]) < tonumber(mirrored) then
       time = t[1] * 1000000 + t[2]
