@@ -51,7 +51,9 @@ def main() -> None:
 
     print(f"== beside llm-d's Redis schema: {options.placements:,} and {options.peer_placements:,} placements", flush=True)
     with server() as path:
-        version = redis.Redis(unix_socket_path=path).info("server")["redis_version"]
+        about = redis.Redis(unix_socket_path=path).info("server")
+        version = f"{about.get('server_name', 'redis')} {about.get('valkey_version', about['redis_version'])}"
+        print(version, flush=True)
         held, chain = schema.memory(path, options.placements, options.peer_placements, options.pods, options.blocks)
         asked = schema.lookups(path, chain, options.pods, options.repeats)
     ours, peer = held["fairlead"] | asked["fairlead"], held["llm-d schema"] | asked["llm-d schema"]

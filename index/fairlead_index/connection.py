@@ -15,11 +15,11 @@ REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 
 _READ_ONLY: Final = frozenset({"match", "workers"})
 _SCRIPTS: Final = (
-    "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "claim", "sweep", "renew",
+    "join", "apply", "evict", "heartbeat", "leave", "recall", "listen", "match", "route", "release", "claim", "sweep", "renew",
     "workers", "quota",
 )  # fmt: skip
 _USE_MATCH: Final = frozenset({"match", "route"})
-_WHEN_FULL: Final = frozenset({"join", "evict", "heartbeat", "leave", "recall", "route", "release", "claim", "sweep", "renew", "quota"})
+_WHEN_FULL: Final = frozenset(_SCRIPTS) - _READ_ONLY - {"apply"}
 """What a Redis past its maxmemory does all the same: it needs next to nothing, or gives back. `apply` alone is refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
 """`evict` is `apply` for batches that only remove."""

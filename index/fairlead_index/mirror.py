@@ -19,6 +19,7 @@ from fairlead_index.table import SHARDS, PrefixTable
 
 __all__ = ["MirrorReader", "MirrorStats"]
 
+LISTEN_SECONDS: Final = 30.0  # a tenth of how long changes are logged for mirrors that say nothing
 PULSE_SECONDS: Final = 0.25  # how late a lease that ran out is seen
 BLOCK_MS: Final = 100
 RECORDS: Final = 64  # read at once: 2,048 changes, a millisecond of the event loop; 8,192 while a worker tells its snapshot
@@ -72,6 +73,7 @@ class MirrorReader:
         self._stats = MirrorStats()
         self._pause = Pause(first=0.05, longest=1.0)
         self._pulse_at = 0.0
+        self._listen_at = 0.0
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -137,7 +139,7 @@ class MirrorReader:
     async def _failed(self, reason: str, *, lost: bool) -> None:
         self._following = False
         self._lost = self._lost or lost
-        self._pulse_at = 0.0  # whoever answers next may be another server
+        self._pulse_at = self._listen_at = 0.0  # whoever answers next may be another server
         self._stats.errors += 1
         self._stats.last_error = reason
         await asyncio.sleep(self._pause.failed(reason))
@@ -154,20 +156,32 @@ class MirrorReader:
     async def _pulse(self, picture: _Picture) -> None:
         """Whether the log still continues our picture, and who is under a lease."""
         key = self._scripts.key
-        (birth, logged, longest, told), leases, now, ours = await self._scripts.redis.transaction(
+        if time.monotonic() >= self._listen_at:
+            await self._listen()
+        last = picture.last or b"-"
+        (birth, logged, longest, told), leases, now, ours, next_ones = await self._scripts.redis.transaction(
             [
                 ("HMGET", key("meta"), "birth", "logged", "lease", "told"),
                 ("GET", key("leases")),
                 ("TIME",),
-                ("XRANGE", key("log"), picture.last or "-", picture.last or "-"),
+                ("XRANGE", key("log"), last, last),
+                ("XRANGE", key("log"), b"(" + last if picture.last else last, "+", "COUNT", 1),
             ]
         )
         if birth != picture.birth:
             raise _Lost("the namespace is new, or Redis was emptied")
         read_is_there = picture.last is None or bool(ours)
-        if told != picture.last and (not read_is_there or int(logged or 0) < picture.position):  # else: nothing new, log or no log
+        count = int(logged or 0)
+        if told != picture.last and (not read_is_there or count < picture.position):  # else: nothing new, log or no log
             raise _Lost(f"record {picture.position}, which we read, is not there")
+        if count > picture.position and (not next_ones or _number(next_ones[0][0]) != picture.position + 1):
+            raise _Lost(f"record {picture.position + 1} was not logged, or is gone")
         picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))
+
+    async def _listen(self) -> None:
+        """Has changes logged, for us to follow."""
+        await self._scripts.call("listen")
+        self._listen_at = time.monotonic() + LISTEN_SECONDS
 
     async def _read(self, picture: _Picture, block_ms: int | None) -> int:
         """Applies the next records, in order and without a gap. Returns how many there were."""
@@ -176,7 +190,7 @@ class MirrorReader:
         reply = await self._scripts.redis.execute("XREAD", "COUNT", RECORDS, *block, "STREAMS", self._scripts.key("log"), after)
         entries: list[tuple[bytes, list[bytes]]] = reply[0][1] if reply else []
         for name, fields in entries:
-            number = int(name.partition(b"-")[0])
+            number = _number(name)
             if number != picture.position + 1:
                 raise _Lost(f"records {picture.position + 1} to {number - 1} are gone")
             _apply(picture.table, fields[1])  # its one field, r
@@ -190,6 +204,7 @@ class MirrorReader:
         Records set or clear one (life, block) each, so reading a bucket that already shows some of them changes nothing in the end.
         A slot that did not live at the start is left out of the buckets: whatever it gets comes through the log.
         """
+        await self._listen()
         key = self._scripts.key
         (birth, logged, longest, buckets, told), live, leases, now = await self._scripts.redis.transaction(
             [
@@ -228,6 +243,11 @@ class MirrorReader:
                 bitmaps = await redis.execute("MGET", *(wide_of + block.to_bytes(8, "little") for block in wide))
                 for block, bitmap in zip(wide, bitmaps, strict=True):
                     table.put(block, _slots(bitmap or b""))
+
+
+def _number(record: bytes) -> int:
+    """A record's number, of its id."""
+    return int(record.partition(b"-")[0])
 
 
 def _pages(first: int, count: int) -> Iterator[range]:

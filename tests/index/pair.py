@@ -104,4 +104,6 @@ def shift_clock(server: RedisServer, prefix: str, by_ms: float) -> None:
             pipe.zadd(prefix + "ready", {member: score + by_ms})
         if (reaped := client.hget(prefix + "meta", "reaped")) is not None:
             pipe.hset(prefix + "meta", "reaped", float(reaped) + by_ms)
+        if mirrored := int(client.hget(prefix + "meta", "mirrored") or 0):
+            pipe.hset(prefix + "meta", "mirrored", mirrored + round(by_ms / 1000))
         pipe.execute()

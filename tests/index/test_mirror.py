@@ -38,6 +38,10 @@ def writer_for(server: RedisServer, namespace: str, pod: str, lease: float = 10.
     return writer
 
 
+async def _told(writer: IndexWriter) -> bool:
+    return writer.joined and not writer.stats.pending
+
+
 async def shows(mirror: MirrorReader, expected: dict[str, int]) -> None:
     async def equal() -> bool:
         return mirror.match(CHAIN) == {f"{pod}:1": blocks * BLOCK for pod, blocks in expected.items()}
@@ -178,25 +182,65 @@ async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: Redis
     mirror = MirrorReader(server.url, namespace)
     client, prefix = server.client(), f"fl2:{{{namespace}}}:"
     try:
+        await eventually(lambda: _told(writer))
+        client.hset(prefix + "meta", "mirrored", int(time.time()) + 100)
         for end in (10, 20, 30):
             writer.stored(CHAIN[end - 10 : end])
-
-            async def told() -> bool:
-                return writer.joined and not writer.stats.pending
-
-            await eventually(told)
-        client.delete(prefix + "log")
+            await eventually(lambda: _told(writer))
+        assert client.delete(prefix + "log")
         mirror.start()
         await shows(mirror, {"a": 30})
         logged = int(client.hget(prefix + "meta", "logged") or 0)
         client.hset(prefix + "meta", "logged", logged - 2)
         for end in (40, 50, 60, 64):  # two records under numbers that were used before, and two more
             writer.stored(CHAIN[end - 10 : end])
-            await eventually(told)
+            await eventually(lambda: _told(writer))
         await shows(mirror, {"a": 64})
     finally:
         await writer.leave()
         await mirror.close()
+
+
+@either
+async def test_changes_are_logged_while_a_mirror_reads_along(server: RedisServer, namespace: str) -> None:
+    writer, late = writer_for(server, namespace, "a"), MirrorReader(server.url, namespace)
+    client, prefix = server.client(), f"fl2:{{{namespace}}}:"
+    try:
+        writer.stored(CHAIN[:10])
+        await eventually(lambda: _told(writer))
+        assert not client.exists(prefix + "log"), "nobody reads it"
+        late.start()
+        await shows(late, {"a": 10})
+        writer.stored(CHAIN[10:20])
+        await shows(late, {"a": 20})
+        assert client.xlen(prefix + "log") == 2 and late.stats.snapshots == 1, "how it began, and what came then"
+        client.hset(prefix + "meta", "mirrored", 1)  # as if all mirrors had been away for long
+        writer.stored(CHAIN[20:30])
+        await shows(late, {"a": 30})
+        assert late.stats.snapshots == 2, "it saw that something was not logged"
+        writer.stored(CHAIN[30:])
+        await shows(late, {"a": 64})
+        assert late.stats.snapshots == 2
+    finally:
+        await writer.leave()
+        await late.close()
+
+
+@either
+async def test_what_is_not_logged_leaves_no_log(server: RedisServer, namespace: str) -> None:
+    """So a mirror of the release before, which does not ask for the log, misses the record that it read last and reads all anew."""
+    writer, client, prefix = writer_for(server, namespace, "a"), server.client(), f"fl2:{{{namespace}}}:"
+    try:
+        writer.stored(CHAIN[:10])
+        await eventually(lambda: _told(writer))
+        number = int(client.hincrby(prefix + "meta", "logged", 1))  # as a worker of that release logs always
+        client.xadd(prefix + "log", {"r": b"A\0\1"}, id=f"{number}-1700000000000000")
+        client.hset(prefix + "meta", "told", f"{number}-1700000000000000")
+        writer.stored(CHAIN[10:])
+        await eventually(lambda: _told(writer))
+        assert (client.hget(prefix + "meta", "told") or b"").endswith(b"-0") and not client.exists(prefix + "log")
+    finally:
+        await writer.leave()
 
 
 @either

@@ -5,7 +5,8 @@ local at = sequence(p, slot, ARGV[2])
 if not at then return { 'STALE' } end
 if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
-local buckets, blocks = unpack(call('HMGET', p .. 'meta', 'buckets', 'blocks'))
+local state = call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told', 'buckets', 'blocks')
+local buckets, blocks = state[4], state[5]
 local number, grid = slot_number(slot), grid_of(tonumber(buckets or 0))
 blocks = tonumber(blocks or 0)
 -- With fewer blocks some buckets may be empty, and what a block makes anew needs to expire. With more, one in e^20 or so is: `renew` gives it
@@ -83,16 +84,16 @@ local function split()
   grid = grid_of(count + 1)
 end
 
-local told = { 'A' .. slot }
+local told, mirrored = { 'A' .. slot }, is_mirrored(state)
 for i = 4, #ARGV, 2 do
   local change, hashes = ARGV[i] == 'S' and store or remove, ARGV[i + 1]
   for o = 1, #hashes, 8 do
     change(bucket_key(p, grid, hashes, o), sub(hashes, o, o + 7))
   end
-  told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes
+  if mirrored then told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes end
 end
 local most = grid.count + SPLITS
 while blocks > grid.count * FILL and grid.count < most do split() end
-tell(p, table.concat(told), 'blocks', blocks, 'buckets', grid.count)
+tell(p, state, table.concat(told), 'blocks', blocks, 'buckets', grid.count)
 call('HSET', p .. 'fence', slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }

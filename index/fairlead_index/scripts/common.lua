@@ -56,16 +56,35 @@ local function pack_live(w)
                      w.backlog, w.rate, w.step, w.free, w.total, w.page)
 end
 
--- Tells the mirrors. A record's id is its number, without gaps, so that a mirror sees that it missed something, and the time in microseconds,
--- so that after a failover which lost records a mirror does not take a new one for the one that it read under the same number. `told` is the
--- newest id, there even when the log was trimmed. What follows `record` are fields of `meta` to set with it.
-local function tell(p, record, ...)
-  local number = call('HINCRBY', p .. 'meta', 'logged', 1)
-  local t = call('TIME')
-  local id = string.format('%.0f-%s%06d', number, t[1], t[2])
-  call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, id, 'r', record)
-  call('HSET', p .. 'meta', 'told', id, ...)
+-- Whether somebody may read along, by `logged`, `mirrored` and `told` of `meta`.
+local function is_mirrored(state) return state[2] and state[2] ~= '0' end
+
+-- Numbers a change of what mirrors show, and logs it while one of them reads along (`mirrored`, in seconds: until when; see listen.lua).
+-- A record's id is its number, so that a mirror sees that it missed something, and the time in microseconds, so that after a failover which lost
+-- records a mirror does not take a new one for the one that it read under the same number. `told` is the newest id, there even when the log was
+-- trimmed; of a change that is not logged it ends in `-0`, and there is no log: so a mirror of the release before, which does not call `listen`,
+-- misses its last record and reads all anew. `state` as above. What follows `record` is set there with them.
+local function tell(p, state, record, ...)
+  local logged, mirrored, told = unpack(state)
+  local number, time = tonumber(logged or 0) + 1, 0
+  if is_mirrored(state) then
+    local t = call('TIME')
+    if tonumber(t[1]) < tonumber(mirrored) then
+      time = t[1] * 1000000 + t[2]
+    else
+      call('HSET', p .. 'meta', 'mirrored', 0)
+    end
+  end
+  local id = string.format('%d-%d', number, time)
+  if time > 0 then
+    call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, id, 'r', record)
+  elseif not told or sub(told, -2) ~= '-0' then
+    call('DEL', p .. 'log')
+  end
+  call('HSET', p .. 'meta', 'logged', number, 'told', id, ...)
 end
+
+local function announce(p, record) tell(p, call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told'), record) end
 
 -- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells who lives, however many workers there are.
 -- Below zero: the worker lives, and what the index says about its blocks is in doubt.
@@ -134,7 +153,7 @@ local function kill(p, slot)
   call('HDEL', p .. 'live', slot)
   set_lease(p, slot, 0)
   call('HDEL', p .. 'fence', slot)
-  tell(p, 'K' .. slot)
+  announce(p, 'K' .. slot)
   call('HDEL', p .. 'owed', slot)
   call('DEL', p .. 'r' .. slot)
   call('ZREM', p .. 'ready', slot)

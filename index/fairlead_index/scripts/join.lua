@@ -27,6 +27,6 @@ call('SETRANGE', p .. 'seeds', slot_number(slot) * 4, struct.pack('<I4', tonumbe
 set_ready(p, slot, now, rate_of(0), 0, math.huge)
 call('HSET', p .. 'live', slot, pack_live({ lease = ends, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
   total = 0, page = 0, bt = tonumber(ARGV[4]), lease_ms = lease, address = address, pod = pod, revision = revision }))
-tell(p, 'J' .. slot .. struct.pack(CARD, tonumber(ARGV[4]), #address, address))
+announce(p, 'J' .. slot .. struct.pack(CARD, tonumber(ARGV[4]), #address, address))
 for _, name in ipairs({ 'live', 'leases', 'log', 'fence', 'names', 'ready', 'seeds' }) do call('EXPIRE', p .. name, KEPT) end
 return { 'OK', slot }

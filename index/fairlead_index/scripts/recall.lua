@@ -20,7 +20,7 @@ end
 local record = call('HGET', p .. 'live', slot)
 if not record or call('HDEL', p .. 'fence', slot) == 0 then return { 'UNKNOWN' } end
 set_lease(p, slot, -read_live(record).lease)
-tell(p, 'K' .. slot)
+announce(p, 'K' .. slot)
 call('SET', any, address, 'PX', APART)
 call('SET', own, struct.pack('<dd', now, wait), 'PX', 4 * wait)
 return { 'OK' }
