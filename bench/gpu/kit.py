@@ -31,7 +31,6 @@ class Kit:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.loading_seconds = 0.0
         self.capture_seconds = 0.0
         self._held: tuple[str, int, ModelRunner] | None = None
 
