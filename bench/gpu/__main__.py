@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SECONDS = 460.0
 """Of all stages together: under eight minutes with the start."""
-BY_NAME = ("fused", "ahead")
-"""Stages that `--only` alone runs: what optimisations are worth, for which the eight minutes have no room."""
+BY_NAME = ("steady", "arrival", "peers", "cold", "offline", "ahead", "worth", "fused")
+"""Stages that `--only` alone runs, what bars there are for first: the eight minutes have no room for them. `--only targets`: all of these,
+the kernels compiled before."""
+GROUPS = {"targets": ("compilers", "compiled", *BY_NAME)}
 Rows = Iterator[dict[str, Any]]
 
 
@@ -29,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same stages, tiny, FlashInfer interpreted")
     parser.add_argument("--bundle", type=Path, help="folder of `make gpu-bundle`")
     parser.add_argument("--out", type=Path, help="folder for the JSON; bench/results/gpu on a GPU, else none")
-    parser.add_argument("--only", default="", help=f"stages, comma-separated; empty: all but {', '.join(BY_NAME)}")
+    parser.add_argument("--only", default="", help=f"stages, comma-separated; empty: all but {', '.join(BY_NAME)}; targets: those")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all stages together")
     given = parser.parse_args(arguments)
     if given.bundle is not None and "GPU_CHECK_UNPACKED" not in os.environ:
@@ -45,31 +48,45 @@ def main(arguments: list[str] | None = None) -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         print("gpu-check: no GPU found on this machine (torch.cuda.is_available() is false); nothing was checked")
         return 0
-    return run(given.device, given.out, [name for name in given.only.split(",") if name], given.seconds)
+    return run(given.device, given.out, given.only, given.seconds)
 
 
-def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
+def run(kind: str, out: Path | None, only: str, seconds: float) -> int:
+    """`only`: as given, names of stages and of groups."""
+    named = [name for name in only.split(",") if name]
+    with tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as models:
+        return _run(kind, out, named, time.monotonic() + seconds, Path(models))
+
+
+def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Path) -> int:
     import torch
     from bench.gpu.compile import Builds
     from bench.gpu.device import Device
     from bench.gpu.report import Report
 
-    device = Device(torch.device(kind), kind == "cpu", time.monotonic() + seconds)
+    device = Device(torch.device(kind), kind == "cpu", ends, models)
     folder = out or (ROOT / "bench" / "results" / "gpu" if device.cuda else None)
-    report = Report(folder, device.facts(), only)
+    report = Report(folder, device.facts(), named)
     builds: list[Builds] = []
+    wanted = {stage for name in named for stage in GROUPS.get(name, (name,))}
+    known = stages(device, builds)
+    if unknown := wanted - {name for name, _, _ in known} - {"compilers", "compiled"}:
+        raise SystemExit(f"gpu-check: no stage is called {', '.join(sorted(unknown))}: {', '.join(name for name, _, _ in known)}")
     try:
-        for name, bound, stage in stages(device, builds):
-            if name not in only if only else name in BY_NAME:
+        for name, bound, stage in known:
+            if name not in wanted if wanted else name in BY_NAME:
                 continue
             if device.left() < 5:
                 report.end(name, "skipped: no time was left")
                 continue
+            if name in BY_NAME:  # these have the machine to themselves
+                for build in builds:
+                    build.kill()
             carry_out(report, name, min(bound, device.left()), stage)
     finally:
         for build in builds:
             build.kill()
-    print(f"gpu_check {'failed' if report.failed else 'ok'}" + "".join(f"\n  {line}" for line in report.failed), flush=True)
+    print(report.summary(), flush=True)
     if report.path is not None:
         print(f"written: {report.path}", flush=True)
     return 1 if report.failed else 0
@@ -78,16 +95,33 @@ def run(kind: str, out: Path | None, only: list[str], seconds: float) -> int:
 def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callable[[], Rows]]]:
     """Name, seconds at most, and what gives the rows. Kernels are compiled beside the first stages, which need none of them; `builds`:
     where the running compilers are kept, for whoever ends them."""
-    from bench.gpu import ahead, attention, compile, engine, fused, memory, sampling, serving, speed
+    from bench.gpu import (
+        ahead,
+        arrival,
+        attention,
+        cold,
+        compile,
+        engine,
+        fused,
+        memory,
+        offline,
+        peers,
+        sampling,
+        serving,
+        speed,
+        steady,
+        worth,
+    )
+    from bench.gpu.kit import Kit
 
-    kinds = set(compile.KINDS)
+    kinds, kit = set(compile.KINDS), Kit(device)
 
     def start_compilers() -> Rows:
         yield compile.tools()
         flashinfer = importlib.util.find_spec("flashinfer")
         yield {"what": "FlashInfer is installed", "ok": flashinfer is not None}
         if flashinfer is not None:
-            builds.append(compile.start(list(compile.KINDS)))
+            builds.append(compile.start([*compile.KINDS, *compile.LAYERS]))
 
     def compiled() -> Rows:
         kinds.clear()
@@ -120,13 +154,21 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("memory", 60, lambda: memory.check(device)),
         ("speed", 60, lambda: speed.measure(device, kinds if device.cuda else set())),
         ("serving", 150, lambda: serving.serve(device)),
+        ("steady", 80, lambda: steady.measure(device, kit)),
+        ("arrival", 60, lambda: arrival.measure(device, kit)),
+        ("peers", 90, lambda: peers.measure(device, kit)),
+        ("cold", 120, lambda: cold.measure(device, kit)),
+        ("offline", 80, lambda: offline.measure(device, kit)),
+        ("ahead", 150, lambda: ahead.measure(device, kit)),
+        ("worth", 120, lambda: worth.measure(device, kit)),
         ("fused", 60, lambda: fused.measure(device)),
-        ("ahead", 180, lambda: ahead.measure(device)),
     ]
 
 
 def carry_out(report: Any, name: str, seconds: float, stage: Callable[[], Rows]) -> None:
     """The rows of one stage until it ends, fails, or its time is over: that is looked at between rows."""
+    from bench.gpu.kit import release
+
     report.begin(name)
     ends = time.monotonic() + seconds
     rows = stage()
@@ -145,17 +187,6 @@ def carry_out(report: Any, name: str, seconds: float, stage: Callable[[], Rows])
     finally:
         rows.close()  # type: ignore[attr-defined]  # a generator
         release()
-
-
-def release() -> None:
-    """What a stage had on the device goes back before the next one."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """FlashInfer's kernels for the checks, compiled in processes of their own while other stages run: `python -m bench.gpu.compile KIND`.
 
-Only a handful: each kind of layer is a module of its own (element type, head size, window, cap), and nvcc takes a minute for one.
+Only a handful: each kind of attention is a module of its own (element type, head size, window, cap), and nvcc takes a minute for one. The
+kernels of fused layers are three more, which a worker would otherwise compile one after the other while it loads its model.
 """
 
 import os
@@ -12,8 +13,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.gpu.report import ROOT
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairlead_worker.fused.library import Library
 
 KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
     "bf16-128": ("bfloat16", 8, 128, None, None),
@@ -28,9 +35,10 @@ KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
 """Element type, query heads on two KV heads, head size, window, cap; the ones that most depends on first. Those with 8 heads share one
 module between prefill and decode (tensor cores); "single" adds the other decode kernel, "fa3" the prefill kernels for Hopper alone."""
 
-
-NEEDED = 4
-"""The first ones are waited for; the others, which compile at a lower priority, are used where they are there in time."""
+LAYERS = ("norm", "rope", "activation")
+"""Of fused layers, as kinds too."""
+NEEDED = (*list(KINDS)[:4], "bf16-128-single", *LAYERS)
+"""Are waited for; the others, which compile at a lower priority, are used where they are there in time."""
 JOBS = 4
 """Compilers at once for each kind: the needed ones keep 16 cores busy, and all together take 64 GiB at most."""
 
@@ -47,7 +55,7 @@ class Builds:
     def wait(self, seconds: float) -> Iterator[dict[str, object]]:
         """A row for each kind as it is there, until the needed ones are or `seconds` are over."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._told.issuperset(list(self.processes)[:NEEDED]):
+        while time.monotonic() < deadline and not self._told.issuperset(name for name in self.processes if name in NEEDED):
             yield from self.finished()
             time.sleep(0.1)
         yield from self.finished()
@@ -93,8 +101,8 @@ def start(kinds: list[str]) -> Builds:
     """Compile all of `kinds` beside each other."""
     environment = os.environ | {"MAX_JOBS": str(JOBS)}
     made: dict[str, subprocess.Popen[str]] = {}
-    for place, kind in enumerate(kinds):
-        command = ["nice", "-n", "0" if place < NEEDED else "10", sys.executable, "-m", "bench.gpu.compile", kind]
+    for kind in sorted(kinds, key=lambda kind: kind not in NEEDED):
+        command = ["nice", "-n", "0" if kind in NEEDED else "10", sys.executable, "-m", "bench.gpu.compile", kind]
         made[kind] = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -105,6 +113,9 @@ def main(kind: str) -> int:
     """Build and run the kernels of one kind, as the worker does at its start."""
     import torch
 
+    if kind in LAYERS:
+        run_layer(kind, torch.device("cuda"))
+        return 0
     from fairlead_worker.kernels.base import KVSpec
     from fairlead_worker.kernels.flashinfer import FlashInferBackend
 
@@ -112,6 +123,26 @@ def main(kind: str) -> int:
     backend = FlashInferBackend(spec, 4, prefill_kernels=kernels(kind))
     backend.prepare()
     return 0 if backend.kinds else 1
+
+
+def run_layer(kind: str, device: "torch.device", flashinfer: "Library | None" = None) -> None:
+    """Builds one of LAYERS and runs it on a few tokens. `flashinfer`: None: FlashInfer's. ValueError where it is not there."""
+    import torch
+
+    from fairlead_worker.fused.library import library
+
+    flashinfer = flashinfer or library()
+    if flashinfer is None:
+        raise ValueError("FlashInfer does not import here")
+    rows = torch.ones(2, 128, dtype=torch.bfloat16, device=device)
+    match kind:
+        case "norm":
+            flashinfer.rmsnorm(rows, rows[0], 1e-6)
+        case "rope":
+            table = torch.ones(2, 64, device=device)
+            flashinfer.apply_rope_with_cos_sin_cache_inplace(torch.arange(2, device=device), rows, rows.clone(), 64, table)
+        case _:
+            flashinfer.silu_and_mul(rows)
 
 
 def kernels(kind: str) -> str:

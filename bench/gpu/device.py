@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ class Device:
     tiny: bool
     ends: float
     """Monotonic time by which all is over."""
+    folder: Path | None = None
+    """Where the models of this run are; None: each stage makes its own."""
 
     @property
     def cuda(self) -> bool:

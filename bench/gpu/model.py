@@ -1,13 +1,16 @@
 """Models of random weights, made in place, and the engine around them."""
 
+import os
+import tempfile
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from bench.gpu.device import Device
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from fairlead.random_model.tokenizer import save_tokenizer
 from fairlead_index.hashing import extend
@@ -18,6 +21,7 @@ from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.messages import Sampling, Submit
 
+POSITIONS = 40_960
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 128_256},
     "small": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "vocab_size": 128_256},
@@ -29,14 +33,38 @@ SHAPES: dict[str, dict[str, int]] = {
 def save_llama(device: Device, folder: Path, shape: str) -> Path:
     """A model in `folder`: weights drawn on the device, in bfloat16."""
     sizes = SHAPES[shape]
-    config = LlamaConfig(**sizes, num_key_value_heads=8 if shape == "8b" else 2, max_position_embeddings=8192, tie_word_embeddings=False)
+    heads = {"num_key_value_heads": 8 if shape == "8b" else 2, "max_position_embeddings": POSITIONS, "tie_word_embeddings": False}
+    return _save(device, folder, LlamaConfig(**sizes, **heads))
+
+
+def save_qwen(device: Device, folder: Path) -> Path:
+    """As `save_llama`, of Qwen3-0.6B's shape; on a CPU a tiny one of its kind."""
+    tiny = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    large = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+    sizes: dict[str, Any] = {**(tiny if device.tiny else large), "head_dim": 64 if device.tiny else 128}
+    vocabulary = 1000 if device.tiny else 151_936
+    return _save(device, folder, Qwen3Config(**sizes, vocab_size=vocabulary, max_position_embeddings=POSITIONS, tie_word_embeddings=True))
+
+
+def _save(device: Device, folder: Path, config: Any) -> Path:
     torch.manual_seed(1)
     with device.device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
-    save_tokenizer(folder, vocab=sizes["vocab_size"], max_positions=8192)
+    save_tokenizer(folder, vocab=config.vocab_size, max_positions=POSITIONS)
     return folder
+
+
+@contextmanager
+def saved(device: Device, shape: str) -> Iterator[Path]:
+    """The folder of `shape` ("qwen": `save_qwen`), made once for all stages of a run; without a folder of the run, for this once."""
+    with nullcontext(str(device.folder)) if device.folder else tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as root:
+        folder = Path(root) / shape
+        if not folder.is_dir():
+            fresh = Path(root) / f"{shape}.tmp"  # one that is left half written is not taken for a model
+            (save_qwen(device, fresh) if shape == "qwen" else save_llama(device, fresh, shape)).rename(folder)
+        yield folder
 
 
 def weight_bytes(shape: str) -> tuple[int, int]:

@@ -11,6 +11,14 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
+def beside(row: Mapping[str, Any], name: str, *, least: float | None = None, most: float | None = None) -> dict[str, Any]:
+    """`row` with the bar that its figure `name` has to meet: at least `least`, or at most `most`."""
+    value = row[name]
+    if least is not None:
+        return {**row, "bar": f"{name} at least {least:g}", "met": value >= least}
+    return {**row, "bar": f"{name} at most {most:g}", "met": most is not None and value <= most}
+
+
 class Report:
     """The findings of one run. A finding is a row with `ok` where it checks something, without where it measures."""
 
@@ -22,6 +30,8 @@ class Report:
         name = "-".join((f"{now:%Y-%m-%d}", commit, *only))
         self.path = None if folder is None else folder / f"{name}.json"
         self.failed: list[str] = []
+        self.bars: list[Mapping[str, Any]] = []
+        """Rows with a bar, which a run may miss without being wrong."""
 
     def begin(self, stage: str) -> None:
         self.document["stages"][stage] = {"state": "running", "at_seconds": round(time.monotonic() - self.began, 1), "rows": []}
@@ -30,11 +40,25 @@ class Report:
     def add(self, stage: str, row: Mapping[str, Any]) -> None:
         """One finding of a running stage."""
         self.document["stages"][stage]["rows"].append(dict(row))
+        if "bar" in row:
+            self.bars.append(row)
+            self.document["bars"] = [self._line(row) for row in self.bars]
         if row.get("ok") is False:
             self.failed.append(f"{stage}: {row.get('what', row)}")
         shown = "  ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items())
         print(f"{time.monotonic() - self.began:6.1f} s  {stage:10} {shown}", flush=True)
         self._write()
+
+    def summary(self) -> str:
+        """For the end of a run: each figure beside its bar, and what failed."""
+        lines = [f"gpu_check {'failed' if self.failed else 'ok'}", *(f"  {line}" for line in self.failed)]
+        if self.bars:
+            lines.append(f"bars: {sum(bool(row['met']) for row in self.bars)} of {len(self.bars)} are met")
+        return "\n".join([*lines, *(f"  {self._line(row)}" for row in self.bars)])
+
+    @staticmethod
+    def _line(row: Mapping[str, Any]) -> str:
+        return f"{'met ' if row['met'] else 'MISSED'} {row['what']}: {row[str(row['bar']).partition(' ')[0]]:.4g} ({row['bar']})"
 
     def end(self, stage: str, state: str) -> None:
         """`state`: done, out of time, skipped with its reason, or failed with its reason."""

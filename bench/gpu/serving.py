@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,11 @@ from typing import Any
 
 import httpx
 from bench.gpu.device import Device, median
-from bench.gpu.model import SHAPES, save_llama
+from bench.gpu.kit import release
+from bench.gpu.model import SHAPES, saved
+
+START_SECONDS = 110.0
+"""A worker that is not ready by then is given up: a stage behind may still tell something."""
 
 
 @dataclass
@@ -30,51 +35,62 @@ class Stream:
     tokens: int
 
 
-def serve(device: Device) -> Iterator[dict[str, Any]]:
-    """Rows: making the model, the start by phases, then rounds of requests."""
-    shape = "tiny" if device.tiny else "8b"
-    with tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_TMP")) as folder:
-        began = time.perf_counter()
-        model = save_llama(device, Path(folder) / "model", shape)
-        if device.cuda:
-            import torch
+@dataclass
+class Worker:
+    """A worker process that is ready."""
 
-            torch.cuda.empty_cache()
-        yield {"what": f"{shape} made and written", "seconds": time.perf_counter() - began}
+    url: str
+    seconds: float
+    """From the process's start to ready."""
+    row: dict[str, Any]
+    """What it said of its start."""
+
+
+@contextmanager
+def worker(device: Device, model: Path, *more: str) -> Iterator[Worker]:
+    """The whole worker over `model`, with flags for its size and `more`; ended with this. RuntimeError or TimeoutError where it does not
+    get ready, with the end of its log."""
+    with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         flags = ["--model", f"file://{model}", "--host", "127.0.0.1", "--port", "0", "--termination-log", "", "--max-grammar-bytes", "0"]
         flags += ["--chunked-prefill-size", "2048"] if device.cuda else ["--kv-pages", "600", "--threads", "1"]
-        began = time.perf_counter()
+        began, ends = time.perf_counter(), time.monotonic() + min(device.left(), START_SECONDS)
         with log.open("wb") as output:
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device.cuda else ""}
-            command = [sys.executable, "-m", "fairlead_worker.main", *flags]
-            worker = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            command = [sys.executable, "-m", "fairlead_worker.main", *flags, *more]
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            url = f"http://127.0.0.1:{_logged(worker, log, r'listening on http://127.0.0.1:([0-9]+)', device)}"
-            ready = _ready(worker, log, url, device)
+            url = f"http://127.0.0.1:{_logged(process, log, r'listening on http://127.0.0.1:([0-9]+)', ends)}"
+            ready = _ready(process, log, url, ends)
+            seconds = time.perf_counter() - began
             said = re.search(r"ready: .*", log.read_text())
             pages, attention = re.search(r"(\d+) pages.*attention (\w+)", said[0] if said else "").groups()  # type: ignore[union-attr]  # it is ready
-            yield {
-                "what": "start",
-                "ok": True,
-                "seconds": time.perf_counter() - began,
-                "pages": int(pages),
-                "attention": attention,
-                **ready,
-            }
+            yield Worker(url, seconds, {"pages": int(pages), "attention": attention, **ready})
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def serve(device: Device) -> Iterator[dict[str, Any]]:
+    """Rows: making the model, the start by phases, then rounds of requests."""
+    shape = "tiny" if device.tiny else "8b"
+    began = time.perf_counter()
+    with saved(device, shape) as model:
+        release()
+        yield {"what": f"{shape} made and written", "seconds": time.perf_counter() - began}
+        with worker(device, model) as served:
+            yield {"what": "start", "ok": True, "seconds": served.seconds, **served.row}
             rounds = [(1, 128, 32), (16, 1024, 64), (64, 1024, 64), (256, 512, 64)] if device.cuda else [(1, 16, 4), (3, 40, 4)]
             for clients, prompt, new in rounds:
-                yield _round(url, model.name, SHAPES[shape]["vocab_size"], clients, prompt, new)
-        finally:
-            worker.send_signal(signal.SIGTERM)
-            try:
-                worker.wait(15)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+                yield ask(served.url, model.name, SHAPES[shape]["vocab_size"], clients, prompt, new)
 
 
-def _round(url: str, name: str, vocabulary: int, clients: int, prompt: int, new: int) -> dict[str, Any]:
+def ask(url: str, name: str, vocabulary: int, clients: int, prompt: int, new: int) -> dict[str, Any]:
+    """A row: so many requests at once."""
     draw = random.Random(clients)
     prompts = [[draw.randrange(300, vocabulary) for _ in range(prompt)] for _ in range(clients)]
     began = time.perf_counter()
@@ -109,9 +125,9 @@ async def _stream(client: httpx.AsyncClient, name: str, prompt: list[int], new: 
     return Stream(times[0] - began, [later - sooner for sooner, later in pairwise(times)], tokens)
 
 
-def _ready(worker: subprocess.Popen[bytes], log: Path, url: str, device: Device) -> dict[str, Any]:
-    while device.left() > 0:
-        _alive(worker, log)
+def _ready(process: subprocess.Popen[bytes], log: Path, url: str, ends: float) -> dict[str, Any]:
+    while time.monotonic() < ends:
+        _alive(process, log)
         try:
             answer = httpx.get(f"{url}/ready", timeout=5)
         except httpx.HTTPError:
@@ -122,15 +138,15 @@ def _ready(worker: subprocess.Popen[bytes], log: Path, url: str, device: Device)
     raise TimeoutError(f"the worker was not ready in time; its log ends: {log.read_text()[-800:]}")
 
 
-def _logged(worker: subprocess.Popen[bytes], log: Path, pattern: str, device: Device) -> str:
-    while device.left() > 0:
+def _logged(process: subprocess.Popen[bytes], log: Path, pattern: str, ends: float) -> str:
+    while time.monotonic() < ends:
         if found := re.search(pattern, log.read_text()):
             return found[1]
-        _alive(worker, log)
+        _alive(process, log)
         time.sleep(0.05)
     raise TimeoutError("the worker did not listen in time")
 
 
-def _alive(worker: subprocess.Popen[bytes], log: Path) -> None:
-    if worker.poll() is not None:
-        raise RuntimeError(f"the worker ended with {worker.returncode}: {log.read_text()[-1500:]}")
+def _alive(process: subprocess.Popen[bytes], log: Path) -> None:
+    if process.poll() is not None:
+        raise RuntimeError(f"the worker ended with {process.returncode}: {log.read_text()[-1500:]}")

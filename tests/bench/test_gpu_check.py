@@ -10,14 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.gpu import bundle, compile
+from bench.gpu import bundle, compile, interpreter
 from bench.gpu import report as report_module
 from bench.gpu.__main__ import BY_NAME, carry_out, main, stages
 from bench.gpu.device import Device
-from bench.gpu.report import Report
+from bench.gpu.kit import make
+from bench.gpu.loop import Loop
+from bench.gpu.report import Report, beside
 from tests.models import one_thread
 
+from fairlead_worker.engine.request import lease_of
+
 __all__ = ["one_thread"]
+MEASURED = ("speed", "steady", "arrival", "peers", "worth")
+"""Check nothing."""
+BARRED = ("steady", "arrival", "peers", "cold", "ahead")
 STAGES = ("sampling", "greedy", "attention", "logits", "memory", "speed", "serving", *BY_NAME)
 
 
@@ -40,7 +47,40 @@ def test_every_stage_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     assert not report.failed and written["stages"][name]["state"] == "done"
     assert written["date"] and written["commit"] and written["flashinfer"] == "interpreted"
     rows = written["stages"][name]["rows"]
-    assert rows and (name == "speed" or any(row.get("ok") for row in rows))
+    assert rows and (name in MEASURED or any(row.get("ok") for row in rows))
+    assert any("bar" in row for row in rows) == (name in BARRED)
+
+
+def test_the_end_of_a_run_puts_figures_beside_their_bars(tmp_path: Path) -> None:
+    report = Report(tmp_path, {})
+    rows = [beside({"what": "one", "busy": 0.98}, "busy", least=0.97), beside({"what": "two", "seconds": 31.0}, "seconds", most=30)]
+    carry_out(report, "some", 10, lambda: iter_rows(rows))
+    told = report.summary().splitlines()
+    assert told[:2] == ["gpu_check ok", "bars: 1 of 2 are met"], "a bar that is missed is no failure"
+    assert told[2:] == ["  met  one: 0.98 (busy at least 0.97)", "  MISSED two: 31 (seconds at most 30)"]
+    assert report.path is not None and len(json.loads(report.path.read_text())["bars"]) == 2
+
+
+def iter_rows(rows: list[dict[str, object]]):
+    yield from rows
+
+
+def test_decodes_are_measured_on_pages_of_their_own(tmp_path: Path) -> None:
+    """Pages that rows share would be read from a device's cache, and faster than its memory is."""
+    runner = make(Device(torch.device("cpu"), True, time.monotonic() + 60, tmp_path), "tiny", 40)
+    loop = Loop(runner, overlap=True, max_num_seqs=3, chunked_prefill_size=0, max_prefill_tokens=72)
+    for number in range(3):
+        loop.submit(number, [number + place for place in range(24)], 5)
+    loop.pretend()
+    pages = [page for request in loop.scheduler.running for page in lease_of(request).pages]
+    assert len(pages) == len(set(pages)) == 6 and [len(tokens) for tokens in loop.tokens.values()] == [1, 1, 1]
+    loop.run()
+    assert [len(tokens) for tokens in loop.tokens.values()] == [len(times) for times in loop.times.values()] == [5, 5, 5] and not loop.live
+
+
+def test_a_stage_that_is_not_known_is_said() -> None:
+    with pytest.raises(SystemExit, match="no stage is called nope: sampling"):
+        main(["--device", "cpu", "--only", "nope"])
 
 
 def test_a_run_that_is_cut_short_has_told_what_it_found(tmp_path: Path) -> None:
@@ -65,6 +105,8 @@ def test_the_kernels_that_are_compiled_are_the_ones_that_the_stages_use() -> Non
     heads = {kind: compile.layer(kind) for kind in compile.KINDS}
     assert heads["bf16-128"].heads // heads["bf16-128"].kv_heads >= 4, "an 8B model's group: its decodes share the prefill's module"
     assert {compile.kernels(kind) for kind in compile.KINDS} == {"fa2", "fa3"}
+    for kind in compile.LAYERS:
+        compile.run_layer(kind, torch.device("cpu"), interpreter)
 
 
 def test_compilers_that_are_given_up_leave_nothing_running() -> None:

@@ -262,7 +262,7 @@ def make(
         adapters=adapters,
         steps=steps_of(config, loaded),
         mem_fraction_static=config.mem_fraction_static,
-        graph_rows=config.cuda_graph_max_batch,
+        graph_rows=graph_rows(config, loaded.device.type, group is None or group.rank == 0),
         progress=progress or no_progress,
         agree=int if group is None else group.least,
         deterministic=config.deterministic,
@@ -282,6 +282,19 @@ def overlaps(config: WorkerConfig) -> bool:
     if found := [name for name, there in reasons.items() if there]:
         logger.warning("--overlap on is ignored beside %s: each step is read before the next one is planned", ", ".join(found))
     return not found
+
+
+def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
+    """Decodes of the largest CUDA graph; 0 where there can be none, and then `tell` has the reason in the log, once."""
+    reasons = {
+        f"--tensor-parallel {config.tensor_parallel} (a graph would have to hold the ranks' sums)": config.tensor_parallel > 1,
+        "--deterministic (decodes are computed as prompts)": config.deterministic,
+        f"a {device.upper()}": device != "cuda",
+    }
+    found = [name for name, there in reasons.items() if there]
+    if found and config.cuda_graph_max_batch and tell:
+        logger.warning("--cuda-graph-max-batch %d is ignored: no CUDA graphs with %s", config.cuda_graph_max_batch, ", ".join(found))
+    return 0 if found else config.cuda_graph_max_batch
 
 
 def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":

@@ -8,7 +8,7 @@ import pytest
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.plan import StepPlan
-from fairlead_worker.engine_process import run
+from fairlead_worker.engine_process import graph_rows, run
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.messages import FromEngine, Ready, Sampling, Step, Stop, Submit, ToEngine
 
@@ -111,3 +111,22 @@ def test_steps_launched_ahead_change_no_token(
     assert said(model, overlap="on", **flags) == expected
     assert (len(launched) > 10) == ahead
     assert ("--overlap on is ignored beside --speculative-method ngram" in caplog.text) != ahead
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "rows", "why"),
+    [
+        ("cuda", {}, 8, ""),
+        ("cuda", {"tensor_parallel": 2}, 0, "--tensor-parallel 2"),
+        ("cuda", {"deterministic": True}, 0, "--deterministic"),
+        ("cpu", {}, 0, "a CPU"),
+    ],
+)
+def test_graphs_that_cannot_be_are_said_once(
+    model: Path, device: str, flags: dict[str, object], rows: int, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asks for graphs and gets none reads why, on rank 0 alone."""
+    config = WorkerConfig(model=f"file://{model}", cuda_graph_max_batch=8, **flags)  # type: ignore[arg-type]  # of the fields' types
+    assert graph_rows(config, device, tell=False) == rows and not caplog.text
+    assert graph_rows(config, device) == rows
+    assert ("--cuda-graph-max-batch 8 is ignored" in caplog.text) == bool(why) and why in caplog.text

@@ -179,7 +179,7 @@ def test_what_cannot_be_recorded_runs_without(loaded: LoadedModel, caplog: pytes
     assert runner.run(step).shape == (3, 500)
 
 
-def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel) -> None:
+def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
     runner = ModelRunner(loaded, backend(loaded))
     assert graphs_for(runner.forward, runner.backend, 8, 100) is None, "no GPU"
     assert graphs_for(runner.forward, runner.backend, 0, 100, Replayed()) is None
@@ -188,6 +188,7 @@ def test_no_graphs_on_other_backends_and_devices(loaded: LoadedModel) -> None:
     assert graphs_for(runner.forward, invariant, 8, 100, Replayed()) is None, "its decodes are prefills"
     spec = KVSpec(loaded.layers, PAGE, loaded.dtype, loaded.device)
     assert graphs_for(runner.forward, ReferenceBackend(spec, PAGES), 8, 100, Replayed()) is None
+    assert "attention is reference" in caplog.text
 
 
 def test_memory_that_graphs_keep_is_counted_and_given_back() -> None:

@@ -12,6 +12,8 @@ import torch
 from bench.gpu import interpreter
 from bench.gpu.batches import packed
 
+from fairlead_worker.fused import gated
+from fairlead_worker.kernels import prebuild
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import plan_pages
@@ -134,3 +136,12 @@ def test_the_kernels_have_the_head_sizes_that_we_count_on() -> None:
     text = (source() / "data/include/flashinfer/utils.cuh").read_text()
     cases = text[text.index("define DISPATCH_HEAD_DIM(") :].partition("default:")[0]
     assert all(f"case {dim}:" in cases for dim in interpreter.HEAD_DIMS)
+
+
+def test_the_image_compiles_what_fused_layers_call() -> None:
+    """A pod has no compiler: what is missing there is left unfused."""
+    assert {f"{name}_and_mul" for name in prebuild.ACTIVATIONS} == set(gated.ACTIVATIONS)
+    jit = source() / "jit"
+    made = {name for part in ("page", "norm", "rope", "activation") for name, _ in functions(ast.parse((jit / f"{part}.py").read_text()))}
+    assert {"gen_page_module", "gen_norm_module", "gen_rope_module", "gen_act_and_mul_module"} <= made
+    assert all(f'"{name}"' in (jit / "activation.py").read_text() for name in prebuild.ACTIVATIONS)

@@ -178,11 +178,12 @@ class _Graph:
         )
 
 
-def graphs_for(forward: Forward, backend: object, most: int, context: int, recorder: Recorder | None = None) -> GraphedDecodes | None:
+def graphs_for(forward: Forward, backend: Backend, most: int, context: int, recorder: Recorder | None = None) -> GraphedDecodes | None:
     """Graphs of up to `most` rows, not recorded yet; None where the backend or a kind of layer is not FlashInfer's, or `most` is 0."""
-    if not most or not isinstance(backend, FlashInferBackend):
+    if not most or (recorder is None and backend.spec.device.type != "cuda"):
         return None
-    if recorder is None and backend.spec.device.type != "cuda":
+    if not isinstance(backend, FlashInferBackend):
+        logger.warning("decodes run without CUDA graphs: attention is %s, and graphs are for flashinfer", backend.name)
         return None
     if backend.invariant:
         logger.warning("decodes run without CUDA graphs beside --deterministic, which computes them as prompts")

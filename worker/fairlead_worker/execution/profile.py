@@ -71,7 +71,7 @@ class Account:
             self.host["waiting" if event.name in WAITS else kind] += event.self_cpu_time_total / 1e6
             for kernel in event.kernels:
                 self.device[_named(kernel.name) or kind if kind in ("host", "model") else kind] += kernel.duration / 1e6
-        self.busy_seconds += _union(spans) / 1e6
+        self.busy_seconds += covered(spans) / 1e6
 
     def report(self, device: str) -> dict[str, Any]:
         """`shares`: of the time in steps, summing to 1: on a CPU by what the thread did, on a GPU by its kernels, and `idle`."""
@@ -110,12 +110,13 @@ def _named(kernel: str) -> str | None:
     return next((kind for kind, parts in NAMES.items() if any(part in small for part in parts)), None)
 
 
-def _union(spans: list[tuple[float, float]]) -> float:
-    covered, reached = 0.0, float("-inf")
+def covered(spans: list[tuple[float, float]]) -> float:
+    """The time that lies in any of the spans, (begin, end) each."""
+    total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, reached))
+        total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
-    return covered
+    return total
 
 
 def words(report: dict[str, Any]) -> str:

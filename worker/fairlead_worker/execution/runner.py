@@ -179,7 +179,7 @@ def make_runner(
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
     if loaded.ranks > 1:
-        graph_rows = 0
+        graph_rows = 0  # which `engine_process.graph_rows` has said
     elif steps is not None:
         graph_rows = min(graph_rows, steps.max_num_seqs)
     if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":

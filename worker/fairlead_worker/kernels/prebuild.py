@@ -16,6 +16,10 @@ import torch
 
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
 
+PARTS = ("flashinfer.aot", *(f"flashinfer.jit.{name}" for name in ("page", "norm", "rope", "activation")))
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+"""Of `fused.gated.ACTIVATIONS`, by FlashInfer's names for their modules."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="prebuild", description=__doc__)
@@ -43,9 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def modules(head_dims: list[int], dtypes: list[torch.dtype]) -> dict[str, object]:
     """What to build, by name: for each kind of layer the prefill kernels, which decode on tensor cores too, and the other decode kernels;
-    and the one that stores KV. Caps come with a window and without (Gemma 2), as windows do."""
-    aot, page = importlib.import_module("flashinfer.aot"), importlib.import_module("flashinfer.jit.page")
-    specs = [page.gen_page_module()]
+    the one that stores KV; and those of fused layers. Caps come with a window and without (Gemma 2), as windows do."""
+    aot, page, norm, rope, activation = map(importlib.import_module, PARTS)
+    specs = [page.gen_page_module(), norm.gen_norm_module(), rope.gen_rope_module()]
+    specs += [activation.gen_act_and_mul_module(name) for name in ACTIVATIONS]
     for dim, dtype, window, softcap in product(head_dims, dtypes, (False, True), (False, True)):
         if softcap and dim == 64:
             continue  # no family has that
