@@ -13,6 +13,7 @@ from fairlead_index.chat_request import encoding_of
 from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from fairlead_index.dialects.chats import is_dialect, read_chat
 from fairlead_index.hashing import block_hashes
+from fairlead_index.memory import LARGE, give_back
 from fairlead_index.pooled import EMBEDDINGS, POOLED
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
@@ -106,7 +107,11 @@ class Prompts:
         if len(body) <= INLINE_BYTES:
             return self._read(path, body, salt_of, session)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
+        try:
+            return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
+        finally:
+            if len(body) > LARGE:
+                loop.run_in_executor(self._threads, give_back)
 
     async def check(self, path: str, body: bytes) -> None:
         """Raises ApiError 400 for what every worker would refuse."""
