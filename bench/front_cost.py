@@ -16,6 +16,7 @@ import uvloop
 
 from fairlead_index.load import WorkerLoad
 from fairlead_router.config import RouterConfig
+from fairlead_router.fleet.coming import Coming
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.asked import Asked
@@ -49,7 +50,7 @@ def front_of(key_file: str) -> Front:
         worker.ready, worker.load = True, WorkerLoad(prefill_rate=8000.0)
     metrics = Metrics(table)
     config = RouterConfig(workers="static://127.0.0.1:1", api_keys_file=key_file)
-    admission = Admission(config, table, metrics)
+    admission = Admission(config, table, metrics, Coming())
     return Front(config, admission, Behind(admission), metrics)
 
 

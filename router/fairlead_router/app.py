@@ -86,6 +86,8 @@ class App:
                 assert call.account is not None
                 front.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
+            if path not in queries.PATHS and not self._router.table.usable():
+                await self._router.prompts.check(path, call.body)
             if path in PROMPTED:
                 prompt = await self._prompt(call)
                 self._router.demand.began(prompt.length)

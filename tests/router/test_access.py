@@ -134,7 +134,9 @@ async def test_the_file_is_followed_and_a_broken_one_is_not_used(fleet: Fleet, t
     assert await answers(ANNA, 200)() and await answers(BORIS, 200)()
     assert await router.metric("fairlead_router_key_file_ok") == 0
     assert "stay in use" in caplog.text and BORIS not in caplog.text, "a broken file is not quoted"
-    swap("v4", key_file({"anna": {"keys": []}, "boris": {}}))
+    swap("v4", "a: !!timestamp x")  # of which PyYAML's own constructor says AttributeError
+    await eventually(lambda: "AttributeError" in router.server.router.front.keys.problem, "so was one that its reader stumbles over")
+    swap("v5", key_file({"anna": {"keys": []}, "boris": {}}))
     await eventually(answers(ANNA, 401), "a key that was taken out ends")
     assert await router.metric("fairlead_router_key_file_ok") == 1
 

@@ -13,8 +13,10 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, answers
 from tests.router.test_access import ANNA, BORIS, ask, guarded
 
-from fairlead_router.serving.admission import AHEAD_REQUESTS
+from fairlead_router.serving.admission import AHEAD_REQUESTS, Ticket
 from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Tenant
 
 FULL = {"running": 4, "max_running": 4, "waiting": 1, "prefill_rate": 100.0, "backlog_tokens": 0}
 """All of a worker's seats are taken: what it gets more stands in its queue."""
@@ -35,11 +37,17 @@ class Item:
     name: str = field(default="")
 
 
+def popped(queue: FairQueue[Item]) -> Item:
+    item = queue.pop()
+    assert item is not None
+    return item
+
+
 def drained(queue: FairQueue[Item]) -> list[Item]:
     """Pops all; each is served as many tokens as it has."""
     items = []
     while queue:
-        items.append(queue.pop())
+        items.append(popped(queue))
         items[-1].account.served += items[-1].tokens
     return items
 
@@ -64,10 +72,19 @@ def test_rest_is_not_saved_up_and_who_comes_back_has_the_old_place() -> None:
         queue.push(item)
     for number in range(4, 8):
         queue.push(Item(rested, number))
-    first = queue.pop()
+    first = popped(queue)
     assert first is items[0] and rested.served == 1000
     queue.push(first)
     assert queue.pop() is first
+
+
+def test_who_may_not_go_keeps_its_place_and_holds_up_nobody() -> None:
+    anna, boris, queue = Standing(), Standing(served=5), FairQueue[Item]()
+    items = [Item(anna, 0, priority=-1), Item(anna, 1), Item(boris, 2), Item(anna, 3)]
+    for item in items:
+        queue.push(item)
+    assert queue.pop(lambda item: item.number > 1) is items[3] and queue.pop(lambda item: item.number > 1) is items[2]
+    assert queue.pop(lambda item: item.number > 1) is None and drained(queue) == items[:2]
 
 
 def test_the_one_who_has_most_makes_room() -> None:
@@ -89,7 +106,7 @@ def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> No
             inside.append(Item(standings[who], number, priority, size=number))
             queue.push(inside[-1])
         elif step == "pop" and inside:
-            item = queue.pop()
+            item = popped(queue)
             assert item.priority == min(one.priority for one in inside)
             assert item.number == min(one.number for one in inside if (one.account, one.priority) == (item.account, item.priority))
             inside.remove(item)
@@ -256,6 +273,26 @@ async def test_a_held_stream_is_told_so_and_then_gets_its_answer(fleet: Fleet) -
     assert found[:3] == [": held"] * 3 and [one["choices"][0]["text"] for one in found if one != ": held"] == [f" {n}" for n in range(5)]
     assert text.endswith(b"data: [DONE]\n\n")
     assert (await whole).json()["choices"] and (await whole).status_code == 200
+
+
+async def test_nobody_waits_with_those_that_the_workers_there_are_no_use_to(fleet: Fleet) -> None:
+    """As those that ask for an adapter of a worker that restarts."""
+    router = await fleet.router(await fleet.worker())
+    admission, account = router.server.router.admission, Account(Tenant(), lambda: 1.0)
+    held = [Ticket(account, 0, 10, 10) for _ in range(AHEAD_REQUESTS)]
+    waiting = [asyncio.create_task(admission.again(ticket)) for ticket in held]
+    await asyncio.sleep(0)
+    assert admission.queued()[0] == len(held)
+    newcomer = Ticket(account, 0, 10, 10)
+    turn = asyncio.create_task(admission.enter(newcomer))
+    await asyncio.sleep(0)
+    assert turn.done(), "there is room for it"
+    admission.begun(newcomer)
+    assert not any(task.done() or ticket.granted for task, ticket in zip(waiting, held, strict=True)), "nothing has changed for them"
+    router.table.notify()
+    await eventually(lambda: all(task.done() for task in waiting), "something may have")
+    for ticket in held:
+        admission.leave(ticket)
 
 
 async def test_looks_for_a_worker_do_not_put_the_comments_off(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,6 +235,20 @@ async def test_a_client_that_takes_nothing_is_dropped(fleet: Fleet) -> None:
         await eventually(lambda: worker.gone == 1, "the worker was told")
 
 
+async def test_what_a_get_brings_is_not_kept(fleet: Fleet) -> None:
+    """Nobody takes it, and this answer takes its time: without a bound it would be the memory's."""
+    router = await fleet.router(await fleet.worker())
+    async with wire(router) as (reader, writer):
+        writer.write(b"GET /fairlead/demand?wait=60 HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n" + b"x" * 9_000_000)
+        await writer.drain()
+        (connection,) = router.server._connections
+        assert connection._serving is not None and not connection._serving.pieces
+        writer.write(b"x" * 1_000_000)
+        await writer.drain()
+        assert (await router.complete("x")).status_code == 200
+        assert (await answer(reader))[0] == 200
+
+
 async def test_requests_without_an_answer_get_503_when_the_drain_is_over(fleet: Fleet) -> None:
     async def never_begins(exchange: Exchange) -> None:
         await exchange.until_client_gone()

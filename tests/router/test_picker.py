@@ -299,6 +299,10 @@ async def test_no_worker_is_503_and_too_long_a_wait_429(fleet: Fleet) -> None:
         status, body, headers = await exchange.refused()
         assert status == 503 and headers["retry-after"] == "5" and json.loads(body)["error"]["code"] == "service_unavailable"
         assert await router.metric("fairlead_router_picks_total") == 2
+        exchange = asking.exchange()
+        await exchange.request(PATH, b'{"prompt": 5}')
+        status, body, headers = await exchange.refused()
+        assert status == 400 and json.loads(body)["error"]["param"] == "prompt", "wrong whichever worker comes: it calls none"
 
 
 # The port

@@ -108,6 +108,12 @@ async def test_refusals_name_the_field(fleet: Fleet, path: str, body: Any, statu
         assert answer.json()["error"]["param"] == field
 
 
+async def test_a_body_nested_too_deeply_is_no_fault_of_the_router(fleet: Fleet) -> None:
+    router = await fleet.router(await fleet.worker(), redis_url="redis://127.0.0.1:9")
+    answer = await router.client.post("/query", content=b'{"x": ' + b"[" * 100_000)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
 async def test_without_an_index_it_says_so(fleet: Fleet) -> None:
     worker = await fleet.worker()
     for settings in ({}, {"policy": "LeastLoad", "redis_url": "redis://127.0.0.1:9"}):

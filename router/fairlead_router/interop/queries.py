@@ -73,6 +73,8 @@ class Queries:
             raise _invalid(field.strip("`.") or "body", reason) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        except RecursionError:
+            raise ApiError(400, "The request body is nested too deeply.", code="invalid_json") from None
         if query.tenant_id in _TAKEN:
             raise _invalid("tenant_id", f"{query.tenant_id!r} is a field of the answer: give another name")
         known = self._known(query)

@@ -13,12 +13,13 @@ from fairlead_index.chat_request import encoding_of
 from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from fairlead_index.dialects.chats import is_dialect, read_chat
 from fairlead_index.hashing import block_hashes
+from fairlead_index.memory import LARGE, give_back
 from fairlead_index.pooled import EMBEDDINGS, POOLED
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
-from fairlead_router.request import pooled
+from fairlead_router.request import pooled, wrong
 from fairlead_router.request.asked import Asked
 from fairlead_router.tenancy.tenants import ANYONE
 
@@ -106,24 +107,25 @@ class Prompts:
         if len(body) <= INLINE_BYTES:
             return self._read(path, body, salt_of, session)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
+        try:
+            return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
+        finally:
+            if len(body) > LARGE:
+                loop.run_in_executor(self._threads, give_back)
+
+    async def check(self, path: str, body: bytes) -> None:
+        """Raises ApiError 400 for what every worker would refuse."""
+        if len(body) <= INLINE_BYTES:
+            wrong.check(path, body)
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._threads, wrong.check, path, body)
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str) -> Prompt:
-        try:
+        with wrong.refused():  # a number that no type here can hold, or no JSON object at all
             body = self._body(path, raw)
-        except msgspec.ValidationError as error:
-            reason, _, field = str(error).partition(" - at `$.")
-            if not field:
-                raise ApiError(400, "The request body must be a JSON object.") from None
-            field = field.rstrip("`")  # a number that no type here can hold
-            raise ApiError(400, f"{field}: {reason[:1].lower()}{reason[1:]}.", param=field) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
-        except RecursionError:
-            raise ApiError(400, "The request body is nested too deeply.", code="invalid_json") from None
         name = body.model if isinstance(body.model, str) else ""
         adapter = None if self._formats.knows(name) else self._adapter(body.model)
         model = name if adapter is not None or self._formats.divided_by(name) else ""

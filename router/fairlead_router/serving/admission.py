@@ -51,6 +51,8 @@ class Ticket:
     since: float = field(default_factory=monotonic)
     held: bool = False
     """It had its turn, and there was no worker for it."""
+    asked: int = -1
+    """... at which look at the workers."""
     turn: "asyncio.Future[None] | None" = None
     granted: bool = False
     """May choose a worker, and has not been sent to it yet."""
@@ -80,6 +82,8 @@ class Admission:
         self._granted = 0
         """Prompt tokens of requests that choose a worker just now."""
         self._unbegun = 0
+        self._looks = 0
+        """At the workers, by `_watch`: each may have found another than before."""
         self._watching: asyncio.Task[None] | None = None
         self._over = False
         metrics.waiting(lambda: self._queue.total.count, lambda: self._queue.total.size, self._held)
@@ -89,7 +93,7 @@ class Admission:
         ticket.number = next(self._numbers)
         if self._config.max_expected_ttft:
             self._shed(ticket)
-        if not self._queue and (self._unbegun < AHEAD_REQUESTS or self._room(self._table.usable(), none=True)):
+        if not self._awaited and (self._unbegun < AHEAD_REQUESTS or self._room(self._table.usable(), none=True)):
             self._grant(ticket)
             return
         await self._wait(ticket)
@@ -97,6 +101,7 @@ class Admission:
     async def again(self, ticket: Ticket) -> None:
         """There was no worker for it: wait for the next turn, at its old place."""
         self._take_back(ticket)
+        ticket.asked = self._looks
         if not ticket.held:
             ticket.held, ticket.since = True, monotonic()
         await self._wait(ticket)
@@ -135,6 +140,16 @@ class Admission:
         return sum(ticket.held for ticket in self._queue) if self._table.usable() else len(self._queue)
 
     @property
+    def _awaited(self) -> bool:
+        """Somebody waits whom a newcomer must not overtake. Not those that the workers of now are no use to, as for an adapter that none of
+        them has: nobody need wait with them."""
+        return bool(self._queue) and (any(map(self._may_go, self._queue)) or not self._table.usable())
+
+    def _may_go(self, ticket: Ticket) -> bool:
+        """It has not asked since the last look at the workers: else it would find none again, however much room there is."""
+        return ticket.asked != self._looks
+
+    @property
     def _patience(self) -> float:
         """Seconds that a request waits for a worker."""
         if self._config.hold_timeout is not None:
@@ -169,15 +184,20 @@ class Admission:
         try:
             while self._queue:
                 await self._table.changed(RECHECK_SECONDS)
+                self._looks += 1
                 self._call()
-                if self._queue and not self._table.usable():
-                    self._grant(self._queue.pop())  # one asks for all whether the index knows a worker that discovery does not
+                if not self._table.usable() and (ticket := self._queue.pop()) is not None:
+                    self._grant(ticket)  # one asks for all whether the index knows a worker that discovery does not
         finally:
             self._watching = None
 
     def _call(self) -> None:
+        """Turns for as many as there is room for."""
         while self._queue and self._room(self._table.usable()):
-            self._grant(self._queue.pop())
+            ticket = self._queue.pop(self._may_go)
+            if ticket is None:
+                return
+            self._grant(ticket)
 
     def _room(self, workers: Sequence[Worker], none: bool = False) -> bool:
         """Some worker should be given more; `none`: what to say where there is no worker."""

@@ -5,7 +5,7 @@ those that wait, so that rest is not saved up (Sheng et al., "Fairness in Servin
 """
 
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
@@ -60,7 +60,8 @@ class FairQueue(Generic[Item]):
         return self.total.count
 
     def __iter__(self) -> Iterator[Item]:
-        return iter([item for lines in self._lines.values() for line in lines.values() for item in line])
+        """Not to be changed meanwhile."""
+        return (item for lines in self._lines.values() for line in lines.values() for item in line)
 
     def push(self, item: Item) -> None:
         """To its place by arrival: one that had its turn and comes back is before those that came after it."""
@@ -74,15 +75,16 @@ class FairQueue(Generic[Item]):
         self._each[account].add(item)
         self.total.add(item)
 
-    def pop(self) -> Item:
-        """The next, out of the queue. Raises IndexError when nobody waits."""
-        if not self._lines:
-            raise IndexError("nobody waits")
-        lines = self._lines[min(self._lines)]
-        line = lines[min(lines, key=lambda account: (account.served, lines[account][0].number))]
-        item = line[0]
-        self.discard(item)
-        return item
+    def pop(self, may: Callable[[Item], bool] = lambda item: True) -> Item | None:
+        """The next that `may`, out of the queue; None when nobody waits who may."""
+        for priority in sorted(self._lines):
+            heads = {account: next(filter(may, line), None) for account, line in self._lines[priority].items()}
+            first = {account: item for account, item in heads.items() if item is not None}
+            if first:
+                item = first[min(first, key=lambda account: (account.served, first[account].number))]
+                self.discard(item)
+                return item
+        return None
 
     def discard(self, item: Item) -> None:
         """Out of the queue, if it is in it."""

@@ -96,9 +96,10 @@ class Front:
 
     async def pass_on(self, call: Call, reply: Reply) -> None:
         """What needs no engine, and so no turn: /tokenize, /detokenize and the counting of tokens."""
+        assert call.account is not None
         prompt = Prompt(salt=call.caller.salt(""))  # what the worker remembers of texts is the tenant's alone, too
         call.instructions = instructions_for(prompt, call.caller)
-        ticket = Ticket(self._accounts.of(call.caller.tenant), 0, 0, call.kept)
+        ticket = Ticket(call.account, 0, 0, call.kept)
         try:
             await self._proxy.forward(call, prompt, reply, ticket)
         finally:

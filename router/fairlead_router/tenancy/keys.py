@@ -100,4 +100,4 @@ class Keys:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.look()
+            await asyncio.to_thread(self.look)  # a Secret of thousands of keys takes longer to read than a stream may pause

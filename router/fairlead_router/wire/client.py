@@ -24,6 +24,8 @@ HIGH_WATER = 256 * 1024
 """Bytes of an answer held for a slow client before its worker's socket is no longer read."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common clients' pools, so that it is not we who close under a request on its way."""
+_WITHOUT_BODY = frozenset(("GET", "HEAD"))
+"""A body has no meaning there (RFC 9110, 9.3.1), nobody takes it, and while the answer is waited for it would fill the memory."""
 STALL_SECONDS = 600
 """A client that takes nothing of an answer for so long is taken for gone."""
 
@@ -193,6 +195,8 @@ class ClientConnection(asyncio.Protocol):
         request = self._parsing
         if request is None or (request.reply is not None and request.reply.ended):
             return  # refused, or answered without it
+        if request.method in _WITHOUT_BODY:
+            return
         request.size += len(body)
         request.pieces.append(body)
         request.wake()

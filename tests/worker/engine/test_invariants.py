@@ -26,6 +26,24 @@ class Arrival:
     tenant: str
     scored: bool
 
+    def submit(self, machine: EngineModel) -> tuple[str, int]:
+        """Ask the machine for it; lengths mostly fit alone, and seldom together. The request's name, and its tokens at most."""
+        room = machine.cache.pool.total * machine.cache.page_size
+        prompt = STEMS[self.stem][: self.shared % (room // 2)] + list(self.suffix) or [1]
+        max_tokens = 1 + self.max_tokens % (room // 2)
+        name = machine.submit(
+            prompt,
+            max_tokens,
+            root=self.root,
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop,
+            priority=self.priority,
+            tenant=self.tenant,
+            prompt_logprobs=0 if self.scored else None,
+        )
+        return name, len(prompt) + max_tokens
+
 
 @dataclass(frozen=True)
 class Abort:
@@ -126,28 +144,13 @@ def test_nor_with_a_host_tier(events, pages, page_size, host_slots, chunk, polic
 
 def play(machine: EngineModel, events: list[Arrival | Abort | Steps]) -> None:
     """Everything that happens, then to the end, with every invariant checked after every step."""
-    pages, page_size = machine.cache.pool.total, machine.cache.page_size
     names: list[str] = []
     work = 0
     for happening in events:
         if isinstance(happening, Arrival):
-            room = pages * page_size  # lengths that mostly fit alone, and seldom together
-            prompt = STEMS[happening.stem][: happening.shared % (room // 2)] + list(happening.suffix) or [1]
-            max_tokens = 1 + happening.max_tokens % (room // 2)
-            names.append(
-                machine.submit(
-                    prompt,
-                    max_tokens,
-                    root=happening.root,
-                    ignore_eos=happening.ignore_eos,
-                    min_tokens=happening.min_tokens,
-                    stop_token_ids=happening.stop,
-                    priority=happening.priority,
-                    tenant=happening.tenant,
-                    prompt_logprobs=0 if happening.scored else None,
-                )
-            )
-            work += len(prompt) + max_tokens
+            name, tokens = happening.submit(machine)
+            names.append(name)
+            work += tokens
         elif isinstance(happening, Abort) and happening.which < len(names):
             machine.abort(names[happening.which])
         elif isinstance(happening, Steps):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.worker.engine.overlapped import OverlappedModel
-from tests.worker.engine.test_invariants import STEMS, Abort, Arrival, Steps, events, often
+from tests.worker.engine.test_invariants import Abort, Arrival, Steps, events, often
 
 from fairlead_worker.engine.config import POLICIES
 
@@ -92,23 +92,9 @@ def test_any_arrivals_are_answered_as_by_the_reference(
     work = 0
     for happening in events:
         if isinstance(happening, Arrival):
-            room = pages * page_size
-            text = STEMS[happening.stem][: happening.shared % (room // 2)] + list(happening.suffix) or [1]
-            limit = 1 + happening.max_tokens % (room // 2)
-            names.append(
-                machine.submit(
-                    text,
-                    limit,
-                    root=happening.root,
-                    ignore_eos=happening.ignore_eos,
-                    min_tokens=happening.min_tokens,
-                    stop_token_ids=happening.stop,
-                    priority=happening.priority,
-                    tenant=happening.tenant,
-                    prompt_logprobs=0 if happening.scored else None,
-                )
-            )
-            work += len(text) + limit
+            name, tokens = happening.submit(machine)
+            names.append(name)
+            work += tokens
         elif isinstance(happening, Abort) and happening.which < len(names):
             machine.abort(names[happening.which])
         elif isinstance(happening, Steps):

@@ -4,22 +4,24 @@ import time
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fairlead_index.chat_request import encoding_of
 from fairlead_index.prompt import PromptEncoder
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.errors import invalid
-from fairlead_worker.api.generation import Prepared, prepare
+from fairlead_worker.api.generation import Prepared, checked_sampling, prepare
 from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.internal import USAGE, instructed
 from fairlead_worker.api.logprobs import chat_logprobs, prompt_logprobs
-from fairlead_worker.api.sampling import wanted
+from fairlead_worker.api.sampling import Wanted, wanted
 from fairlead_worker.api.schema import ChatRequest, parse
 from fairlead_worker.api.streaming import Reply, answer
 from fairlead_worker.api.tokenized import split, trusted
 from fairlead_worker.api.tools import ToolUse, tool_use
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
 
 
@@ -94,25 +96,52 @@ async def chat_completions(worker: Worker, exchange: Exchange) -> None:
         await answer(exchange, worker, prepared, reply)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedChat:
+    """A chat in which nothing is wrong, as far as can be said without the context's length."""
+
+    prompt: "array[int]"
+    how: Wanted
+    use: ToolUse
+    form: Constraint | None
+    grammar: str
+    """What `Worker.grammar` says of `form`."""
+
+
+async def checked_chat(
+    worker: Worker, exchange: Exchange, request: ChatRequest, given: "array[int] | None", size: int, bounded: bool = True
+) -> CheckedChat:
+    """`given`: the prompt's tokens, where the router has made them. `size`: bytes of the body. `bounded`: what is sure to be too long is
+    refused before it is tokenized. Raises ApiError 400."""
+    trusted(worker, request.chat_template, request.chat_template_kwargs)
+    how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
+    use = tool_use(request)
+    most = worker.max_model_len if bounded and how.truncate is None else None
+    prompt = given if given is not None else await encoded(worker, request, how.salt, size, most)
+    form = worker.reading.form(how.constraint, use, prompt)
+    return CheckedChat(prompt, how, use, form, await worker.grammar(form))
+
+
 @asynccontextmanager
 async def prepared_chat(
     worker: Worker, exchange: Exchange, request: ChatRequest, given: "array[int] | None", size: int
 ) -> "AsyncIterator[tuple[str, Prepared, ToolUse]]":
     """The model's name, what the engine is asked for, and which tools may be called: of a chat, whichever API it came by. The adapter is
-    held for as long.
-
-    `given`: the prompt's tokens, where the router has made them. `size`: bytes of the body.
-    """
-    trusted(worker, request.chat_template, request.chat_template_kwargs)
+    held for as long. `given`, `size`: as for `checked_chat`."""
     model = worker.check_model(request.model)
     with worker.adapters.use(model) as adapter:
-        how = instructed(exchange, request, wanted(request, worker.ready.sampling_defaults))
-        use = tool_use(request)
-        most = worker.max_model_len if how.truncate is None else None
-        prompt = given if given is not None else await encoded(worker, request, how.salt, size, most)
-        form = worker.reading.form(how.constraint, use, prompt)
-        parsers = worker.reading.parsers(form, use, prompt)
-        yield model, prepare(worker, [prompt], how, adapter, await worker.grammar(form), parsers, field="messages"), use
+        chat = await checked_chat(worker, exchange, request, given, size)
+        parsers = worker.reading.parsers(chat.form, chat.use, chat.prompt)
+        yield model, prepare(worker, [chat.prompt], chat.how, adapter, chat.grammar, parsers, field="messages"), chat.use
+
+
+async def counted_chat(worker: Worker, exchange: Exchange, request: ChatRequest, size: int) -> int:
+    """Tokens of a chat's prompt, however many. Raises ApiError for all else that an answer would be refused for."""
+    worker.check_model(request.model)
+    chat = await checked_chat(worker, exchange, request, None, size, bounded=False)
+    checked_sampling(worker, chat.how)
+    worker.check_tokens(chat.prompt, "messages")
+    return len(chat.prompt)
 
 
 async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int, most: int | None = None) -> "array[int]":

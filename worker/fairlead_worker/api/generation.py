@@ -14,7 +14,7 @@ from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.sampling import Show, Wanted, check_vocabulary, choice_seed, fit, truncated
 from fairlead_worker.api.worker import Worker
-from fairlead_worker.messages import AdapterInfo, TokenLogprobs
+from fairlead_worker.messages import AdapterInfo, Sampling, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser
 
 
@@ -87,19 +87,10 @@ def prepare(
 
     `grammar`: what `Worker.grammar` says of the form that is wanted. `parsers`: one for each choice, where their text is to be read.
     """
-    if not worker.ready.generates:
-        message = "this model has no language-modelling head: it makes embeddings (/v1/embeddings), and no text"
-        raise invalid(message, param="model", code=NO_GENERATION)
+    base = checked_sampling(worker, wanted)
     # An adapter's prefixes are not told to peers: they would compute them with the bare model.
     root = worker.encoder.format.root(adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
     number = adapter.number if adapter else 0
-    base = wanted.base
-    if wanted.bad_words:
-        base = msgspec.structs.replace(base, bad_words=token_sequences(worker.encoder, wanted.bad_words, worker.ready.vocabulary_size))
-    if wanted.show.special_tokens and not wanted.show.spaces and worker.encoder.spaces_special_tokens:
-        message = "spaces_between_special_tokens: this model's tokenizer puts spaces there; leave it out"
-        raise invalid(message, param="spaces_between_special_tokens")
-    check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
     submissions, choices = [], []
     prompts = [truncated(prompt, wanted.truncate, wanted.max_tokens, worker.max_model_len) for prompt in prompts]
     for prompt in prompts:
@@ -127,6 +118,21 @@ def prepare(
             )
     _check_logprobs(submissions, worker.config.max_logprob_entries)
     return Prepared(prompts, wanted.n, wanted.best_of, submissions, choices, base.prompt_logprobs is not None, wanted.show)
+
+
+def checked_sampling(worker: Worker, wanted: Wanted) -> Sampling:
+    """`wanted.base` as this model can do it. Raises ApiError 400."""
+    if not worker.ready.generates:
+        message = "this model has no language-modelling head: it makes embeddings (/v1/embeddings), and no text"
+        raise invalid(message, param="model", code=NO_GENERATION)
+    base = wanted.base
+    if wanted.bad_words:
+        base = msgspec.structs.replace(base, bad_words=token_sequences(worker.encoder, wanted.bad_words, worker.ready.vocabulary_size))
+    if wanted.show.special_tokens and not wanted.show.spaces and worker.encoder.spaces_special_tokens:
+        message = "spaces_between_special_tokens: this model's tokenizer puts spaces there; leave it out"
+        raise invalid(message, param="spaces_between_special_tokens")
+    check_vocabulary(base, worker.encoder.vocabulary_size, worker.ready.eos_token_ids)
+    return base
 
 
 def _check_logprobs(submissions: Sequence[Submission], most: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from fairlead_index.memory import LARGE, give_back
 from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
 from fairlead_index.token_cache import TokenCache
 from fairlead_worker.api.adapters import Adapters
@@ -59,6 +60,7 @@ class Worker:
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""
         self._packed: asyncio.Future[bytes] | None = None
+        self._large = asyncio.Lock()
         self.token_cache = TokenCache(config.token_cache_bytes)
         self._grammars: GrammarCheck | None = None
         self._model: tuple[Ready, PromptEncoder, Reading] | None = None
@@ -154,9 +156,20 @@ class Worker:
         raise ApiError(404, f"the model {name!r} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
 
     async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
-        """Run an encoding of about `size` characters (or tokens), in a thread where it is long; a PromptError becomes a 400."""
+        """Run an encoding of about `size` characters (or tokens), in a thread where it is long; a PromptError becomes a 400.
+
+        Large ones go one after the other: each takes 170 times its size for a moment, and there may be as many threads as cores.
+        """
         try:
-            return await asyncio.to_thread(encode) if size > THREAD_ABOVE else encode()
+            if size <= THREAD_ABOVE:
+                return encode()
+            if size <= LARGE:
+                return await asyncio.to_thread(encode)
+            async with self._large:
+                try:
+                    return await asyncio.to_thread(encode)
+                finally:
+                    asyncio.get_running_loop().run_in_executor(None, give_back)
         except PromptTooLong as error:
             message = f"your prompt has at least {error.least} tokens; shorten it"
             raise too_long(message, self.max_model_len, error.field) from error

@@ -53,7 +53,10 @@ NOTES: dict[str, dict[str, str]] = {
         "tools": "with `input_schema`; refused: Anthropic's own tools, `defer_loading`",
     },
 }
-ALSO = {MESSAGES: "\n`POST /v1/messages/count_tokens` takes the same fields and answers `input_tokens`; nothing is generated.\n"}
+ALSO = {
+    MESSAGES: "\n`POST /v1/messages/count_tokens` takes the same fields and answers `input_tokens`; nothing is generated. What would be "
+    "refused is not counted, but for a prompt that is too long.\n"
+}
 
 
 def rendered(values: Callable[[dict[str, Any]], str]) -> str:

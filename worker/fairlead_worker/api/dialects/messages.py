@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from fairlead_index.dialects.messages import RENAMED, MessagesBody, chat_body, hides_thinking
 from fairlead_worker.api.answering import answer
-from fairlead_worker.api.chat import encoded, prepared_chat
+from fairlead_worker.api.chat import counted_chat, prepared_chat
 from fairlead_worker.api.choice import Piece
 from fairlead_worker.api.dialects.events import named
 from fairlead_worker.api.dialects.message_blocks import Json, MessageBlocks
@@ -13,7 +13,7 @@ from fairlead_worker.api.dialects.request import as_chat, renamed
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.generation import Prepared
 from fairlead_worker.api.http import Exchange
-from fairlead_worker.api.internal import USAGE, origin
+from fairlead_worker.api.internal import USAGE
 from fairlead_worker.api.schema import parse
 from fairlead_worker.api.tokenized import split
 from fairlead_worker.api.worker import Worker
@@ -91,14 +91,12 @@ async def messages(worker: Worker, exchange: Exchange) -> None:
 
 
 async def count_tokens(worker: Worker, exchange: Exchange) -> None:
-    """How many tokens a message's prompt has."""
+    """How many tokens a message's prompt has. What would not be answered is not counted, but for the context's bound."""
     raw = await exchange.body(worker.config.max_body_bytes)
     body = parse(raw, MessagesBody)
     with renamed(RENAMED):
-        request = as_chat(chat_body(body))
-        worker.check_model(request.model)
-        prompt = await encoded(worker, request, origin(exchange, request.cache_salt).salt, len(raw))
-    await exchange.json({"input_tokens": len(prompt)})
+        tokens = await counted_chat(worker, exchange, as_chat(chat_body(body)), len(raw))
+    await exchange.json({"input_tokens": tokens})
 
 
 def _events(events: Iterable[Json]) -> bytes:

@@ -1,0 +1,24 @@
+"""Memory that was needed for a moment is given back to the system.
+
+A tokenizer takes some 150 bytes for each token while it works (tokenizers: `Encoding` has its text, offsets, word and masks), so a megabyte
+of text up to 170 MiB. What is freed then, the C library keeps in the arena of each thread that was at work.
+"""
+
+import ctypes
+from functools import cache
+from typing import Any, Final
+
+LARGE: Final = 1 << 18
+"""Characters, or bytes of a body, from which the work on a text leaves something worth giving back."""
+
+
+def give_back() -> None:
+    """Trim the heap: 55 ms for 370 MiB, without the GIL. Nothing with a C library that has no malloc_trim (musl leaves no such holes)."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,0 +1,25 @@
+"""What long texts needed for a moment is not kept."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.api.fleet import Pair
+from tests.worker.api.process import until
+
+from fairlead_index.dialects import COUNT_TOKENS
+
+MOST_MIB = 110
+"""A text needs some 90 while it is tokenized; four at once, and kept, would be several times that."""
+
+
+def test_a_worker_gives_back_what_long_texts_needed(pair: Pair) -> None:
+    words = ["".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=2 + number % 9)) for number in range(2000)]
+
+    def count(number: int) -> int:
+        text = " ".join(random.Random(number).choices(words, k=80_000))
+        return pair.worker.post(COUNT_TOKENS, messages=[{"role": "user", "content": text}]).json()["input_tokens"]
+
+    before = pair.held()["worker MiB"]
+    with ThreadPoolExecutor(4) as pool:
+        assert min(pool.map(count, range(4))) > 200_000
+    until(lambda: pair.held()["worker MiB"] <= before + MOST_MIB, f"back to {before} MiB, and not much more", seconds=20)

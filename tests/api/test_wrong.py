@@ -1,0 +1,25 @@
+"""A router without workers refuses nothing that a worker would take."""
+
+import random
+
+import httpx
+from tests.api.bodies import Bodies
+from tests.api.fleet import Pair
+
+from fairlead_router.errors import ApiError
+from fairlead_router.request import wrong
+
+
+def test_what_a_router_finds_wrong_alone_a_worker_refuses_too(pair: Pair) -> None:
+    bodies = Bodies(pair.worker.client.get("/openapi.json").json(), random.Random(6))
+    refused = 0
+    with httpx.Client(base_url=pair.worker.url, timeout=60) as client:
+        for _ in range(1500):
+            path, content = bodies.operation()
+            try:
+                wrong.check(path, content)
+            except ApiError as error:
+                refused += 1
+                answer = client.post(path, content=content)
+                assert answer.status_code == error.status == 400, (path, content[:2000], str(error), answer.text)
+    assert refused > 300
