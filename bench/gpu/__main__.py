@@ -83,6 +83,8 @@ def _run(kind: str, out: Path | None, named: list[str], ends: float, models: Pat
                 for build in builds:
                     build.kill()
             carry_out(report, name, min(bound, device.left()), stage)
+    except KeyboardInterrupt:  # somebody's limit: what was found is told all the same
+        report.end(name, "failed: interrupted")
     finally:
         for build in builds:
             build.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.gpu import __main__ as gpu_check
 from bench.gpu import bundle, compile, interpreter
 from bench.gpu import report as report_module
 from bench.gpu.__main__ import BY_NAME, carry_out, main, stages
@@ -76,6 +77,17 @@ def test_decodes_are_measured_on_pages_of_their_own(tmp_path: Path) -> None:
     assert len(pages) == len(set(pages)) == 6 and [len(tokens) for tokens in loop.tokens.values()] == [1, 1, 1]
     loop.run()
     assert [len(tokens) for tokens in loop.tokens.values()] == [len(times) for times in loop.times.values()] == [5, 5, 5] and not loop.live
+
+
+def test_a_run_that_is_interrupted_tells_its_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stage():
+        yield beside({"what": "one", "busy": 0.98}, "busy", least=0.97)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "stages", lambda device, builds: [("steady", 10.0, stage), ("worth", 10.0, stage)])
+    assert main(["--device", "cpu", "--only", "steady,worth"]) == 1
+    told = capsys.readouterr().out
+    assert "bars: 1 of 1 are met" in told and "steady: failed: interrupted" in told and "worth" not in told
 
 
 def test_a_stage_that_is_not_known_is_said() -> None:
