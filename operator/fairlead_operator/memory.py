@@ -12,6 +12,8 @@ import asyncio
 import ctypes
 import gc
 
+from fairlead_index import memory
+
 PERIOD = 60.0  # seconds
 YOUNG = 20_000  # objects made until the youngest are looked through: the passes under way have fewer, so that few of theirs grow old
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
@@ -32,9 +34,8 @@ def steady() -> None:
 async def give_back(period: float = PERIOD) -> None:
     """At once, and then for ever: look through all objects, freeze them, trim the heap. Stops the process for a full collection.
 
-    A C library without malloc_trim (musl) has no such holes to trim. Cancelled, it leaves the collector as it found it.
+    Cancelled, it leaves the collector as it found it.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     before = gc.get_threshold()
     gc.set_threshold(YOUNG, *before[1:])
     try:
@@ -42,8 +43,7 @@ async def give_back(period: float = PERIOD) -> None:
             gc.unfreeze()
             gc.collect()
             gc.freeze()
-            if trim is not None:
-                trim(0)
+            memory.give_back()
             await asyncio.sleep(period)
     finally:
         gc.unfreeze()
