@@ -137,12 +137,12 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
     format = fast.decode(worker.client.get("/internal/prompt-format").content, type=PromptFormat)
     hashes = block_hashes(format.root(worker.load()["adapters"]["first"]["digest"]), tokens, format.block_tokens)
     reader = IndexReader(worker_redis(worker), "test/lora")
+
+    async def told() -> bool:
+        return (await reader.match(hashes)).get(f"127.0.0.1:{worker.port}") == len(hashes) * format.block_tokens
+
     try:
-        for _ in range(200):
-            if (await reader.match(hashes)).get(f"127.0.0.1:{worker.port}") == len(hashes) * format.block_tokens:
-                break
-        else:
-            raise AssertionError(await reader.match(hashes))
+        await eventually(told, "all blocks are told")
         assert not await reader.match(block_hashes(format.root(), tokens, format.block_tokens))
     finally:
         await reader.close()

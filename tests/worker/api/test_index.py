@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec import json
 from tests.redis_server import RedisServer
+from tests.router.harness import eventually
 from tests.worker.api.conftest import NAMESPACE
 from tests.worker.api.process import WorkerProcess, until
 
@@ -24,12 +25,12 @@ async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redi
     hashes = block_hashes(format.root(), tokens, format.block_tokens)
     reader = IndexReader(redis.url, NAMESPACE)
     address = f"127.0.0.1:{shared.port}"
+
+    async def told() -> bool:
+        return (await reader.match(hashes)).get(address) == len(hashes) * format.block_tokens
+
     try:
-        for _ in range(200):
-            if (await reader.match(hashes)).get(address) == len(hashes) * format.block_tokens:
-                break
-        else:
-            raise AssertionError(await reader.match(hashes))
+        await eventually(told, "all blocks are told")
         assert shared.metric("fairlead_index_joined") == 1
         (worker,) = await reader.workers()
         assert (worker.pod, worker.address) == ("pod-0", address)
