@@ -86,7 +86,7 @@ class App:
                 assert call.account is not None
                 front.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
-            if path not in queries.PATHS and not self._router.table.usable():
+            if path not in queries.PATHS and not self._router.table.any_usable():
                 await self._router.prompts.check(path, call.body)
             if path in PROMPTED:
                 prompt = await self._prompt(call)

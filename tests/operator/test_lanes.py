@@ -6,16 +6,19 @@ import socket
 from fairlead_operator.reconcile.lanes import Lanes
 
 
+async def turn(lanes: Lanes, order: list[str], name: str, *, urgent: bool) -> None:
+    await lanes.acquire(urgent=urgent)
+    order.append(name)
+    lanes.release()
+
+
 async def test_an_edit_goes_before_what_waits_longer_and_a_cancelled_pass_takes_no_lane_with_it() -> None:
-    lanes, order = Lanes(1), []
-
-    async def one(name: str, urgent: bool) -> None:
-        await lanes.acquire(urgent=urgent)
-        order.append(name)
-        lanes.release()
-
+    lanes, order = Lanes(1), list[str]()
     await lanes.acquire(urgent=False)
-    waiting = [asyncio.create_task(one(name, name.startswith("edit"))) for name in ("look 1", "look 2", "edit 1", "look 3", "edit 2")]
+    waiting = [
+        asyncio.create_task(turn(lanes, order, name, urgent=name.startswith("edit")))
+        for name in ("look 1", "look 2", "edit 1", "look 3", "edit 2")
+    ]
     await asyncio.sleep(0)
     waiting[1].cancel()
     lanes.release()
@@ -26,15 +29,11 @@ async def test_an_edit_goes_before_what_waits_longer_and_a_cancelled_pass_takes_
 
 
 async def test_a_flood_of_edits_leaves_every_fourth_turn_to_the_others() -> None:
-    lanes, order = Lanes(2), []
-
-    async def one(name: str, urgent: bool) -> None:
-        await lanes.acquire(urgent=urgent)
-        order.append(name)
-        lanes.release()
-
+    lanes, order = Lanes(2), list[str]()
     await asyncio.gather(*(lanes.acquire(urgent=True) for _ in range(2)))
-    waiting = [asyncio.create_task(one("edit", True)) for _ in range(40)] + [asyncio.create_task(one("look", False)) for _ in range(3)]
+    waiting = [asyncio.create_task(turn(lanes, order, "edit", urgent=True)) for _ in range(40)] + [
+        asyncio.create_task(turn(lanes, order, "look", urgent=False)) for _ in range(3)
+    ]
     await asyncio.sleep(0)
     lanes.release()
     lanes.release()

@@ -107,6 +107,10 @@ class WorkerTable:
         left = [worker for worker in self._workers.values() if (worker.address, worker.life) not in excluded and worker.serves(model)]
         return [worker for worker in left if worker.usable] or [worker for worker in left if worker.last_resort]
 
+    def any_usable(self) -> bool:
+        """Whether `usable()` would name any, without going through all: asked for each request."""
+        return any((worker.usable or worker.last_resort) and worker.serves("") for worker in self._workers.values())
+
     def adapters(self) -> Mapping[str, Adapter]:
         """What the workers serve beside their model, as far as they were heard; while there are none, what the last ones served: requests
         wait for their like (scaled to zero, or all restarting) and are not told that there is no such model."""

@@ -19,6 +19,7 @@ from fairlead_index.hashing import block_hashes
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.request.wrong import refused
 
 Name = Annotated[str, Meta(max_length=200)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -66,15 +67,12 @@ class Queries:
         return self._shapes(query, hashes, held, block_tokens)
 
     def _read(self, path: str, raw: bytes, salt: Callable[[str], str]) -> "tuple[_Query, array[int], int]":
-        try:
-            query = self._decoder.decode(raw)
-        except msgspec.ValidationError as error:
-            reason, _, field = str(error).partition(" - at `$")
-            raise _invalid(field.strip("`.") or "body", reason) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
-        except RecursionError:
-            raise ApiError(400, "The request body is nested too deeply.", code="invalid_json") from None
+        with refused():
+            try:
+                query = self._decoder.decode(raw)
+            except msgspec.ValidationError as error:
+                reason, _, field = str(error).partition(" - at `$")
+                raise _invalid(field.strip("`.") or "body", reason) from None
         if query.tenant_id in _TAKEN:
             raise _invalid("tenant_id", f"{query.tenant_id!r} is a field of the answer: give another name")
         known = self._known(query)

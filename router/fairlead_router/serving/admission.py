@@ -137,13 +137,13 @@ class Admission:
 
     def _held(self) -> int:
         """Of those that wait, how many do so for a worker."""
-        return sum(ticket.held for ticket in self._queue) if self._table.usable() else len(self._queue)
+        return sum(ticket.held for ticket in self._queue) if self._table.any_usable() else len(self._queue)
 
     @property
     def _awaited(self) -> bool:
         """Somebody waits whom a newcomer must not overtake. Not those that the workers of now are no use to, as for an adapter that none of
         them has: nobody need wait with them."""
-        return bool(self._queue) and (any(map(self._may_go, self._queue)) or not self._table.usable())
+        return bool(self._queue) and (any(map(self._may_go, self._queue)) or not self._table.any_usable())
 
     def _may_go(self, ticket: Ticket) -> bool:
         """It has not asked since the last look at the workers: else it would find none again, however much room there is."""
@@ -186,7 +186,7 @@ class Admission:
                 await self._table.changed(RECHECK_SECONDS)
                 self._looks += 1
                 self._call()
-                if not self._table.usable() and (ticket := self._queue.pop()) is not None:
+                if not self._table.any_usable() and (ticket := self._queue.pop()) is not None:
                     self._grant(ticket)  # one asks for all whether the index knows a worker that discovery does not
         finally:
             self._watching = None

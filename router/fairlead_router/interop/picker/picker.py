@@ -113,7 +113,7 @@ class Picker:
     async def _prompt(self, asked: Asked) -> Prompt:
         if asked.path not in PROMPTED or asked.body is None:
             return Prompt(length=asked.length // 4)  # bytes of a token, roughly: enough to compare waits
-        if not self._table.usable():
+        if not self._table.any_usable():
             await self._prompts.check(asked.path, asked.body)
         began = monotonic()
         prompt = await self._prompts.read(asked.path, asked.body, asked.visitor.caller.salt, asked.session)
