@@ -26,9 +26,9 @@ import hiredis
 import redis
 import uvloop
 from bench.index.schema import BLOCK_TOKENS
-from bench.index.server import Numbers, Wire, cpu_seconds, percentile, take_precedence
+from bench.index.server import Numbers, Wire, commands, cpu_seconds, percentile, take_precedence
 
-from fairlead_index.connection import SCHEMA, library_source, script_source
+from fairlead_index.connection import SCHEMA
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
@@ -112,15 +112,6 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
         await asyncio.gather(*(writer.leave() for writer in writers))
 
     uvloop.run(life())
-
-
-def commands(client: redis.Redis, *names: str) -> list[tuple[str, str]]:
-    """How scripts are called there, as `Scripts` does it: as Functions, else by their digests."""
-    try:
-        library = client.execute_command("FUNCTION", "LOAD", "REPLACE", library_source()).decode()
-    except redis.ResponseError:
-        return [("EVALSHA", client.script_load(script_source(name))) for name in names]
-    return [("FCALL", f"{library}_{name}") for name in names]
 
 
 def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, seconds: float, together: Barrier, report: Any) -> None:

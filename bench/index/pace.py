@@ -12,7 +12,7 @@ from bench.index.schema import BLOCK_TOKENS, NAMESPACE
 from bench.index.server import Numbers, percentile, resident
 
 from fairlead_index.changes import Changes
-from fairlead_index.load import WorkerCard
+from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.mirror import MirrorReader
 from fairlead_index.reader import IndexReader
 from fairlead_index.writer import IndexWriter
@@ -71,10 +71,11 @@ def engine_call(repeats: int) -> Numbers:
         changes.restart()
         draw = random.Random(seed)
         runs = [array("Q", draw.randbytes(8 * 16)) for _ in range(POD_BLOCKS // 16)]
-        for name, call in (("stored_ns", changes.stored), ("removed_ns", changes.removed)):
+        ends = [run[::-1] for run in runs]  # children first
+        for name, call, chains in (("stored_ns", changes.stored, runs), ("removed_ns", changes.removed, ends)):
             began = time.thread_time()
-            for run in runs:
-                call(run)
+            for chain in chains:
+                call(chain)
             costs[name].append(1e9 * (time.thread_time() - began) / POD_BLOCKS)
     return {name: statistics.median(each) for name, each in costs.items()}
 
@@ -91,6 +92,15 @@ def convergence(path: str, pods: int = 4) -> Numbers:
             writers[-1].start()
         reader = IndexReader(url, CONVERGE, deadline=2.0)
 
+        async def report() -> None:
+            """As an idle engine does, once a second."""
+            while True:
+                for writer in writers:
+                    writer.report(WorkerLoad())
+                await asyncio.sleep(1.0)
+
+        reporting = asyncio.create_task(report())
+
         async def exact(these: range) -> float:
             began = time.perf_counter()
             for pod in these:  # the last block is the last to be told
@@ -105,6 +115,7 @@ def convergence(path: str, pods: int = 4) -> Numbers:
         client = redis.Redis(unix_socket_path=path)
         client.flushall()
         found["flushed_all_s"] = await exact(range(pods))
+        reporting.cancel()
         await asyncio.gather(*(writer.leave() for writer in writers))
         await reader.close()
         return found

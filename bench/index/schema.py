@@ -10,12 +10,14 @@ import os
 import random
 import time
 from array import array
+from itertools import chain as joined
 
 import hiredis
 import redis
-from bench.index.server import Numbers, Wire, cpu_seconds, percentile
+from bench.index.server import Numbers, Wire, commands, cpu_seconds, percentile
 
-from fairlead_index.connection import SCHEMA, script_source
+from fairlead_index.changes import Changes, pack
+from fairlead_index.connection import SCHEMA
 from fairlead_index.hashing import hash_bytes
 
 NAMESPACE = "bench/index"
@@ -30,33 +32,41 @@ def depths(blocks: int, pods: int) -> list[int]:
     return reach + [0] * 8
 
 
-def held(pod: int, chain: "array[int]", depth: int, blocks: int) -> "array[int]":
-    """What one pod holds: its part of the prompt, and blocks of its own."""
-    own = array("Q", random.Random(pod).randbytes(8 * max(0, blocks - depth)))
-    return chain[:depth] + own
+def held(pod: int, chain: "array[int]", depth: int, blocks: int) -> list["array[int]"]:
+    """What one pod holds: its part of the prompt, and prompts of its own, lognormal, median 64 blocks."""
+    draw, chains, left = random.Random(pod), [chain[:depth]], blocks - depth
+    while left > 0:
+        length = min(left, max(1, int(draw.lognormvariate(4.16, 1.2))))
+        chains.append(array("Q", draw.randbytes(8 * length)))
+        left -= length
+    return chains
 
 
-def load_ours(wire: Wire, sets: list["array[int]"]) -> None:
+def load_ours(client: redis.Redis, wire: Wire, sets: list[list["array[int]"]]) -> None:
     """Through `join` and `apply`, as a worker does it."""
-
-    digests = {name: wire.ask(hiredis.pack_command(("SCRIPT", "LOAD", script_source(name))), 1)[0] for name in ("join", "apply")}
+    scripts = dict(zip(("join", "apply"), commands(client, "join", "apply"), strict=True))
 
     def call(name: str, *args: bytes | str | int) -> bytes:
-        return bytes(hiredis.pack_command(("EVALSHA", digests[name], 1, PREFIX, *args)))
+        return bytes(hiredis.pack_command((*scripts[name], 1, PREFIX, *args)))
 
-    for pod, hashes in enumerate(sets):
+    for pod, chains in enumerate(sets):
         epoch = os.urandom(8)
         [[_, slot]] = wire.ask(  # type: ignore[misc]
             call("join", f"pod-{pod:04}", f"10.1.0.{pod}:8000", "revision-1", BLOCK_TOKENS, epoch, 10**8, 16), 1
         )
-        batches = [hash_bytes(hashes[at : at + BATCH]) for at in range(0, len(hashes), BATCH)]
-        for first in range(0, len(batches), 50):
-            part = batches[first : first + 50]
-            wire.ask(b"".join(call("apply", slot, epoch, first + n, "S", batch) for n, batch in enumerate(part, 1)), len(part))
+        changes, told = Changes(), 0
+        changes.restart()
+        for chain in chains:
+            changes.stored(chain)
+        while changes.pending:
+            part = [pack(changes.take(BATCH)) for _ in range(50)]
+            wire.ask(b"".join(call("apply", slot, epoch, told + n, *batch) for n, batch in enumerate(part, 1)), len(part))
+            told += len(part)
 
 
-def load_peer(wire: Wire, sets: list["array[int]"]) -> None:
-    for pod, hashes in enumerate(sets):
+def load_peer(_: redis.Redis, wire: Wire, sets: list[list["array[int]"]]) -> None:
+    for pod, chains in enumerate(sets):
+        hashes = [*joined.from_iterable(chains)]
         entry = json.dumps(
             {"PodIdentifier": f"10.1.0.{pod}:8000", "DeviceTier": "gpu", "Speculative": False, "HasGroup": False, "GroupIdx": 0}
         )
@@ -80,9 +90,9 @@ def memory(path: str, placements: int, peer_placements: int, pods: int, blocks: 
 
     def load(loader: "type[None] | object", count: int) -> Numbers:
         sets = [held(pod, chain, depth, count // len(reach)) for pod, depth in enumerate(reach)]
-        total = sum(len(each) for each in sets)
+        total = sum(len(chain) for chains in sets for chain in chains)
         before, began, spent = used(), time.perf_counter(), cpu_seconds(client)
-        loader(wire, sets)  # type: ignore[operator]
+        loader(client, wire, sets)  # type: ignore[operator]
         seconds, cpu = time.perf_counter() - began, cpu_seconds(client) - spent
         log = client.memory_usage(PREFIX + "log") or 0
         client.xtrim(PREFIX + "log", maxlen=0, approximate=False)  # bounded, whatever the placements are
@@ -101,8 +111,8 @@ def lookups(path: str, chain: "array[int]", pods: int, repeats: int) -> dict[str
     """The same question to both, by turns. Microseconds of the whole call and of the server's CPU."""
     client, wire = redis.Redis(unix_socket_path=path), Wire(path)
     reach = depths(len(chain), pods)
-    digest = client.script_load(script_source("match"))
-    ours = bytes(hiredis.pack_command(("EVALSHA", digest, 1, PREFIX, hash_bytes(chain))))
+    [match] = commands(client, "match")
+    ours = bytes(hiredis.pack_command((*match, 1, PREFIX, hash_bytes(chain))))
     [answer] = wire.ask(ours, 1)
     assert isinstance(answer, list)
     found = {answer[at].decode(): answer[at + 1] // BLOCK_TOKENS for at in range(0, len(answer), 2)}

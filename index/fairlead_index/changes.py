@@ -3,15 +3,31 @@
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from fairlead_index.hashing import hash_bytes
 
 Kind = Literal["S", "R"]
-Run = tuple[Kind, "array[int]"]
-"""Hashes stored, or removed, one after the other."""
 
+RUN_BLOCKS: Final = 6  # of a record in Redis (RUN in scripts/common.lua): with a few holders it still is an entry of a compact hash
+PLACE_BITS: Final = 3
+PLACE: Final = (1 << PLACE_BITS) - 1
+LAST: Final = RUN_BLOCKS - 1
 SLACK: Final = 65536
+
+
+@dataclass(slots=True)
+class Change:
+    """Blocks stored, or removed, along one run. `path` are its blocks from the first on, of which `before` do not change."""
+
+    kind: Kind
+    path: "array[int]"
+    before: int
+
+    @property
+    def blocks(self) -> int:
+        return len(self.path) - self.before
 
 
 class Changes:
@@ -19,15 +35,20 @@ class Changes:
 
     While nobody follows, changes only move the held set, so a Redis that is away costs no memory. A backlog longer than the held set
     itself is thrown away: telling the whole set again is shorter.
+
+    The blocks of a prompt are told by runs of RUN_BLOCKS, counted from its beginning, for Redis keeps them so.
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, None] = {}  # insertion order; a block comes back only after its children went, so parents stay first
-        self._runs: deque[Run] = deque()
+        # Block -> its parent's hash, and in the lowest bits its place in its run. In insertion order: a block comes back only after those
+        # that follow it went, so parents stay first.
+        self._held: dict[int, int] = {}
+        self._untold: deque[int] = deque()  # of the held set when it began to be told, what was not handed out; before all changes
+        self._changes: deque[Change] = deque()
         self._following = False
         self._removals_only = False
         self.pending = 0
-        """Changes not handed out yet."""
+        """Blocks of changes not handed out yet."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -42,33 +63,57 @@ class Changes:
         """Whether handing out all that is pending makes the index equal to the held set. False after the backlog was thrown away."""
         return self._following
 
-    def stored(self, hashes: Iterable[int]) -> None:
-        held = self._held
-        new = array("Q")
+    def stored(self, hashes: Iterable[int], parent: int = 0) -> None:
+        """Blocks that follow each other, the first of them `parent`. Behind one that is not held, as a root is not, begins a prompt."""
+        held, tells = self._held, self._following and not self._removals_only
+        above = held.get(parent)
+        place = LAST if above is None else above & PLACE
+        path: array[int] | None = None  # of the change that the next block belongs to
         for value in hashes:
-            if value not in held:
-                held[value] = None
-                new.append(value)
-        self._note("S", new)
+            entry = held.get(value)
+            if entry is None:
+                place = 0 if place == LAST else place + 1
+                held[value] = parent << PLACE_BITS | place
+                if not tells:
+                    pass
+                elif place and path is not None:
+                    path.append(value)
+                    self.pending += 1
+                else:
+                    path = self._tell_stored(value, parent, place)
+            else:
+                place, path = entry & PLACE, None
+            parent = value
+        self._bound()
 
     def removed(self, hashes: Iterable[int]) -> None:
-        held = self._held
-        gone = array("Q")
+        """Blocks, each after all that follow it."""
+        held, last = self._held, self._changes[-1] if self._changes else None
         for value in hashes:
-            if value in held:
-                del held[value]
-                gone.append(value)
-        self._note("R", gone)
+            entry = held.get(value)
+            if entry is None:
+                continue
+            if self._following:
+                place = entry & PLACE
+                if last is not None and last.kind == "R" and last.before == place + 1 and last.path[place] == value:
+                    last.before = place
+                    self.pending += 1
+                else:
+                    last = self._append("R", self._path(value), place)
+            del held[value]
+        self._bound()
 
     def restart(self) -> None:
         """The index knows nothing: hand out the whole held set, and follow it from now on."""
         self.forget()
         self._following = True
-        self._note("S", self.held)
+        self._untold = deque(self._held)
+        self.pending = len(self._untold)
 
     def forget(self) -> None:
         """Nobody listens: drop what is pending."""
-        self._runs.clear()
+        self._changes.clear()
+        self._untold.clear()
         self.pending = 0
         self._following = False
         self._removals_only = False
@@ -76,35 +121,68 @@ class Changes:
     def keep_removals(self) -> None:
         """The index takes nothing new: hand out removals only, until `restart`. What the index holds stays a part of the held set."""
         self._removals_only = True
-        runs = [run for run in self._runs if run[0] == "R"]
-        self._runs = deque(runs)
-        self.pending = sum(len(hashes) for _, hashes in runs)
+        self._untold.clear()
+        self._changes = deque(change for change in self._changes if change.kind == "R")
+        self.pending = sum(change.blocks for change in self._changes)
 
-    def take(self, limit: int) -> list[Run]:
-        """The next changes, at most `limit` of them, in order."""
-        batch: list[Run] = []
-        while self._runs and limit > 0:
-            kind, hashes = self._runs.popleft()
-            if len(hashes) > limit:
-                self._runs.appendleft((kind, hashes[limit:]))
-                hashes = hashes[:limit]
-            batch.append((kind, hashes))
-            limit -= len(hashes)
-            self.pending -= len(hashes)
+    def take(self, limit: int) -> list[Change]:
+        """The next changes, in order, until they are `limit` blocks or more, by less than a run."""
+        batch = self._take_untold(limit)
+        limit -= sum(change.blocks for change in batch)
+        while self._changes and limit > 0 and not self._untold:
+            change = self._changes.popleft()
+            batch.append(change)
+            limit -= change.blocks
+            self.pending -= change.blocks
         return batch
 
-    def _note(self, kind: Kind, hashes: "array[int]") -> None:
-        if not self._following or not hashes or (kind == "S" and self._removals_only):
-            return
-        self.pending += len(hashes)
-        if self._runs and self._runs[-1][0] == kind:
-            self._runs[-1][1].extend(hashes)
-        else:
-            self._runs.append((kind, hashes))
-        if self.pending > len(self._held) + SLACK:
+    def _take_untold(self, limit: int) -> list[Change]:
+        """Piece by piece, for a large set takes a while. A block that went meanwhile is left out: that it went is among the changes."""
+        batch: list[Change] = []
+        path: array[int] | None = None
+        untold = self._untold
+        while untold and limit > 0:
+            value = untold.popleft()
+            self.pending -= 1
+            entry = self._held.get(value)
+            if entry is None:
+                continue
+            if path is not None and entry & PLACE and path[-1] == entry >> PLACE_BITS:
+                path.append(value)
+            else:
+                path = self._path(value)
+                batch.append(Change("S", path, entry & PLACE))
+            limit -= 1
+        return batch
+
+    def _tell_stored(self, value: int, parent: int, place: int) -> "array[int]":
+        last = self._changes[-1] if self._changes else None
+        if place and last is not None and last.kind == "S" and last.path[-1] == parent:
+            last.path.append(value)
+            self.pending += 1
+            return last.path
+        return self._append("S", self._path(value), place).path
+
+    def _append(self, kind: Kind, path: "array[int]", before: int) -> Change:
+        change = Change(kind, path, before)
+        self._changes.append(change)
+        self.pending += change.blocks
+        return change
+
+    def _path(self, value: int) -> "array[int]":
+        """The blocks of a run up to a held one."""
+        path = array("Q", (value,))
+        while (entry := self._held[value]) & PLACE:
+            value = entry >> PLACE_BITS
+            path.append(value)
+        path.reverse()
+        return path
+
+    def _bound(self) -> None:
+        if len(self._changes) > len(self._held) + SLACK:
             self.forget()
 
 
-def pack(batch: list[Run]) -> list[bytes]:
-    """Runs as the `apply` script takes them."""
-    return [part for kind, hashes in batch for part in (kind.encode(), hash_bytes(hashes))]
+def pack(batch: list[Change]) -> list[bytes]:
+    """Changes as the `apply` script takes them."""
+    return [change.kind.encode() + bytes((change.before,)) + hash_bytes(change.path) for change in batch]

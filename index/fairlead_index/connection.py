@@ -9,7 +9,7 @@ from fairlead_index.access import RedisAccess
 from fairlead_index.client import RedisClient
 from fairlead_index.resp import RedisError, ReplyError
 
-SCHEMA: Final = "fl2"
+SCHEMA: Final = "fl3"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 """Everything that means "Redis did not do it": away, too slow, read-only after a failover, loading, out of memory."""
 

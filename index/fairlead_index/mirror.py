@@ -5,9 +5,10 @@ import contextlib
 import logging
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final
 
 from fairlead_index.access import RedisAccess
@@ -15,7 +16,7 @@ from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.pause import Pause
-from fairlead_index.table import SHARDS, PrefixTable
+from fairlead_index.table import PrefixTable
 
 __all__ = ["MirrorReader", "MirrorStats"]
 
@@ -23,10 +24,11 @@ LISTEN_SECONDS: Final = 30.0  # a tenth of how long changes are logged for mirro
 PULSE_SECONDS: Final = 0.25  # how late a lease that ran out is seen
 BLOCK_MS: Final = 100
 RECORDS: Final = 64  # read at once: 2,048 changes, a millisecond of the event loop; 8,192 while a worker tells its snapshot
-BUCKETS: Final = 128  # of the snapshot, read at once: 4,096 blocks, a millisecond or two of the event loop
-PAGES: Final = 32  # of so many buckets, between two looks into the log
+BUCKETS: Final = 24  # of the snapshot, read at once: 2,304 blocks in full runs, a millisecond or so of the event loop
+PAGES: Final = 64  # of so many buckets, between two looks into the log
 READERS: Final = 2  # while one's page is decoded, the other's is on its way
 CALL_SECONDS: Final = 2.0
+WIDE: Final = 128  # as the scripts have it
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +204,8 @@ class MirrorReader:
         """A snapshot that is consistent once the log has been followed past its end.
 
         Records set or clear one (life, block) each, so reading a bucket that already shows some of them changes nothing in the end.
-        A slot that did not live at the start is left out of the buckets: whatever it gets comes through the log.
+        A slot that did not live at the start is left out of the buckets: whatever it gets comes through the log. What a bucket shows is
+        added to the picture, which is no newer: what was removed meanwhile is taken away by its record, still to come.
         """
         await self._listen()
         key = self._scripts.key
@@ -238,11 +241,25 @@ class MirrorReader:
         redis, bucket, wide_of = self._scripts.redis, self._scripts.key("b"), self._scripts.key("w")
         for numbers in pages:
             buckets: list[list[bytes]] = await redis.pipeline([("HGETALL", bucket + number.to_bytes(3, "big")) for number in numbers])
-            entries = [*chain.from_iterable(buckets)]
-            if wide := table.put_packed(b"".join(entries[::2]), entries[1::2]):
-                bitmaps = await redis.execute("MGET", *(wide_of + block.to_bytes(8, "little") for block in wide))
-                for block, bitmap in zip(wide, bitmaps, strict=True):
-                    table.put(block, _slots(bitmap or b""))
+            held: defaultdict[bytes, list[bytes]] = defaultdict(list)  # slot -> its blocks
+            wide: list[tuple[bytes, bytes]] = []
+            for entries in buckets:
+                for name, record in zip(entries[::2], entries[1::2], strict=True):
+                    end = 1 + 8 * (record[0] % WIDE)
+                    blocks = name + record[1:end]
+                    if record[0] >= WIDE:
+                        wide.append((wide_of + name, blocks))
+                        continue
+                    for at in range(end, len(record), 3):
+                        held[record[at : at + 2]].append(blocks[: 8 * record[at + 2]])
+            if wide:
+                found = await redis.execute("MGET", *(key for key, _ in wide))
+                for (_, blocks), counts in zip(wide, found, strict=True):
+                    for number, count in enumerate(counts or b""):
+                        if count:
+                            held[number.to_bytes(2, "big")].append(blocks[: 8 * count])
+            for slot, parts in held.items():
+                table.stored(slot, hashes_from_bytes(b"".join(parts)))
 
 
 def _number(record: bytes) -> int:
@@ -251,11 +268,8 @@ def _number(record: bytes) -> int:
 
 
 def _pages(first: int, count: int) -> Iterator[range]:
-    """The buckets from `first` to `count`, some at a time: where there are many, such as share a shard of the table."""
-    step = SHARDS if count - first >= SHARDS else 1
-    for begin in range(first, first + step):
-        numbers = range(begin, count, step)
-        yield from (numbers[at : at + BUCKETS] for at in range(0, len(numbers), BUCKETS))
+    """The buckets from `first` to `count`, some at a time."""
+    return (range(at, min(at + BUCKETS, count)) for at in range(first, count, BUCKETS))
 
 
 def _apply(table: PrefixTable, record: bytes) -> None:
@@ -280,10 +294,6 @@ def _card(record: bytes, at: int) -> tuple[str, int]:
     """Address and block tokens, packed at `at` as the scripts' CARD."""
     block_tokens, length = struct.unpack_from("<dH", record, at)
     return record[at + 10 : at + 10 + length].decode(), int(block_tokens)
-
-
-def _slots(bitmap: bytes) -> list[bytes]:
-    return [(8 * at + bit).to_bytes(2, "big") for at, byte in enumerate(bitmap) if byte for bit in range(8) if byte & (128 >> bit)]
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:

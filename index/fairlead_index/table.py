@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final
 
-from fairlead_index.hashing import hashes_from_bytes
-
 __all__ = ["PrefixTable"]
 
 SWEEP_BLOCKS: Final = 2000
@@ -99,33 +97,6 @@ class PrefixTable:
             mask = self._get[value & LAST_SHARD](value, 0)
             if mask & bit:
                 self._keep(value, mask & ~bit)
-
-    def put(self, value: int, slots: Iterable[bytes]) -> None:
-        """All the holders of one block, as a snapshot saw them."""
-        mask = 0
-        for slot in slots:
-            mask |= self._bit.get(slot, 0)
-        self._keep(value, mask)
-
-    def put_packed(self, packed: bytes, holders: Sequence[bytes]) -> list[int]:
-        """`put` for many blocks, 8 bytes each, with their holders as the index packs them: quickest for blocks of one shard.
-
-        Returns the blocks whose holders are in a bitmap.
-        """
-        hashes, masks = hashes_from_bytes(packed), [*map(self._bit.get, holders)]  # None: not one holder; those follow
-        if packed[::8].count(packed[:1]) == len(hashes):
-            self._shards[packed[0]].update(zip(hashes, masks, strict=True))  # type: ignore[arg-type]
-        else:
-            for value, mask in zip(hashes, masks, strict=True):
-                self._shards[value & LAST_SHARD][value] = mask or 0
-        at, wide = -1, []
-        for _ in range(masks.count(None)):
-            at = masks.index(None, at + 1)
-            slots = holders[at]
-            if slots == b"W":
-                wide.append(hashes[at])
-            self.put(hashes[at], [slots[n : n + 2] for n in range(0, len(slots) - 1, 2)])
-        return wide
 
     def held_alone(self) -> dict[str, float]:
         """Of the blocks of each living life, by address, the share that no other living one holds: from whole shards, which hashes fill

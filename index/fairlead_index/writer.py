@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fairlead_index.access import RedisAccess
-from fairlead_index.changes import Changes, Run, pack
+from fairlead_index.changes import Change, Changes, pack
 from fairlead_index.connection import REDIS_ERRORS, Scripts, eviction_advice
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.pause import Pause
@@ -53,11 +53,11 @@ class _Incarnation:
     slot: bytes
     epoch: bytes
     sequence: int = 0
-    batch: list[Run] | None = None
+    batch: list[Change] | None = None
 
     @property
     def blocks(self) -> int:
-        return sum(len(hashes) for _, hashes in self.batch or ())
+        return sum(change.blocks for change in self.batch or ())
 
 
 class _Lost(Exception):
@@ -67,8 +67,8 @@ class _Lost(Exception):
 class IndexWriter:
     """Keeps the index true about one worker. No method but `leave` waits for Redis, and none raises because of it.
 
-    Call it from one event loop. `stored` and `removed` take hashes in an order that keeps the held set prefix-closed at every moment:
-    parents are stored before children, children removed before parents. Raises ValueError for a url or a namespace that can never work.
+    Call it from one event loop. The held set is prefix-closed at every moment: parents are stored before children, children removed before
+    parents. Raises ValueError for a url or a namespace that can never work.
     """
 
     def __init__(
@@ -106,13 +106,14 @@ class IndexWriter:
             raise RuntimeError("the index writer was started before: a worker that comes back makes a new one")
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"index-writer-{self._card.pod}")
 
-    def stored(self, hashes: Iterable[int]) -> None:
-        """Blocks that the worker holds from now on; ones it holds already change nothing."""
-        self._changes.stored(hashes)
+    def stored(self, hashes: Iterable[int], parent: int = 0) -> None:
+        """Blocks that the worker holds from now on, each the next one's parent, behind `parent`: a block held, or what the prompt's hashes
+        are rooted in. Ones that it holds already change nothing."""
+        self._changes.stored(hashes, parent)
         self._wake.set()
 
     def removed(self, hashes: Iterable[int]) -> None:
-        """Blocks that the worker no longer holds; ones it did not hold change nothing."""
+        """Blocks that the worker no longer holds, each after all that follow it; ones it did not hold change nothing."""
         self._changes.removed(hashes)
         self._wake.set()
 
@@ -222,8 +223,8 @@ class IndexWriter:
                 log.warning("%s", advice)
         return self._self
 
-    async def _apply(self, me: _Incarnation, batch: list[Run]) -> None:
-        stores = any(kind == "S" for kind, _ in batch)
+    async def _apply(self, me: _Incarnation, batch: list[Change]) -> None:
+        stores = any(change.kind == "S" for change in batch)
         try:
             reply = await self._scripts.call("apply" if stores else "evict", me.slot, me.epoch, me.sequence + 1, *pack(batch))
         except ReplyError as error:
@@ -240,9 +241,9 @@ class IndexWriter:
             self._stats.full = False
             log.info("redis has room again: telling it the %d blocks held", len(self._changes))
 
-    def _filled(self, me: _Incarnation, batch: list[Run], reason: str) -> None:
+    def _filled(self, me: _Incarnation, batch: list[Change], reason: str) -> None:
         """Nothing of the batch was done, or all of it if this is a second try: its removals may go under the same number either way."""
-        me.batch = [run for run in batch if run[0] == "R"] or None
+        me.batch = [change for change in batch if change.kind == "R"] or None
         self._changes.keep_removals()
         self._store_at = time.monotonic() + self._lease
         if not self._stats.full:

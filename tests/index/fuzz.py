@@ -30,7 +30,7 @@ LEASE = 1.5
 ROUND = 400
 CONVERGES = 60.0  # seconds, to call it a fault: 2 are usual, a machine that does other work takes its time
 NAMESPACE = "tests/fuzz"
-PREFIX = f"fl2:{{{NAMESPACE}}}:"
+PREFIX = f"fl3:{{{NAMESPACE}}}:"
 SKEWS_MS = (-3_600_000.0, -4_000.0, 0.0, 4_000.0, 3_600_000.0)
 
 

@@ -130,11 +130,11 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
     a = writers("a", lease=1.0)
     a.stored(CHAIN[:32])
     await shows(reader, {"a": 32})
-    client, fence = server.client(), f"fl2:{{{namespace}}}:fence"
-    earlier = client.hgetall(fence)
-    a.stored(CHAIN[32:])
+    client, meta = server.client(), f"fl3:{{{namespace}}}:meta"
+    fences = {field: value for field, value in client.hgetall(meta).items() if field.startswith(b"f")}
+    a.stored(CHAIN)
     await shows(reader, {"a": 64})
-    client.hset(fence, mapping=earlier)
+    client.hset(meta, mapping=fences)
     await eventually(lambda: _is(a.stats.joins == 2))
     await shows(reader, {"a": 64})
     assert a.stats.gaps == 1
@@ -168,7 +168,7 @@ async def test_redis_killed_and_restarted_empty_converges(own_server: RedisServe
         with pytest.raises(IndexUnavailable):
             await reader.match(CHAIN)
         pods["a"].removed(CHAIN[10:20][::-1])  # while it is away
-        pods["b"].stored(CHAIN[21:])
+        pods["b"].stored(CHAIN)
         own_server.start()
         await shows(reader, {"a": 10, "b": 64, "c": 22})
     finally:

@@ -7,6 +7,7 @@ import struct
 import pytest
 import redis
 from tests.index.conftest import either
+from tests.index.runs import along
 from tests.redis_server import RedisServer
 
 from fairlead_index.connection import Scripts, script_source
@@ -32,7 +33,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
         _, slots[address] = await scripts.call("join", f"p{n}", address, "r", BLOCK, epoch, 10**6, 16)
         depth = draw.choice([0, 0, 3, 9, 10, 24]) if seed else 0
         if depth:
-            await scripts.call("apply", slots[address], epoch, 1, "S", hash_bytes(chain[:depth]))
+            await scripts.call("apply", slots[address], epoch, 1, *along("S", chain[:depth]))
     client.hset(f"{scripts.prefix}meta", "lease", NOW)  # no lease is too long: `match` tells the time by the real clock
     for turn in range(150):
         hashes = hash_bytes([draw.getrandbits(64) for _ in range(4)] if turn % 3 == 0 else chain[: draw.choice([0, 5, 24])])
@@ -55,7 +56,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
                 page_size=16,
             )
             workers.append(worker)
-            _set(client, f"fl2:{{{namespace}}}:", slot, worker)
+            _set(client, f"fl3:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
         reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8)
         found = [(reply[at].decode(), reply[at + 2], bool(reply[at + 4]), reply[at + 3]) for at in range(1, len(reply), 5)]

@@ -3,12 +3,15 @@
 import os
 import random
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 from tests.index.conftest import eventually
 from tests.index.pair import shift_clock
+from tests.index.runs import along
 from tests.redis_server import RedisServer
 
+from fairlead_index.changes import Changes, pack
 from fairlead_index.connection import Scripts
 from fairlead_index.hashing import block_hashes, hash_bytes
 
@@ -31,10 +34,15 @@ class Pod:
 
     async def apply(self, kind: str, hashes: list[int], sequence: int | None = None) -> list[bytes | int]:
         number = self.sequence + 1 if sequence is None else sequence
-        reply = await self.scripts.call("apply", self.slot, self.epoch, number, kind, hash_bytes(hashes))
+        reply = await self.scripts.call("apply", self.slot, self.epoch, number, *along(kind, hashes))
         if reply[0] == b"OK":
             self.sequence = number
         return reply
+
+    async def tell(self, changes: Changes) -> list[bytes | int]:
+        """All that is pending, in one batch."""
+        self.sequence += 1
+        return await self.scripts.call("apply", self.slot, self.epoch, self.sequence, *pack(changes.take(10**6)))
 
     async def beat(self, sequence: int | None = None, **load: float) -> list[bytes | int]:
         fields = ["running", "waiting", "backlog", "rate", "step", "free", "total", "page"]
@@ -71,8 +79,8 @@ async def test_a_batch_sent_twice_counts_once_and_a_missing_one_is_a_gap(scripts
     pod = await Pod(scripts, "a").join()
     assert await pod.apply("S", CHAIN[:4]) == [b"OK"]
     assert await pod.apply("S", CHAIN[:4], sequence=1) == [b"OK"]
-    assert await pod.apply("S", CHAIN[4:5], sequence=3) == [b"GAP", 1]
-    assert await pod.apply("S", CHAIN[4:5], sequence=0) == [b"GAP", 1]
+    assert await pod.apply("S", CHAIN[:5], sequence=3) == [b"GAP", 1]
+    assert await pod.apply("S", CHAIN[:5], sequence=0) == [b"GAP", 1]
     assert await pod.beat(sequence=2) == [b"GAP", 1]
     assert await matched(scripts) == {"a:1": 4}
 
@@ -103,11 +111,11 @@ async def test_more_holders_than_a_bucket_lists(scripts: Scripts) -> None:
     expected = {f"{pod.name}:1": depth % 17 for depth, pod in enumerate(pods) if depth % 17}
     assert await matched(scripts) == expected
     for pod in pods[:40]:
-        await pod.apply("R", CHAIN[::-1])
+        await pod.apply("R", CHAIN)
         expected.pop(f"{pod.name}:1", None)
         assert await matched(scripts) == expected
     for pod in pods[40:]:
-        await pod.apply("R", CHAIN[::-1])
+        await pod.apply("R", CHAIN)
     keys = await scripts.redis.execute("KEYS", scripts.prefix.replace("{", "\\{") + "[bw]*")
     assert keys == []
 
@@ -121,7 +129,7 @@ async def test_the_sweep_frees_slots_and_leaves_the_living_alone(scripts: Script
     while (left := await scripts.call("sweep", 5)) != [0]:
         assert left[0] == 39
         assert await matched(scripts) == {"p00:1": 16}  # half swept slots mislead nobody
-    await pods[0].apply("R", CHAIN[::-1])
+    await pods[0].apply("R", CHAIN)
     assert await scripts.redis.execute("KEYS", scripts.prefix.replace("{", "\\{") + "[bw]*") == []
     reused = await Pod(scripts, "fresh").join()
     assert reused.slot == pods[1].slot
@@ -143,7 +151,7 @@ async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: Re
     await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
     await scripts.call("sweep", 10)
     mine = [key for key in server.client().keys("*") if namespace.encode() in key]
-    assert mine and all(key.startswith(f"fl2:{{{namespace}}}:".encode()) for key in mine)
+    assert mine and all(key.startswith(f"fl3:{{{namespace}}}:".encode()) for key in mine)
 
 
 async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:
@@ -161,53 +169,87 @@ async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(script
 
 async def test_buckets_grow_with_the_blocks_and_nothing_is_lost(scripts: Scripts) -> None:
     pods = [await Pod(scripts, name).join() for name in "ab"]
-    chain = list(block_hashes(9, range(12_000), 4))  # 3,000 blocks into 64 buckets of 40
-    at = 0
-    for start in range(0, len(chain), 100):
+    chain = list(block_hashes(9, range(48_000), 4))  # 12,000 blocks in 2,000 runs, into 64 buckets of 16
+    for end in range(600, len(chain) + 1, 600):
         for pod in pods:
-            await pod.apply("S", chain[start : start + 100])
-        at = start + 100
-        assert await matched(scripts, chain) == {"a:1": at, "b:1": at}
+            await pod.apply("S", chain[:end])
+        assert await matched(scripts, chain) == {"a:1": end, "b:1": end}
     buckets = int(await scripts.redis.execute("HGET", scripts.key("meta"), "buckets"))
-    assert 3000 / 40 <= buckets < 3000 / 40 + 8
+    assert 2000 / 16 <= buckets < 2000 / 16 + 8
     sizes = [await scripts.redis.execute("HLEN", scripts.key(b"b" + n.to_bytes(3, "big"))) for n in range(buckets)]
-    assert sum(sizes) == 3000 == int(await scripts.redis.execute("HGET", scripts.key("meta"), "blocks")) and max(sizes) < 128
+    assert sum(sizes) == 2000 == int(await scripts.redis.execute("HGET", scripts.key("meta"), "runs")) and max(sizes) < 128
     for pod in pods:
-        await pod.apply("R", chain[::-1])
-    assert await scripts.redis.execute("HGET", scripts.key("meta"), "blocks") == b"0"
+        await pod.apply("R", chain)
+    assert await scripts.redis.execute("HGET", scripts.key("meta"), "runs") == b"0"
 
 
-async def test_the_count_of_blocks_never_drifts_and_every_bucket_runs_out(scripts: Scripts, server: RedisServer) -> None:
-    """However stores, removals, ends and sweeps follow each other, also in one batch, and where buckets split and empty."""
+async def test_the_count_of_runs_never_drifts_and_every_bucket_runs_out(scripts: Scripts, server: RedisServer) -> None:
+    """However stores, removals, ends and sweeps follow each other, also in one batch, where prompts part within a run, where buckets split
+    and empty. Each pod's blocks match what it has told at every moment."""
     chance = random.Random(7)
-    blocks = [chance.getrandbits(64) for _ in range(6000)]
+    trunk = [chance.getrandbits(64) for _ in range(40)]
+    prompts = [trunk[: chance.randrange(40)] + [chance.getrandbits(64) for _ in range(chance.randrange(1, 200))] for _ in range(60)]
     pods = [await Pod(scripts, f"p{number}").join() for number in range(36)]
+    following: dict[int, set[int]] = {block: set() for prompt in prompts for block in prompt}
+    for prompt in prompts:
+        for block, after in pairwise(prompt):
+            following[block].add(after)
+    told: dict[str, Changes] = {}
+
+    def fresh(name: str) -> None:
+        told[name] = Changes()
+        told[name].restart()
+
+    def store(pod: Pod) -> None:
+        which = chance.randrange(len(prompts))
+        depth = chance.randrange(1, len(prompts[which]) + 1)
+        told[pod.name].stored(prompts[which][:depth])
+
+    def remove(pod: Pod) -> None:
+        held, prompt, gone = set(told[pod.name].held), chance.choice(prompts), []
+        for block in prompt[: chance.randrange(len(prompt)) : -1]:
+            if block in held and not held & following[block]:
+                gone.append(block)
+                held.remove(block)
+        told[pod.name].removed(gone)
+
     for pod in pods:
-        await pod.apply("S", blocks[:3])  # more holders than an entry lists
+        fresh(pod.name)
+        told[pod.name].stored(prompts[0])  # more holders than a record lists
     client = server.client()
 
     def buckets() -> list[bytes]:
         return [key for key in client.keys("*") if key.startswith(scripts.key("b")) and len(key) == len(scripts.key("b")) + 3]
 
-    for turn in range(60):
+    for turn in range(150):
         pod = chance.choice(pods)
-        stored, removed = (hash_bytes(chance.sample(blocks, chance.randrange(1, 1500))) for _ in range(2))
-        batch = chance.choice([("S", stored), ("R", removed, "S", stored), ("R", hash_bytes(blocks), "S", stored[:80])])
-        await scripts.call("apply", pod.slot, pod.epoch, pod.sequence + 1, *batch)
-        pod.sequence += 1
+        for change in chance.choices([store, remove], k=8):
+            change(pod)
         if turn % 7 == 0:
             await scripts.call("leave", pod.name, pod.epoch)
             pods[pods.index(pod)] = await Pod(scripts, pod.name).join()
-        await scripts.call("sweep", chance.randrange(1, 4000))
-        assert sum(map(client.hlen, buckets())) == int(client.hget(scripts.key("meta"), "blocks"))
+            fresh(pod.name)
+            continue
+        assert await pod.tell(told[pod.name]) == [b"OK"]
+        await scripts.call("sweep", chance.randrange(1, 400))
+        assert sum(map(client.hlen, buckets())) == int(client.hget(scripts.key("meta"), "runs"))
         assert all(client.ttl(key) > 0 for key in buckets())
+        which = chance.choice(prompts)
+        expected = {}
+        for each in pods:
+            if not told[each.name].pending:
+                held = set(told[each.name].held)
+                depth = next((at for at, block in enumerate(which) if block not in held), len(which))
+                expected[f"{each.name}:1"] = depth
+        found = await matched(scripts, which)
+        assert {name: found.get(name, 0) for name in expected} == expected
     for pod in pods:
-        await pod.apply("R", blocks)
-    last = pods[0]
-    await last.apply("S", blocks)
-    await scripts.call("apply", last.slot, last.epoch, last.sequence + 1, "R", hash_bytes(blocks), "S", hash_bytes(blocks[:80]))
-    lasting = [key for key in buckets() if not client.ttl(key) > 0]
-    assert not lasting, lasting
+        told[pod.name].removed(told[pod.name].held[::-1])
+        await pod.tell(told[pod.name])
+    while await scripts.call("sweep", 1000) != [0]:
+        pass
+    assert buckets() == [] and await scripts.redis.execute("HGET", scripts.key("meta"), "runs") == b"0"
+    assert not [key for key in client.keys("*") if key.startswith(scripts.key("w"))]
 
 
 async def test_a_slot_in_doubt_holds_nothing_may_be_chosen_and_is_stale(scripts: Scripts) -> None:

@@ -8,8 +8,9 @@ import pytest
 from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 
+from fairlead_index.changes import Changes, pack
 from fairlead_index.connection import Scripts
-from fairlead_index.hashing import block_hashes, hash_bytes
+from fairlead_index.hashing import block_hashes
 from fairlead_index.load import WorkerCard
 from fairlead_index.reader import IndexReader
 from fairlead_index.writer import IndexWriter
@@ -112,7 +113,12 @@ async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: Redis
         await eventually(lambda: shows(40), "both are in the index")
         me = writers[0]._self
         assert me is not None
-        await scripts.call("apply", me.slot, me.epoch, me.sequence + 1, "R", hash_bytes(HASHES[10:][::-1]))  # an index that is wrong
+        held = Changes()
+        held.restart()
+        held.stored(HASHES)
+        held.take(len(HASHES))
+        held.removed(HASHES[10:][::-1])
+        await scripts.call("apply", me.slot, me.epoch, me.sequence + 1, *pack(held.take(len(HASHES))))  # an index that is wrong
         me.sequence += 1
         assert await shows(10)
         granted = await asyncio.gather(*(reader.recall(address) for reader in readers for address in ("a:1", "b:1")))

@@ -159,6 +159,8 @@ class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: Literal["stored", "removed"]
     hashes: bytes
+    parent: int = 0
+    """Of stored blocks, which follow each other: the hash of the block before them, or the root's."""
 
 
 class HostLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):

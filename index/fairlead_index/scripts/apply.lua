@@ -1,65 +1,98 @@
--- One batch of a slot's changes, in order, at once. ARGV: slot, epoch, sequence, then pairs of 'S' (stored) or 'R' (removed) and packed hashes.
--- Returns {'OK'}; {'STALE'}: that incarnation is over; {'GAP', n}: the index stands at n, so changes are lost. A batch sent twice counts once.
+-- One batch of a slot's changes, in order, at once. ARGV: slot, epoch, sequence, then changes, each along one run: 'S' or 'R', how many blocks before
+-- the first that changes (a byte), and the packed hashes of the run from its first block on. 'S': the slot holds all of them from now on, 'R': those
+-- before the first that changes. Returns {'OK'}; {'STALE'}: that incarnation is over; {'GAP', n}: the index stands at n, so changes are lost.
+-- A batch sent twice counts once.
 local p, slot, seq = KEYS[1], ARGV[1], tonumber(ARGV[3])
-local at = sequence(p, slot, ARGV[2])
+local state = call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told', 'buckets', 'runs', 'f' .. slot)
+local at = sequence_in(state[6], ARGV[2])
 if not at then return { 'STALE' } end
 if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
-local state = call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told', 'buckets', 'blocks')
-local buckets, blocks = state[4], state[5]
-local number, grid = slot_number(slot), grid_of(tonumber(buckets or 0))
-blocks = tonumber(blocks or 0)
--- With fewer blocks some buckets may be empty, and what a block makes anew needs to expire. With more, one in e^20 or so is: `renew` gives it
--- its time within hours, as it does to every bucket.
-local sparse = grid.count * FILL / 2
+local number, grid, runs = slot_number(slot), grid_of(tonumber(state[4] or 0)), tonumber(state[5] or 0)
 
-local function store(key, hash)
-  if call('HSETNX', key, hash, slot) == 1 then  -- most blocks are held by one worker
-    blocks = blocks + 1
-    if blocks <= sparse and call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
-    return
+local function holder(blocks) return slot .. char(blocks) end
+
+-- The slot holds `path`, packed hashes, from block `first` (counted from 0) to its end. `known`: there is a record already, as far as one can tell.
+local function store(path, first, known)
+  local name, rest = sub(path, first * 8 + 1, first * 8 + 8), sub(path, first * 8 + 9)
+  local key, behind = bucket_key(p, grid, name, 1), #rest / 8
+  local record = known and call('HGET', key, name)
+  if not record then
+    if call('HSETNX', key, name, char(behind) .. rest .. holder(behind + 1)) == 1 then  -- most runs are held by one worker
+      runs = runs + 1
+      if call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
+      return
+    end
+    record = call('HGET', key, name)
   end
-  local packed = call('HGET', key, hash)
-  if packed == WIDE then
-    call('SETBIT', p .. 'w' .. hash, number, 1)
+  local there, wide, holders = parts_of(record)
+  local shared = common(record, there, rest)
+  local parted = shared <= behind and shared <= there
+  local held = parted and shared or behind + 1
+  local grown = behind > there and not parted
+  local blocks = grown and rest or sub(record, 2, 1 + 8 * there)
+  if wide then
+    local map = p .. 'w' .. name
+    if grown then call('HSET', key, name, char(WIDE + behind) .. blocks) end
+    if (byte(call('GET', map) or '', number + 1) or 0) < held then call('SETRANGE', map, number, char(held)) end
   else
-    for i = 1, #packed, 2 do
-      if sub(packed, i, i + 1) == slot then return end
+    local found
+    for i = holders, #record, 3 do
+      if sub(record, i, i + 1) == slot then found = i break end
     end
-    if #packed < NARROW * 2 then
-      call('HSET', key, hash, packed .. slot)
-    else
-      local wide = p .. 'w' .. hash
-      for i = 1, #packed, 2 do call('SETBIT', wide, slot_number(sub(packed, i, i + 1)), 1) end
-      call('SETBIT', wide, number, 1)
-      call('EXPIRE', wide, KEPT)
-      call('HSET', key, hash, WIDE)
+    if not found or grown or byte(record, found + 2) < held then
+      local others = sub(record, holders)
+      if found then
+        held = math.max(held, byte(record, found + 2))
+        others = sub(record, holders, found - 1) .. sub(record, found + 3)
+      end
+      local value = char(#blocks / 8) .. blocks .. others .. holder(held)
+      if #value > NARROW then
+        local map = p .. 'w' .. name
+        for i = 2 + #blocks, #value, 3 do
+          call('SETRANGE', map, slot_number(sub(value, i, i + 1)), sub(value, i + 2, i + 2))
+        end
+        call('EXPIRE', map, KEPT)
+        value = char(WIDE + #blocks / 8) .. blocks
+      end
+      call('HSET', key, name, value)
     end
   end
+  if parted then store(path, first + shared, false) end
 end
 
-local function remove(key, hash)
-  local packed = call('HGET', key, hash)
-  if not packed then return end
-  if packed == slot then
-    call('HDEL', key, hash)
-    blocks = blocks - 1
-  elseif packed == WIDE then
-    local wide = p .. 'w' .. hash
-    call('SETBIT', wide, number, 0)
-    if call('BITCOUNT', wide) == 0 then
-      call('DEL', wide)
-      call('HDEL', key, hash)
-      blocks = blocks - 1
-    end
+-- Of `path` from block `first` on, the slot holds what is before block `last` alone.
+local function remove(path, first, last)
+  local name, rest = sub(path, first * 8 + 1, first * 8 + 8), sub(path, first * 8 + 9)
+  local key = bucket_key(p, grid, name, 1)
+  local record = call('HGET', key, name)
+  if not record then return end
+  local there, wide, holders = parts_of(record)
+  local shared, left = common(record, there, rest), last - first
+  if shared <= #rest / 8 and shared <= there then remove(path, first + shared, math.max(last, first + shared)) end
+  if left >= shared then return end
+  if wide then
+    local map = p .. 'w' .. name
+    if (byte(call('GET', map) or '', number + 1) or 0) <= left then return end
+    call('SETRANGE', map, number, char(left))
+    if left > 0 or call('BITCOUNT', map) > 0 then return end
+    call('DEL', map)
   else
-    for i = 1, #packed, 2 do
-      if sub(packed, i, i + 1) == slot then
-        call('HSET', key, hash, sub(packed, 1, i - 1) .. sub(packed, i + 2))
-        return
-      end
+    local found
+    for i = holders, #record, 3 do
+      if sub(record, i, i + 1) == slot then found = i break end
+    end
+    if not found or byte(record, found + 2) <= left then return end
+    if left > 0 then
+      call('HSET', key, name, sub(record, 1, found + 1) .. char(left) .. sub(record, found + 3))
+      return
+    elseif #record > holders + 2 then
+      call('HSET', key, name, sub(record, 1, found - 1) .. sub(record, found + 3))
+      return
     end
   end
+  call('HDEL', key, name)
+  runs = runs - 1
 end
 
 -- Splits the next bucket: what of it belongs to the new one, moves there.
@@ -68,11 +101,11 @@ local function split()
   local from, to = bucket_named(p, count - grid.half), bucket_named(p, count)
   local entries, moved, gone = call('HGETALL', from), {}, {}
   for i = 1, #entries, 2 do
-    local hash = entries[i]
-    local a, b, c = byte(hash, 1, 3)
+    local name = entries[i]
+    local a, b, c = byte(name, 1, 3)
     if (c * 65536 + b * 256 + a) % whole == count then
       n = n + 1
-      gone[n], moved[2 * n - 1], moved[2 * n] = hash, hash, entries[i + 1]
+      gone[n], moved[2 * n - 1], moved[2 * n] = name, name, entries[i + 1]
     end
   end
   for first = 1, #gone, 1000 do  -- Lua's `unpack` takes no more than a few thousand at once
@@ -85,15 +118,13 @@ local function split()
 end
 
 local told, mirrored = { 'A' .. slot }, is_mirrored(state)
-for i = 4, #ARGV, 2 do
-  local change, hashes = ARGV[i] == 'S' and store or remove, ARGV[i + 1]
-  for o = 1, #hashes, 8 do
-    change(bucket_key(p, grid, hashes, o), sub(hashes, o, o + 7))
-  end
-  if mirrored then told[#told + 1] = ARGV[i] .. struct.pack('<I4', #hashes / 8) .. hashes end
+for i = 4, #ARGV do
+  local change = ARGV[i]
+  local kind, before, path = sub(change, 1, 1), byte(change, 2), sub(change, 3)
+  if kind == 'S' then store(path, 0, before > 0) else remove(path, 0, before) end
+  if mirrored then told[#told + 1] = kind .. struct.pack('<I4', #path / 8 - before) .. sub(path, before * 8 + 1) end
 end
 local most = grid.count + SPLITS
-while blocks > grid.count * FILL and grid.count < most do split() end
-tell(p, state, table.concat(told), 'blocks', blocks, 'buckets', grid.count)
-call('HSET', p .. 'fence', slot, struct.pack(FENCE, ARGV[2], seq))
+while runs > grid.count * FILL and grid.count < most do split() end
+tell(p, state, table.concat(told), 'runs', runs, 'buckets', grid.count, 'f' .. slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }

@@ -1,15 +1,16 @@
--- Shared by every script, behind the names of what Redis and Lua offer (connection.py). p is the key prefix (KEYS[1], `fl2:{namespace}:`);
+-- Shared by every script, behind the names of what Redis and Lua offer (connection.py). p is the key prefix (KEYS[1], `fl3:{namespace}:`);
 -- slots are 2-byte strings, hashes 8-byte strings. See docs/index.md.
 
 local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
 local CARD = '<dHc0'                    -- as much of it as a match needs, from its 9th byte
 local LOAD = '<dddddddddd'              -- its last 80 bytes: lease, load time, load
-local FENCE = '<c8d'                   -- a record of `fence`: epoch, sequence
-local WIDE = 'W'                       -- in a bucket: the holders are in a bitmap
-local NARROW = 31                      -- slots a bucket entry may list: 62 bytes, within hash-max-listpack-value
+local FENCE = '<c8d'                   -- in `meta`, under `f` and the slot: epoch, sequence
+local WIDE = 128                       -- added to a record's first byte: its holders are in a string, a byte for each slot
+local RUN = 6                          -- blocks of a run: RUN_BLOCKS in changes.py
+local NARROW = 64                      -- bytes that a record may take within its bucket: hash-max-listpack-value
 local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
-local FILL = 40                        -- blocks a bucket holds on average: 19 bytes a placement, and a read looks at few entries
-local SPLITS = 8                       -- buckets that one batch may split: more than its blocks can fill
+local FILL = 16                        -- records a bucket holds on average: a read looks at few
+local SPLITS = 8                       -- buckets that one batch may split: more than its runs can fill
 
 local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, 5 s and more of a fleet that changes 100,000 blocks a second
 local KEPT = 86400                     -- s after which a key is gone unless a worker renews it: see renew.lua
@@ -19,7 +20,11 @@ local function now_ms()
   return t[1] * 1000 + floor(t[2] / 1000)
 end
 
-local function pack_slot(n) return char(floor(n / 256), n % 256) end
+local function pack_slot(n)
+  local low = n % 256
+  return char((n - low) / 256, low)
+end
+
 local function slot_number(slot) local a, b = byte(slot, 1, 2) return a * 256 + b end
 
 -- Buckets grow by linear hashing (Litwin, VLDB 1980): bucket n of 2^k <= count < 2^(k+1) has been split when n + 2^k exists. So an entry costs the
@@ -43,6 +48,27 @@ local function bucket_key(p, grid, hash, at)
   local n = (c * 65536 + b * 256 + a) % grid.whole
   if n >= grid.count then n = n % grid.half end
   return bucket_named(p, n)
+end
+
+-- Blocks are kept by runs, as the edges of a radix tree: a run is up to RUN blocks (changes.py) that follow each other, the first at a depth that
+-- RUN divides. Its record is a field of a bucket, named by the first block's hash; the value is the number of blocks behind that (more WIDE: see
+-- there), their hashes, and for each holder 3 bytes: its slot, and how many of the record's blocks it holds, from the first on. Where another
+-- prompt parts from them within the run, another record goes on, named by the first block of its own. A record's blocks are added to at their end
+-- and never taken away while anybody holds the first: so a block that somebody holds is in one place only.
+-- Returns how many blocks are behind the first, whether the holders are elsewhere, and where those that are not begin.
+local function parts_of(record)
+  local behind = byte(record, 1)
+  if behind >= WIDE then return behind - WIDE, true, #record + 1 end
+  return behind, false, 2 + 8 * behind
+end
+
+-- How many blocks a record, of `behind` after its first, has in common with those that follow the first of a path.
+local function common(record, behind, rest)
+  local least = math.min(8 * behind, #rest)
+  if sub(record, 2, 1 + least) == sub(rest, 1, least) then return 1 + least / 8 end
+  for at = 1, least, 8 do
+    if sub(record, 1 + at, 8 + at) ~= sub(rest, at, at + 7) then return 1 + (at - 1) / 8 end
+  end
 end
 
 local function read_live(record)
@@ -132,14 +158,15 @@ local function set_ready(p, slot, free_at, rate, step, room)
   call('ZADD', p .. 'ready', free_at + 1000 * (work + surcharge(work, step) + (room < USUAL and NO_ROOM or 0)), slot)
 end
 
--- The slot's sequence when (slot, epoch) is a living incarnation, else nil.
-local function sequence(p, slot, epoch)
-  local record = call('HGET', p .. 'fence', slot)
+-- The sequence of a record of a slot's fence when `epoch` is its living incarnation, else nil.
+local function sequence_in(record, epoch)
   if not record then return nil end
   local e, s = struct.unpack(FENCE, record)
   if e ~= epoch then return nil end
   return s
 end
+
+local function sequence(p, slot, epoch) return sequence_in(call('HGET', p .. 'meta', 'f' .. slot), epoch) end
 
 -- One incarnation is over: nothing names it from here on. Its entries in the buckets are swept before the slot is used again.
 local function kill(p, slot)
@@ -152,7 +179,7 @@ local function kill(p, slot)
   end
   call('HDEL', p .. 'live', slot)
   set_lease(p, slot, 0)
-  call('HDEL', p .. 'fence', slot)
+  call('HDEL', p .. 'meta', 'f' .. slot)
   announce(p, 'K' .. slot)
   call('HDEL', p .. 'owed', slot)
   call('DEL', p .. 'r' .. slot)

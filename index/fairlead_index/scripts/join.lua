@@ -19,7 +19,7 @@ if not slot then
   slot = pack_slot(top + 1)
 end
 call('HSET', p .. 'names', 'p' .. pod, slot, 'a' .. address, slot)
-call('HSET', p .. 'fence', slot, struct.pack(FENCE, epoch, 0))
+call('HSET', p .. 'meta', 'f' .. slot, struct.pack(FENCE, epoch, 0))
 local now = now_ms()
 local ends = now + lease
 set_lease(p, slot, ends)
@@ -28,5 +28,5 @@ set_ready(p, slot, now, rate_of(0), 0, math.huge)
 call('HSET', p .. 'live', slot, pack_live({ lease = ends, at = 0, running = 0, waiting = 0, backlog = 0, rate = 0, step = 0, free = 0,
   total = 0, page = 0, bt = tonumber(ARGV[4]), lease_ms = lease, address = address, pod = pod, revision = revision }))
 announce(p, 'J' .. slot .. struct.pack(CARD, tonumber(ARGV[4]), #address, address))
-for _, name in ipairs({ 'live', 'leases', 'log', 'fence', 'names', 'ready', 'seeds' }) do call('EXPIRE', p .. name, KEPT) end
+for _, name in ipairs({ 'live', 'leases', 'log', 'names', 'ready', 'seeds' }) do call('EXPIRE', p .. name, KEPT) end
 return { 'OK', slot }

@@ -1,65 +1,76 @@
 -- How deep each living slot holds a chain of hashes. Shared by `match` and `route`.
 --
 -- A slot's set of blocks is prefix-closed (parents are stored first, children removed first, batches are atomic), so the sets of *living* holders only
--- shrink with depth: binary-search the deepest block that anyone holds, then each depth where the set grows. Dead slots are filtered before every
--- comparison: one that is half swept is not closed any more and would mislead the search. Slots are numbers here; `lives[slot]` is true of the living.
+-- shrink with depth: binary-search the deepest run whose first block anyone holds, then each run where that set grows; how far into its last run a
+-- holder reaches, that run's records say. Dead slots are filtered before every comparison: one that is half swept is not closed any more and would
+-- mislead the search. Slots are numbers here; `lives[slot]` is true of the living.
 -- Returns {slot -> depth}, the slots with the deepest first, and the deepest level.
 local function match(p, hashes, lives, max_levels)
   local count, grid = #hashes / 8, buckets_of(p)
   if count == 0 or grid.count == 0 then return {}, {}, 0 end
-  local sets, seen = { [''] = {} }, {}
+  local sets, seen, nobody = {}, {}, { holders = {}, held = {} }
 
+  -- Of a record's holders those who live, how many of its blocks each holds, and whether all of them hold as many.
   local function wide_holders(map)
-    local found, count = {}, 0
-    for at = 1, #map do
-      local bits, n = byte(map, at), at * 8 - 1
-      while bits > 0 do
-        if bits % 2 == 1 then
-          if lives[n] then
-            count = count + 1
-            found[count] = n
-          end
-          bits = bits - 1
+    local holders, held, even, count = {}, {}, true, 0
+    for from = 1, #map, 100 do
+      local piece = { byte(map, from, from + 99) }
+      for i = 1, #piece do
+        local n = from + i - 2
+        if piece[i] > 0 and lives[n] then
+          count = count + 1
+          holders[count], held[n] = n, piece[i]
+          if piece[i] ~= held[holders[1]] then even = false end
         end
-        bits, n = bits / 2, n - 1
       end
     end
-    return found
+    return { holders = holders, held = held, even = even }
   end
 
   local function narrow_holders(packed)
-    local found, count = {}, 0
-    for i = 1, #packed, 2 do
-      local a, b = byte(packed, i, i + 1)
+    local holders, held, even, count = {}, {}, true, 0
+    for i = 1, #packed, 3 do
+      local a, b, blocks = byte(packed, i, i + 2)
       local n = a * 256 + b
       if lives[n] then
         count = count + 1
-        found[count] = n
+        holders[count], held[n] = n, blocks
+        if blocks ~= held[holders[1]] then even = false end
       end
     end
-    return found
+    return { holders = holders, held = held, even = even }
   end
 
-  local function holders(level)
-    local found = seen[level]
-    if found then return found end
-    local hash = sub(hashes, level * 8 - 7, level * 8)
-    local packed = call('HGET', bucket_key(p, grid, hash, 1), hash) or ''
-    local wide = packed == WIDE
-    if wide then packed = WIDE .. (call('GET', p .. 'w' .. hash) or '') end
-    found = sets[packed]  -- neighbours mostly have equal sets: read each once
-    if not found then
-      found = wide and wide_holders(sub(packed, 2)) or narrow_holders(packed)
-      sets[packed] = found
+  -- The holders of the record that the block `at` (counted from 0) names, and the record.
+  local function record_at(at)
+    local name = sub(hashes, at * 8 + 1, at * 8 + 8)
+    local record = call('HGET', bucket_key(p, grid, name, 1), name)
+    if not record then return nobody, '' end
+    local _, wide, first = parts_of(record)
+    local packed = wide and WIDE .. (call('GET', p .. 'w' .. name) or '') or sub(record, first)
+    local set = sets[packed]  -- neighbours mostly have equal sets: read each once
+    if not set then
+      set = wide and wide_holders(sub(packed, 4)) or narrow_holders(packed)
+      sets[packed] = set
     end
-    seen[level] = found
-    return found
+    return set, record
+  end
+
+  -- Levels count runs, from 1: who holds the first block of one.
+  local records = {}
+  local function holders(level)
+    local set = seen[level]
+    if not set then
+      set, records[level] = record_at((level - 1) * RUN)
+      seen[level] = set
+    end
+    return set.holders
   end
 
   -- The deepest level in [low, high) whose holders outnumber `size`, given that `low` does.
   local function deepest(low, high, size)
-    for level, found in pairs(seen) do  -- from what the searches before have seen
-      if level > low and level < high and #found > size then low = level end
+    for level, set in pairs(seen) do  -- from what the searches before have seen
+      if level > low and level < high and #set.holders > size then low = level end
     end
     while high - low > 1 do
       local middle = floor((low + high) / 2)
@@ -68,19 +79,58 @@ local function match(p, hashes, lives, max_levels)
     return low
   end
 
-  local depth, slots, first = {}, {}, #holders(1)
-  if first == 0 then return depth, slots, 0 end
-  local level = deepest(1, count + 1, 0)
-  local deepest_level, levels = level, 1
-  while true do
-    for _, slot in ipairs(holders(level)) do
-      if not depth[slot] then
-        depth[slot] = level
-        slots[#slots + 1] = slot
+  local depth, slots = {}, {}
+
+  -- Sets the depths of those of `pending` who hold something of the record that block `first` names, or of another where they part from it.
+  -- Whether all of them are surely the same.
+  local function reach(pending, set, record, first, last)
+    local behind = parts_of(record)
+    local shared = common(record, behind, sub(hashes, first * 8 + 9, last * 8))
+    local parted = shared <= behind and first + shared < last
+    local held, further = set.held, {}
+    for i = 1, #pending do
+      local slot = pending[i]
+      local blocks = held[slot]
+      if blocks then
+        if blocks >= shared then
+          blocks = shared
+          if parted then further[#further + 1] = slot end
+        end
+        depth[slot] = first + blocks
       end
     end
-    if #holders(level) == first then return depth, slots, deepest_level end
+    if #further == 0 then return set.even end
+    local branch, its = record_at(first + shared)
+    if its ~= '' then reach(further, branch, its, first + shared, last) end
+    return false
+  end
+
+  -- Sets the depths of those whose last run `level` is.
+  local function settle(level)
+    local here, pending, before = holders(level), {}, #slots
+    for i = 1, #here do
+      local slot = here[i]
+      if not depth[slot] then
+        pending[#pending + 1] = slot
+        slots[before + #pending] = slot
+      end
+    end
+    local first = (level - 1) * RUN
+    if reach(pending, seen[level], records[level], first, math.min(first + RUN, count)) then return end
+    table.sort(pending, function(a, b)
+      if depth[a] ~= depth[b] then return depth[a] > depth[b] end
+      return a < b
+    end)
+    for i = 1, #pending do slots[before + i] = pending[i] end
+  end
+
+  local first = #holders(1)
+  if first == 0 then return depth, slots, 0 end
+  local level, levels = deepest(1, math.ceil(count / RUN) + 1, 0), 1
+  while true do
+    settle(level)
+    if #holders(level) == first then return depth, slots, depth[slots[1]] end
     levels = levels + 1
-    level = levels < max_levels and deepest(1, level, #holders(level)) or 1  -- past the limit the rest hold at least the first block
+    level = levels < max_levels and deepest(1, level, #holders(level)) or 1  -- past the limit the rest hold at least the first run's beginning
   end
 end

@@ -18,7 +18,7 @@ if before then
 end
 
 local record = call('HGET', p .. 'live', slot)
-if not record or call('HDEL', p .. 'fence', slot) == 0 then return { 'UNKNOWN' } end
+if not record or call('HDEL', p .. 'meta', 'f' .. slot) == 0 then return { 'UNKNOWN' } end
 set_lease(p, slot, -read_live(record).lease)
 announce(p, 'K' .. slot)
 call('SET', any, address, 'PX', APART)

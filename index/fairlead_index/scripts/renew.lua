@@ -3,7 +3,7 @@
 local p = KEYS[1]
 local PASS, MOST = 4 * 3600 * 1000, 512  -- ms in which all buckets get their turn; buckets renewed at once: half a millisecond or less
 
-local fixed = { 'meta', 'live', 'leases', 'log', 'fence', 'names', 'owed', 'dead', 'sweeping', 'free', 'ready', 'seeds' }
+local fixed = { 'meta', 'live', 'leases', 'log', 'names', 'owed', 'dead', 'sweeping', 'free', 'ready', 'seeds' }
 for _, name in ipairs(fixed) do call('EXPIRE', p .. name, KEPT) end
 
 local buckets, now = buckets_of(p).count, now_ms()
@@ -16,7 +16,7 @@ for _ = 1, share do
   if call('EXPIRE', key, KEPT) == 1 then
     local entries = call('HGETALL', key)
     for i = 1, #entries, 2 do
-      if entries[i + 1] == WIDE then call('EXPIRE', p .. 'w' .. entries[i], KEPT) end
+      if byte(entries[i + 1]) >= WIDE then call('EXPIRE', p .. 'w' .. entries[i], KEPT) end
     end
   end
   cursor = (cursor + 1) % buckets

@@ -25,26 +25,26 @@ for _, slot in ipairs(call('ZRANGE', p .. 'sweeping', 0, -1)) do
   numbers[#numbers + 1] = slot_number(slot)
 end
 
--- Whether a block has no holder but dead ones.
-local function orphaned_wide(hash)
-  local wide = p .. 'w' .. hash
+-- Whether a record has no holder but dead ones.
+local function orphaned_wide(name)
+  local wide = p .. 'w' .. name
+  local map = call('GET', wide) or ''
   for _, n in ipairs(numbers) do
-    if call('GETBIT', wide, n) == 1 then call('SETBIT', wide, n, 0) end  -- setting what is beyond the end would lengthen it
+    if (byte(map, n + 1) or 0) > 0 then call('SETRANGE', wide, n, '\0') end
   end
   if call('BITCOUNT', wide) > 0 then return false end
   call('DEL', wide)
   return true
 end
 
-local function orphaned(key, hash, packed)
-  if packed == WIDE then return orphaned_wide(hash) end
-  if #packed == 2 then return dead[packed] end
+local function orphaned(key, name, record)
+  local _, wide, first = parts_of(record)
+  if wide then return orphaned_wide(name) end
   local kept = {}
-  for i = 1, #packed, 2 do
-    local slot = sub(packed, i, i + 1)
-    if not dead[slot] then kept[#kept + 1] = slot end
+  for at = first, #record, 3 do
+    if not dead[sub(record, at, at + 1)] then kept[#kept + 1] = sub(record, at, at + 2) end
   end
-  if #kept > 0 and #kept * 2 < #packed then call('HSET', key, hash, table.concat(kept)) end
+  if #kept > 0 and #kept * 3 < #record - first + 1 then call('HSET', key, name, sub(record, 1, first - 1) .. table.concat(kept)) end
   return #kept == 0
 end
 
@@ -61,7 +61,7 @@ while budget > 0 and cursor < buckets do
   budget = budget - 1 - #entries / 2
 end
 call('HSET', p .. 'meta', 'cursor', cursor)
-if gone > 0 then call('HINCRBY', p .. 'meta', 'blocks', -gone) end
+if gone > 0 then call('HINCRBY', p .. 'meta', 'runs', -gone) end
 if cursor >= buckets then
   for slot in pairs(dead) do call('ZADD', p .. 'free', slot_number(slot), slot) end
   call('EXPIRE', p .. 'free', KEPT)

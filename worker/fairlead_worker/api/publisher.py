@@ -30,7 +30,7 @@ class Publisher:
         for event in events:
             hashes = array("Q", event.hashes)
             if event.kind == "stored":
-                self.writer.stored(hashes)
+                self.writer.stored(hashes, event.parent)
             else:
                 self.writer.removed(hashes)
 

@@ -19,17 +19,23 @@ class EventLog:
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        self._runs: list[tuple[Kind, array[int]]] = []
+        self._runs: list[tuple[Kind, array[int], int]] = []
 
-    def add(self, kind: Kind, block: int) -> None:
-        if self._runs and self._runs[-1][0] == kind:
+    def stored(self, block: int, parent: int) -> None:
+        if self._runs and self._runs[-1][0] == "stored" and self._runs[-1][1][-1] == parent:
             self._runs[-1][1].append(block)
         else:
-            self._runs.append((kind, array("Q", (block,))))
+            self._runs.append(("stored", array("Q", (block,)), parent))
+
+    def removed(self, block: int) -> None:
+        if self._runs and self._runs[-1][0] == "removed":
+            self._runs[-1][1].append(block)
+        else:
+            self._runs.append(("removed", array("Q", (block,)), 0))
 
     def drain(self) -> tuple[CacheEvent, ...]:
-        """The events since the last call, neighbours of one kind joined."""
+        """The events since the last call; neighbours that follow each other, or were removed, are joined."""
         if not self._runs:
             return ()
         runs, self._runs = self._runs, []
-        return tuple(CacheEvent(kind, hash_bytes(hashes)) for kind, hashes in runs)
+        return tuple(CacheEvent(kind, hash_bytes(hashes), parent) for kind, hashes, parent in runs)

@@ -203,7 +203,7 @@ class PrefixCache:
         if node.depth % self._block_pages == 0:
             end = node.depth * self.page_size
             node.chain = self._extend_hash(parent.chain, tokens[end - self.block_tokens : end])
-            self._events.add("stored", node.chain)
+            self._events.stored(node.chain, parent.chain)
         if parent.watchers is not None:
             self._watches.published(parent, key)
         return node
@@ -268,7 +268,7 @@ class PrefixCache:
         assert parent is not None and not node.children, "leaves go first"
         del parent.children[node.key]
         if self._ends_block(node):
-            self._events.add("removed", node.chain)
+            self._events.removed(node.chain)
         if node.watchers is not None:
             self._watches.evicted(node)
         if parent.parent is None:

@@ -1,0 +1,14 @@
+"""Chains as the `apply` script takes them, for tests that call it by hand."""
+
+from fairlead_index.changes import Changes, pack
+
+
+def along(kind: str, hashes: list[int]) -> list[bytes]:
+    """A chain from its beginning, stored or, from its end, removed."""
+    changes = Changes()
+    changes.restart()
+    changes.stored(hashes)
+    if kind == "R":
+        changes.take(len(hashes))
+        changes.removed(hashes[::-1])
+    return pack(changes.take(len(hashes)))
