@@ -11,7 +11,7 @@ from fairlead_index.hashing import hash_bytes
 from fairlead_index.mirror import MirrorReader
 from fairlead_index.score import ScoredWorker, best_starts
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.steering.alone import scored_alone
+from fairlead_router.steering.alone import BLOCK_TOKENS, scored_alone
 from fairlead_router.steering.policies import Choice, Tried, Wanted
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Mirrored:
         self.fleet = FleetReader(redis, namespace)
         self._mirror: MirrorReader | None = None
         self._adopted = 0.0
-        self._block_tokens = 64
+        self._block_tokens = BLOCK_TOKENS
         self._guarding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
