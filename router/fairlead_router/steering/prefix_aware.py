@@ -9,6 +9,7 @@ from fairlead_index.access import RedisAccess
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import GroupedReader, index_reader
 from fairlead_index.reader import IndexReader, Route
+from fairlead_router.background import keep
 from fairlead_router.config import IndexMode
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
@@ -45,7 +46,8 @@ class PrefixAware:
         if index is not None and index.mode == "mirror" and index.groups > 1:
             logger.warning("--index-mode mirror follows one group, and --index-groups is %d: Redis is asked instead", index.groups)
         if index is not None and index.mode != "remote" and index.groups == 1:
-            self._mirrored = Mirrored(table, index.redis, index.namespace, None if index.mode == "mirror" else AUTO_BLOCKS)
+            most = None if index.mode == "mirror" else AUTO_BLOCKS
+            self._mirrored = Mirrored(table, index.redis, index.namespace, most, metrics.task_failures)
         fleet = self._mirrored.fleet if self._mirrored is not None else None
         self._unnamed = Unnamed(table, self._reader, fleet) if self._reader is not None else None
         self._audit = Audit(metrics, self._held, self._reader.recall) if self._reader is not None else None
@@ -57,9 +59,9 @@ class PrefixAware:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        if self._mirrored is not None:
-            self._mirrored.start()
-            self._watching = asyncio.create_task(self._watch(self._mirrored), name="index watch")
+        if (mirrored := self._mirrored) is not None:
+            mirrored.start()
+            self._watching = keep("index watch", lambda: self._watch(mirrored), self._metrics.task_failures)
 
     @property
     def index(self) -> str:
@@ -179,7 +181,7 @@ class PrefixAware:
             by = "the last picture of it and the workers' own loads" if self.reading == "mirror" else "local load and rendezvous"
             logger.warning("the index is unavailable, routing by %s: %s", by, why)
             if self.reading == "remote" and (self._returning is None or self._returning.done()):
-                self._returning = asyncio.create_task(self._await_return())
+                self._returning = keep("index return", self._await_return, self._metrics.task_failures)
         else:
             logger.info("the index answers again")
 
