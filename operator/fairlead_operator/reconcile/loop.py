@@ -222,6 +222,7 @@ class Loop:
             quiet_since=self._departures.since(pods, time.time()),
             loading=self._loading.seen,
             needs=self._demand.needs,
+            contests=self._applier.contests.standing() if self._applier is not None else (),
             decision=self._decision,
         )
         return group_view.seen(service, observed, datetime.now(UTC))
