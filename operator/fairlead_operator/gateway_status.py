@@ -30,15 +30,28 @@ def said(service: InferenceService, observed: Observed) -> tuple[bool, str, str]
             reason,
             f"spec.exposure.gateway needs {what}, which this cluster does not serve: install its CRDs, or remove the field",
         )
+    return _answered(observed, wanted.name, wanted.namespace or service.namespace)
+
+
+def standing(observed: Observed) -> tuple[bool, str, str] | None:
+    """The same of the route that is there, where the spec cannot be followed; None where there is no route."""
+    route = observed.exposed.get(gateway.HTTP_ROUTE)
+    parent = next(iter(((route or {}).get("spec") or {}).get("parentRefs") or []), None)
+    if route is None or parent is None:
+        return None
+    return _answered(observed, parent.get("name", ""), parent.get("namespace") or route["metadata"].get("namespace", ""))
+
+
+def _answered(observed: Observed, name: str, home: str) -> tuple[bool, str, str]:
+    """What the gateway of that name says."""
     parents = _parents(observed, gateway.HTTP_ROUTE)
     for parent in [*parents, *_parents(observed, gateway.INFERENCE_POOL)]:
         for refused in _refused(parent):
-            return False, refused["reason"], f"Gateway {wanted.name}: {refused['type']}: {refused.get('message', '')}"
+            return False, refused["reason"], f"Gateway {name}: {refused['type']}: {refused.get('message', '')}"
     if not parents:
-        home = wanted.namespace or service.namespace
-        words = f"no controller has answered for Gateway {home}/{wanted.name} yet: does it exist, and does its class have a controller?"
+        words = f"no controller has answered for Gateway {home}/{name} yet: does it exist, and does its class have a controller?"
         return False, "Waiting", words
-    return True, "Accepted", f"Gateway {wanted.name} has taken the route"
+    return True, "Accepted", f"Gateway {name} has taken the route"
 
 
 def fault(verdict: tuple[bool, str, str] | None) -> Cause | None:

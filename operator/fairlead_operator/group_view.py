@@ -36,6 +36,14 @@ def seen(service: InferenceService, observed: Observed, now: datetime) -> Observ
     return _with(observed, {**view, "status": {**status, "conditions": [stalled]}}, None)
 
 
+def standing(observed: Observed) -> Observed:
+    """The same whatever the spec says, where it cannot be read: without a deadline."""
+    live = observed.exposed.get(KIND)
+    if live is None or names.WORKER in observed.deployments:
+        return observed
+    return _with(observed, as_deployment(live, observed.pods), None)
+
+
 def as_deployment(live: Body, pods: Iterable[Body]) -> dict[str, Any]:
     """Of kind LeaderWorkerSet still, for the words that people read."""
     spec, metadata = live["spec"], live["metadata"]

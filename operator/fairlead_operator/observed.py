@@ -56,6 +56,17 @@ class CanarySeen:
 
 
 @dataclass(frozen=True)
+class Contest:
+    """Somebody sets the replicas of a child again and again."""
+
+    kind: str
+    name: str
+    component: str
+    manager: str  # of the field, as the API server has it
+    until: float  # seconds since the epoch: when it counts as over, should it not happen again
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that `desired` may know beside the service itself."""
 
@@ -74,6 +85,7 @@ class Observed:
     loading: Mapping[str, "LoadingSeen"] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
     needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
     stalls_at: float | None = None  # seconds since the epoch at which workers of several pods have not got on for too long
+    contests: tuple[Contest, ...] = ()  # as far as this process has seen
     decision: Decision | None = None  # the last change of the size that this process has decided
 
     @property

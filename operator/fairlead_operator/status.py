@@ -5,7 +5,7 @@ from datetime import datetime
 
 from fairlead_operator import causes, gateway_status, index_status, loading_status, names, pod_conditions, refusals, traffic
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.causes import Cause, creation, silence
+from fairlead_operator.causes import Cause, contested, creation, silence
 from fairlead_operator.children import router
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.observed import Observed, Replicas
@@ -71,7 +71,8 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
     exposed = gateway_status.said(service, observed)
     if exposed is not None:
         say.say("GatewayReady", *exposed)
-    faults = (obstacle, step.problem, stalled, silent, unsteered, gateway_status.fault(exposed))
+    fought, fought_until = contested.of(service, observed.contests)
+    faults = (obstacle, step.problem, stalled, silent, fought, unsteered, gateway_status.fault(exposed))
     fault = next((one for one in faults if one is not None and one.fault), None)
     say.say("Degraded", fault is not None, fault.reason if fault else "AsExpected", fault.message if fault else "")
 
@@ -91,7 +92,7 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
         canary=trial.status,
         conditions=say.made,
     )
-    wake_at = min((at for at in (proof.wake_at, unsteered_at, silent_at, measured_at) if at is not None), default=None)
+    wake_at = min((at for at in (proof.wake_at, unsteered_at, silent_at, measured_at, fought_until) if at is not None), default=None)
     return Verdict(status, servable=obstacle is None, probe_due=proof.due, wake_at=wake_at)
 
 

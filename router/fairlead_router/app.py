@@ -146,7 +146,7 @@ class App:
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
-        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session)
+        prompt = await self._router.prompts.read(call.path, call.body, call.caller.salt, call.session, call.caller.tenant.name)
         self._router.metrics.overhead.observe(monotonic() - began)
         call.prompt_tokens = prompt.length
         return prompt

@@ -38,6 +38,9 @@ class Metrics:
         self.recalls = Counter(
             "fairlead_router_recalls", "Times that a worker was made to tell the index all anew", ["worker"], registry=registry
         )
+        self.task_failures = Counter(
+            "fairlead_router_task_failures", "Times that a task of the process failed and was begun again", ["task"], registry=registry
+        )
         self.index_unavailable = Counter("fairlead_router_index_unavailable", "Requests routed while the index was away", registry=registry)
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)

@@ -12,6 +12,7 @@ import msgspec
 
 from fairlead_index.connection import Scripts
 from fairlead_index.token_cache import TokenCache
+from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.coming import Coming
 from fairlead_router.fleet.discovery import follow, source_of
@@ -56,7 +57,7 @@ class Router:
         self.metrics.watch_token_cache(self.formats.cache)
         tokenize = config.policy == "PrefixAware"
         self.policy = self._make_policy()
-        self.split = SplitPolicy(self.table, self.policy, SplitFile(Path(config.split_file))) if config.split_file else None
+        self.split = self._make_split()
         canary_for = None
         if self.split is not None:
             canary_for = self.split.canary_for
@@ -66,7 +67,7 @@ class Router:
         if config.metrics_names == "vllm":
             self.stack_metrics = StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), ""))
             self.metrics.registry.register(self.stack_metrics)
-        self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout)
+        self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout, self.metrics.task_failures)
         self._following: asyncio.Task[None] | None = None
         self._created = int(time.time())
         self._steering: Policy = self.split or self.policy
@@ -89,7 +90,8 @@ class Router:
         self._steering.start()
         if self.picker is not None:
             await self.picker.start()
-        self._following = asyncio.create_task(follow(self._source, self.table, self.config.poll_interval), name="discovery")
+        following = lambda: follow(self._source, self.table, self.config.poll_interval)  # noqa: E731
+        self._following = keep("discovery", following, self.metrics.task_failures)
 
     async def close(self) -> None:
         if self.picker is not None:
@@ -124,6 +126,11 @@ class Router:
         front, came, coming = self.front, self.demand.came, self.coming
         picker = Picker(self.config, self.table, self._steering, front, self.prompts, self.metrics, self.not_ready_reason, came, coming)
         return PickerServer(picker, self.config)
+
+    def _make_split(self) -> SplitPolicy | None:
+        if not self.config.split_file:
+            return None
+        return SplitPolicy(self.table, self.policy, SplitFile(Path(self.config.split_file)), self.metrics.task_failures)
 
     def _make_policy(self) -> Policy:
         match self.config.policy:

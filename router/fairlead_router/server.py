@@ -10,6 +10,7 @@ import uvloop
 
 from fairlead_index.guard import Guard
 from fairlead_router.app import App
+from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
 from fairlead_router.router import Router
 from fairlead_router.wire.client import ClientConnection
@@ -86,7 +87,7 @@ class RouterServer:
         else:
             self._listener = await loop.create_server(make, host, port, backlog=BACKLOG)
         logger.info("running on http://%s:%d", self._config.host, self.port)
-        looking = loop.create_task(self._look_after())
+        looking = keep("connections", self._look_after, self.router.metrics.task_failures)
         await leaving.wait()
         looking.cancel()
         self._listener.close()

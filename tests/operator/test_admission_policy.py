@@ -16,6 +16,9 @@ from fairlead_operator.api.crd import custom_resource_definition
 
 KINDS = ("ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 LISTS = ("--set=admissionPolicy.hostPaths={/mnt/models,/srv/}", "--set=admissionPolicy.images={ghcr.io/acme,registry:5000/tools/side}")
+OWN = "registry:5000/fairlead/worker:20260101"
+"""The chart's worker image, which the lists leave out."""
+IMAGE = ("--set=images.worker.repository=registry:5000/fairlead/worker", "--set=images.worker.tag=20260101")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,7 @@ def guarded(server: apiserver.ApiServer) -> Iterator[str]:
     """A namespace under the policy; only this one, so that other tests' services are let through."""
     name = "guarded"
     server.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespace={name}", f"--namespace={name}", *LISTS)
+    made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespace={name}", f"--namespace={name}", *LISTS, *IMAGE)
     text = yaml.safe_dump_all([one for one in made if one["kind"] in KINDS])
     done = server.kubectl("apply", "-f", "-", stdin=text)
     assert done.returncode == 0, done.stderr
@@ -61,8 +64,9 @@ REFUSED = [
     (volumes("/etc"), "mounted from /mnt/models, /srv/ only (got /etc)"),
     (volumes("/mnt/models-of-others"), "only (got /mnt/models-of-others)"),
     (volumes("/mnt/models/../../etc"), "only (got /mnt/models/../../etc)"),
-    (image("docker.io/library/miner"), "may come from ghcr.io/acme, registry:5000/tools/side only (got docker.io/library/miner)"),
+    (image("docker.io/library/miner"), f"may come from ghcr.io/acme, registry:5000/tools/side, {OWN} only (got docker.io/library/miner)"),
     (image("ghcr.io/acme-evil/worker", "initContainers"), "only (got ghcr.io/acme-evil/worker)"),
+    (image("registry:5000/fairlead/worker:2"), "only (got registry:5000/fairlead/worker:2)"),
     (image("registry:5000/tools/sidecar"), "only (got registry:5000/tools/sidecar)"),
     (
         {"podTemplate": {"spec": {"volumes": [{"name": "v", "image": {"reference": "docker.io/x"}}]}}},
@@ -79,6 +83,16 @@ def test_what_is_on_the_lists_is_taken(server: apiserver.ApiServer, guarded: str
 @pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
 def test_what_is_not_is_refused_with_the_list(server: apiserver.ApiServer, guarded: str, spec: dict[str, Any], words: str) -> None:
     assert words in refusal(server, guarded, spec)
+
+
+def test_the_chart_s_own_test_service_is_taken_whatever_the_list_says(server: apiserver.ApiServer, guarded: str) -> None:
+    made = template("--set=admissionPolicy.enabled=true", f"--set=watch.namespace={guarded}", f"--namespace={guarded}", *LISTS, *IMAGE)
+    (asked,) = [one for one in made if one["kind"] == "InferenceService"]
+    assert asked["spec"]["podTemplate"]["spec"]["initContainers"][0]["image"] == OWN
+    assert refusal(server, guarded, asked["spec"]) == ""
+    every = template("--set=admissionPolicy.enabled=true", "--namespace=default")
+    (lists,) = [one for one in every if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-workloads")]
+    assert lists["data"]["images"] == "", "an empty list still lets in any"
 
 
 def test_fields_of_any_release_are_read_as_their_names_say() -> None:

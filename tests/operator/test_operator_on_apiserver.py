@@ -334,3 +334,23 @@ def test_nothing_is_written_when_nothing_differs_and_a_restart_changes_nothing(
         again = versions()
         assert {name for name in after if again[name] != after[name]} == {"service"}
     assert len(router.asked) == asked + 1
+
+
+def test_an_autoscaler_of_the_workers_deployment_is_found_out(cluster: Cluster) -> None:
+    cluster.create(replicas=2)
+    eventually(lambda: cluster.get("deployments", "qwen-worker"))
+    for _ in range(3):  # as its controller writes, at each of its syncs
+        path = cluster.path("deployments", "qwen-worker", "scale") + "?fieldManager=kube-controller-manager"
+        code, answer = cluster.server.request("PATCH", path, {"spec": {"replicas": 5}}, MERGE)
+        assert code == 200, answer
+        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 2)
+
+    def degraded() -> str:
+        status = cluster.get("inferenceservices", "qwen").get("status") or {}
+        return next((one["message"] for one in status.get("conditions", []) if one["reason"] == "ReplicasContested"), "")
+
+    def events() -> list[str]:
+        return [event["message"] for event in cluster.server.get(cluster.path("events"))["items"] if event["reason"] == "ReplicasContested"]
+
+    assert "a HorizontalPodAutoscaler (field manager kube-controller-manager)" in eventually(degraded)
+    assert any("point it at the InferenceService" in message for message in eventually(events))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.operator.manifests import SETTINGS, container, deployment, pod, service
 
@@ -20,7 +20,7 @@ from fairlead_operator.observed import Observed
 from fairlead_operator.scaling.costs import deletion_costs
 from fairlead_operator.scaling.decision import decided, recent
 from fairlead_operator.scaling.demand import Demand, Report
-from fairlead_operator.scaling.needs import WINDOW, Fleet, Need, need
+from fairlead_operator.scaling.needs import BUSIEST, WINDOW, Fleet, Need, need
 from fairlead_operator.scaling.standing import standing
 from fairlead_router.config import read_config
 
@@ -120,16 +120,29 @@ starts = st.integers(5, 400)
 
 
 @given(rates, loads, starts, st.integers(0, 2**32))
+@example(rate=43978.39446259081, load=18.46908763161779, start=400, seed=831)  # raised at 1,625 s: 492 s of one worker's work still wait
+@example(rate=9158.361922067397, load=0.9113621272901568, start=332, seed=927301052)  # one worker, busy for nine tenths of its time
 @UNSHRUNK
 def test_a_steady_load_has_a_steady_size(rate: float, load: float, start: int, seed: int) -> None:
+    """From when what piled up as the first workers started is worked off, which is planned to take five times a start: until then prompts
+    wait for longer than the target, and a window of more than usual may call for one more.
+
+    A fleet that has room for noise, as a size that is reckoned has (`BUSIEST`), is never changed from then on. A smaller one, which served
+    well enough so far, gets its room once, should noise ever keep prompts waiting beyond the target for a whole window.
+    """
     chance = random.Random(seed)
-    model = Model(scaling(), rate, start)
-    for second in range(2400):
-        noise = chance.gauss(1.0, 0.3)  # of a second's arrivals
-        model.second(max(0.0, load * rate * noise))
-        if second == 1600:
-            settled = model.wanted
-    assert [size for at, size in model.sizes if at > 1600] == [], f"{model.sizes} {settled}"
+    model, settled, since = Model(scaling(), rate, start), 0, math.inf
+    while model.now < since + 800:
+        model.second(max(0.0, load * rate * chance.gauss(1.0, 0.3)))  # noise of each second's arrivals
+        if not settled and model.now >= 1600 and model.backlog < model.ready * rate:
+            settled, since = model.wanted, model.now
+        assert model.now < 8000, "what piled up is worked off"
+    later = [size for at, size in model.sizes if at > since]
+    if settled * BUSIEST >= load:
+        assert later == [], f"{model.sizes} {settled}"
+    else:
+        assert len(later) <= 1 and all(size * BUSIEST >= load * 0.9 for size in later), f"{model.sizes} {settled}"
+        assert all("over target" in reason for reason in model.reasons[len(model.sizes) - len(later) :])
     assert model.backlog < 4 * rate * model.wanted, "what comes is computed"
     assert math.ceil(load * 0.95) <= model.wanted <= math.ceil(load / 0.3 / 0.8) + 2
 

@@ -1,7 +1,8 @@
 """Why a service is not as wanted, lifted from what Kubernetes knows: one word for machines; for people what is wrong and what to do.
 
 `pods` reads one pod and chooses among many; `containers`, `scheduling`, `weights` and `happened` know the words of kubelets, schedulers,
-workers and Events; `creation` those of what refuses a pod or a template; `silence` tells when nobody says anything.
+workers and Events; `creation` those of what refuses a pod or a template; `silence` tells when nobody says anything; `contested` who
+keeps changing what is ours.
 """
 
 from fairlead_operator.causes.cause import Cause

@@ -6,6 +6,7 @@ from typing import Any
 
 from fairlead_operator.names import INSTANCE, digest
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.contests import Contests
 from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped, written_by_us
 from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.reconcile.store import Key, Store
@@ -31,6 +32,7 @@ class Applier:
         self._owner = (namespace, name)
         self.uid = uid
         self._applied: dict[Key, Applied] = {}
+        self.contests = Contests()
 
     async def converge(self, objects: Sequence[Mapping[str, Any]], keep: Container[str] = ()) -> dict[str, str]:
         """Make the children so, and remove those that are ours and no longer wanted, but for kinds to `keep`. Returns what was refused:
@@ -47,6 +49,8 @@ class Applier:
             if live is not None and not needs_apply(desired, live, applied):
                 self._applied[key] = Applied.of(desired, live)  # or: as an earlier process has left it
                 continue
+            if live is not None and applied is not None and applied.sent == digest(desired):
+                self.contests.note(key, desired, live)
             refusal = await self._apply(key, desired, live)
             if refusal:
                 refusals["/".join(key)] = refusal

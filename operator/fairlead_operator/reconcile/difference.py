@@ -20,6 +20,7 @@ from fairlead_operator.names import FIELD_MANAGER, digest
 APPLIED = "fairlead.dev/applied"
 _IDENTITY = {"apiVersion", "kind", "name", "namespace"}  # never in managedFields
 _ABSENT = "<absent>"
+_REPLICAS = '{"f:spec":{"f:replicas":{}}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ def as_we_left_it(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
 
 
 def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Only our own entry, its fields as text: a tenth of the memory. Of the others only when the last of them wrote (not the status)."""
+    """Only our own entry, its fields as text: a tenth of the memory. Of the others only when the last of them wrote (not the status), and
+    which of them has set the replicas."""
     entries = metadata.get("managedFields") or []
     kept = [{**entry, "fieldsV1": _text(entry["fieldsV1"])} for entry in entries if _is_ours(entry)]
+    kept += [{**entry, "fieldsV1": _REPLICAS} for entry in entries if not _is_ours(entry) and _sets_replicas(entry)]
     others = [entry["time"] for entry in entries if not _is_ours(entry) and entry.get("time") and not entry.get("subresource")]
     return [*kept, {"time": max(others)}] if others else kept
 
@@ -66,6 +69,18 @@ def slim_managed_fields(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
 def written_by_us(metadata: Mapping[str, Any]) -> bool:
     """An operator has applied this object, and has fields in it still."""
     return any(_is_ours(entry) for entry in metadata.get("managedFields") or [])
+
+
+def replicas_set_by(metadata: Mapping[str, Any]) -> str:
+    """The field manager, other than us, that has set `spec.replicas` last; empty: none has."""
+    others = [entry for entry in metadata.get("managedFields") or [] if not _is_ours(entry) and _sets_replicas(entry)]
+    return str(max(others, key=lambda entry: entry.get("time") or "").get("manager") or "") if others else ""
+
+
+def _sets_replicas(entry: Mapping[str, Any]) -> bool:
+    fields = entry.get("fieldsV1") or {}
+    fields = json.loads(fields) if isinstance(fields, str) else fields
+    return "f:replicas" in (fields.get("f:spec") or {})
 
 
 def _text(fields: Any) -> str:

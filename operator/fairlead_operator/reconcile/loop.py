@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fairlead_operator import group_view, transitions
+from fairlead_operator import group_view, refused_spec, transitions
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
-from fairlead_operator.conditions import Conditions
+from fairlead_operator.causes import Cause
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import ready_routers, router_to_ask
 from fairlead_operator.loading_status import pods_to_ask
@@ -137,14 +137,10 @@ class Loop:
             service = InferenceService.parse(body)
         except InvalidManifest as error:
             # Accepted by another version's CRD. Say it; whatever runs stays as it is.
-            self._stop_asking()
-            await self._write_status(body, ServiceStatus(), _refused(body, str(error)))
-            return None
+            unread = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}})
+            return await self._stay(body, unread, Cause("InvalidSpec", str(error), fault=True))
         if problem := unsupported(service, self._tools.served(), self._tools.unsure()):
-            self._stop_asking()
-            reason, words = problem
-            await self._write_status(body, service.status, _refused(body, words, reason))
-            return None
+            return await self._stay(body, service, Cause(*problem, fault=True))
         before, observed = self._tools.store.versions(self._owner), self._observed(service)
         plan = desired(service, observed, self._tools.settings, datetime.now(UTC))
         self._decision = plan.decision or self._decision
@@ -165,12 +161,28 @@ class Loop:
         trial = plan.status.canary
         judged = trial is not None and trial.phase in ("Judging", "Paused")
         self._canary.follow(ready_routers(pods) if judged else (), plan.split)
-        self._index.follow(router_to_ask(pods), known=plan.status.index is not None)
-        self._loading.follow(pods_to_ask(observed.stable.pods))
-        self._pod_events.follow(pods)
+        self._ask_of(observed, plan.status)
         self._demand.follow(ready_routers(pods), standing(service, observed, plan.status.revision.rpartition("-")[2]))
         await self._write_status(body, service.status, plan.status)
         return self._next_look(plan, refused=bool(refusals))
+
+    async def _stay(self, body: Mapping[str, Any], service: InferenceService, problem: Cause) -> float | None:
+        """A spec that is not followed: what runs stays as it is, and is told of."""
+        self._probe = None
+        self._stop_probing()
+        self._canary.stop()
+        self._demand.stop()
+        observed = self._observed(service)
+        status, wake_at = refused_spec.said(service, problem, observed, datetime.now(UTC))
+        self._ask_of(observed, status)
+        await self._write_status(body, service.status, status)
+        return None if wake_at is None else max(0.1, wake_at - time.time())
+
+    def _ask_of(self, observed: Observed, status: ServiceStatus) -> None:
+        """What the status says of routers and pods, they are asked for."""
+        self._index.follow(router_to_ask(observed.pods), known=status.index is not None)
+        self._loading.follow(pods_to_ask(observed.stable.pods))
+        self._pod_events.follow(observed.pods)
 
     def _next_look(self, plan: Desired, *, refused: bool) -> float | None:
         looks = [plan.wake_at - time.time()] if plan.wake_at is not None and self._probing is None else []
@@ -210,6 +222,7 @@ class Loop:
             quiet_since=self._departures.since(pods, time.time()),
             loading=self._loading.seen,
             needs=self._demand.needs,
+            contests=self._applier.contests.standing() if self._applier is not None else (),
             decision=self._decision,
         )
         return group_view.seen(service, observed, datetime.now(UTC))
@@ -256,10 +269,3 @@ class Loop:
         self._tools.store.put(answer)
         for type_, reason, message in transitions.said(before, after):
             self._tools.announce(body, type_, reason, message)
-
-
-def _refused(body: Mapping[str, Any], problem: str, reason: str = "InvalidSpec") -> ServiceStatus:
-    before = InferenceService.parse({**body, "spec": {"model": {"uri": "file:///unread"}}}).status
-    say = Conditions(before.conditions, int(body["metadata"].get("generation") or 0), datetime.now(UTC))
-    say.say("Ready", False, reason, problem)
-    return before.model_copy(update={"observed_generation": int(body["metadata"].get("generation") or 0), "conditions": say.made})

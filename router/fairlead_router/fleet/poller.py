@@ -6,8 +6,10 @@ import random
 import time
 
 import msgspec
+from prometheus_client import Counter
 
 from fairlead_index.load import WorkerLoad
+from fairlead_router.background import keep
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import PromptFormats
 from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
@@ -50,15 +52,16 @@ class _NotReady(msgspec.Struct):
 class Poller:
     """One task for each worker of the table."""
 
-    def __init__(self, table: WorkerTable, formats: PromptFormats, interval: float, silence_timeout: float) -> None:
+    def __init__(self, table: WorkerTable, formats: PromptFormats, interval: float, silence_timeout: float, failures: Counter) -> None:
+        """`failures`: of tasks, by name."""
         self._table, self._formats, self._interval = table, formats, interval
-        self._silence_timeout = silence_timeout
+        self._silence_timeout, self._failures = silence_timeout, failures
         self._decoder = msgspec.json.Decoder(_Load)
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         table.on_added = self._begin
 
     def _begin(self, worker: Worker) -> None:
-        task = self._tasks[worker] = asyncio.create_task(self._watch(worker), name=f"look at {worker.address}")
+        task = self._tasks[worker] = keep("looks", lambda: self._watch(worker), self._failures)
         task.add_done_callback(lambda _: self._tasks.pop(worker, None))
 
     async def close(self) -> None:
@@ -68,7 +71,7 @@ class Poller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, worker: Worker) -> None:
-        missed, format_age = 0, 0.0
+        missed, format_age, begun = 0, 0.0, True  # begun anew after a fault: what changed just before it may not have been told
         loop = asyncio.get_running_loop()
         while self._table.get(worker.address) is worker or worker.in_flight:  # who waits at one that was dropped must not wait for ever
             worker.look_now.clear()
@@ -100,9 +103,10 @@ class Poller:
             if worker.ready != was_ready or worker.adapters != adapters:
                 self._table.adapters_changed()
                 self._table.notify()
-            if worker.usable != was_usable or worker.format_tag != known:
+            if worker.usable != was_usable or worker.format_tag != known or begun:
                 self._formats.elect((other.canary, other.format_tag) for other in self._table if other.usable)
                 self._table.notify()
+                begun = False
             if missed:  # its deadline was pause enough: a stopped worker must not hold requests for long
                 await asyncio.sleep(began + LOOK_SECONDS - loop.time())
                 continue

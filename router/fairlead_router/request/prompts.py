@@ -1,6 +1,7 @@
 """A request's body, read once: which model, which prompt, and the prompt's tokens and block hashes."""
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -21,6 +22,7 @@ from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.request import pooled, wrong
 from fairlead_router.request.asked import Asked
+from fairlead_router.request.turns import Turns
 from fairlead_router.tenancy.tenants import ANYONE
 
 _CHATS = (CHAT, RESPONSES, MESSAGES)
@@ -98,20 +100,25 @@ class Prompts:
         self._formats, self._threads, self._tokenize = formats, threads, tokenize
         self._served_name, self._adapters, self._canary_for = served_name, adapters, canary_for
         self._decoder = msgspec.json.Decoder(_Body)
+        self._large = Turns()
 
-    async def read(self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt, session: str = "") -> Prompt:
+    async def read(
+        self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt, session: str = "", tenant: str = ""
+    ) -> Prompt:
         """`salt_of`: the caller's salt, given the client's own. `session`: what the client calls the conversation, if it does.
 
+        Large bodies go one after the other, tenants by turns: each takes up to 170 times its size for a moment, and seconds of a thread.
         Raises ApiError: 400 for what is not a JSON object, 404 for a model that no worker serves.
         """
         if len(body) <= INLINE_BYTES:
             return self._read(path, body, salt_of, session)
         loop = asyncio.get_running_loop()
-        try:
+        if len(body) <= LARGE:
             return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
-        finally:
-            if len(body) > LARGE:
-                loop.run_in_executor(self._threads, give_back)
+        await self._large.take(tenant)
+        reading = loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
+        reading.add_done_callback(self._have_read)
+        return await asyncio.shield(reading)  # the client may go, and the thread works on: so long it is nobody else's turn
 
     async def check(self, path: str, body: bytes) -> None:
         """Raises ApiError 400 for what every worker would refuse."""
@@ -119,6 +126,14 @@ class Prompts:
             wrong.check(path, body)
         else:
             await asyncio.get_running_loop().run_in_executor(self._threads, wrong.check, path, body)
+
+    def _have_read(self, reading: "asyncio.Future[Prompt]") -> None:
+        """A large body: what that needed is given back, and its turn."""
+        if not reading.cancelled():
+            reading.exception()  # told to whoever still waits for it
+            with contextlib.suppress(RuntimeError):  # the router ends, and its threads did
+                asyncio.get_running_loop().run_in_executor(self._threads, give_back)
+        self._large.give_back()
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})

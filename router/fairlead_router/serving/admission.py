@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
+from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, overloaded, unavailable
 from fairlead_router.fleet.coming import Coming
@@ -160,8 +161,8 @@ class Admission:
         self._make_room(ticket)
         turn = ticket.turn = asyncio.get_running_loop().create_future()
         self._queue.push(ticket)
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._watch(), name="queue")
+        if self._watching is None or self._watching.done():
+            self._watching = keep("queue", self._watch, self._metrics.task_failures)
         try:
             while not turn.done():
                 now, workers = monotonic(), self._table.usable()
@@ -181,15 +182,12 @@ class Admission:
 
     async def _watch(self) -> None:
         """While somebody waits: look again at every change of the workers, and now and then."""
-        try:
-            while self._queue:
-                await self._table.changed(RECHECK_SECONDS)
-                self._looks += 1
-                self._call()
-                if not self._table.any_usable() and (ticket := self._queue.pop()) is not None:
-                    self._grant(ticket)  # one asks for all whether the index knows a worker that discovery does not
-        finally:
-            self._watching = None
+        while self._queue:
+            await self._table.changed(RECHECK_SECONDS)
+            self._looks += 1
+            self._call()
+            if not self._table.any_usable() and (ticket := self._queue.pop()) is not None:
+                self._grant(ticket)  # one asks for all whether the index knows a worker that discovery does not
 
     def _call(self) -> None:
         """Turns for as many as there is room for."""

@@ -26,7 +26,7 @@ class Front:
     def __init__(self, config: RouterConfig, admission: Admission, proxy: Proxy, metrics: Metrics, scripts: Scripts | None = None) -> None:
         """`scripts`: of the service's namespace, where token rates are common to all routers."""
         self.keys = Keys(config.api_keys_file, metrics)
-        self._accounts = Accounts(scripts, config.router_replicas)
+        self._accounts = Accounts(scripts, config.router_replicas, metrics.task_failures)
         self._bodies = Bodies(config.max_inflight_bytes)
         self._admission, self._proxy, self._metrics = admission, proxy, metrics
         metrics.body_bytes.set_function(lambda: self._bodies.total)

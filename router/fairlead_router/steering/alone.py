@@ -1,12 +1,15 @@
 """Choosing without the index: by what each worker last said of itself, and by our own requests there that have no answer yet."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 
-from fairlead_index.score import ScoredWorker
+from fairlead_index.score import ScoredWorker, Start, best_starts
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.steering.policies import Wanted, rendezvous
+
+BLOCK_TOKENS = 64
+"""Of a worker that no index names: the least that a prompt is reckoned to cost it."""
 
 
 def soonest_alone(wanted: Wanted, workers: Sequence[Worker], now: float | None = None) -> Worker:
@@ -26,6 +29,11 @@ def soonest_alone(wanted: Wanted, workers: Sequence[Worker], now: float | None =
         if start < soonest:
             best, soonest = home, start
     return best
+
+
+def soonest_start(wanted: Wanted, workers: Iterable[Worker]) -> Start:
+    """When the best of them (there is one) would give the first token, with none of the prompt in its cache: by the index's own score."""
+    return best_starts([scored_alone(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
 
 
 def _start(worker: Worker, prompt_tokens: int, now: float | None) -> tuple[bool, float]:

@@ -4,14 +4,17 @@ import asyncio
 import logging
 import os
 
+from prometheus_client import Counter
+
 from fairlead_index.access import RedisAccess
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.fleet import FleetReader
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.mirror import MirrorReader
 from fairlead_index.score import ScoredWorker, best_starts
+from fairlead_router.background import keep
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.steering.alone import scored_alone
+from fairlead_router.steering.alone import BLOCK_TOKENS, scored_alone
 from fairlead_router.steering.policies import Choice, Tried, Wanted
 
 logger = logging.getLogger(__name__)
@@ -24,21 +27,22 @@ GUARD_SECONDS = 1.0
 class Mirrored:
     """`choose` gives None until there is a picture, and where none is kept. While Redis is away the last one serves."""
 
-    def __init__(self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None) -> None:
-        """`most_blocks`: a larger fleet is not mirrored; None: any."""
+    def __init__(self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None, failures: Counter) -> None:
+        """`most_blocks`: a larger fleet is not mirrored; None: any. `failures`: of tasks, by name."""
         self._table, self._redis, self._namespace, self._most = table, redis, namespace, most_blocks
+        self._failures = failures
         self.fleet = FleetReader(redis, namespace)
         self._mirror: MirrorReader | None = None
         self._adopted = 0.0
-        self._block_tokens = 64
+        self._block_tokens = BLOCK_TOKENS
         self._guarding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self.fleet.start()
-        if self._most is None:
+        if (most := self._most) is None:
             self._begin()
         else:
-            self._guarding = asyncio.create_task(self._guard(self._most), name="mirror guard")
+            self._guarding = keep("mirror guard", lambda: self._guard(most), self._failures)
 
     @property
     def ready(self) -> bool:

@@ -9,6 +9,7 @@ from fairlead_index.access import RedisAccess
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import GroupedReader, index_reader
 from fairlead_index.reader import IndexReader, Route
+from fairlead_router.background import keep
 from fairlead_router.config import IndexMode
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
@@ -16,6 +17,7 @@ from fairlead_router.steering.alone import soonest_alone
 from fairlead_router.steering.audit import Audit
 from fairlead_router.steering.mirrored import AUTO_BLOCKS, Mirrored
 from fairlead_router.steering.policies import Choice, Tried, Wanted
+from fairlead_router.steering.unnamed import Unnamed
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,10 @@ class PrefixAware:
         if index is not None and index.mode == "mirror" and index.groups > 1:
             logger.warning("--index-mode mirror follows one group, and --index-groups is %d: Redis is asked instead", index.groups)
         if index is not None and index.mode != "remote" and index.groups == 1:
-            self._mirrored = Mirrored(table, index.redis, index.namespace, None if index.mode == "mirror" else AUTO_BLOCKS)
+            most = None if index.mode == "mirror" else AUTO_BLOCKS
+            self._mirrored = Mirrored(table, index.redis, index.namespace, most, metrics.task_failures)
+        fleet = self._mirrored.fleet if self._mirrored is not None else None
+        self._unnamed = Unnamed(table, self._reader, fleet) if self._reader is not None else None
         self._audit = Audit(metrics, self._held, self._reader.recall) if self._reader is not None else None
         self._away = False
         self.index_reason = ""
@@ -54,9 +59,9 @@ class PrefixAware:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        if self._mirrored is not None:
-            self._mirrored.start()
-            self._watching = asyncio.create_task(self._watch(self._mirrored), name="index watch")
+        if (mirrored := self._mirrored) is not None:
+            mirrored.start()
+            self._watching = keep("index watch", lambda: self._watch(mirrored), self._metrics.task_failures)
 
     @property
     def index(self) -> str:
@@ -98,13 +103,18 @@ class PrefixAware:
             self._say(away=reader.away, why=str(error))
             return None
         self._say(away=False)
-        for candidate in route.candidates[:1]:
-            worker = self._table.adopt(candidate.address)
-            if worker is not None and worker.ready and worker.serves(wanted.model):  # else it went while the index was being asked
-                return Choice(worker, candidate.cached_tokens, route.reservation)
-        if route.candidates:
-            self._spawn(self._give_up(reader, route.reservation))
-        return None
+        if not route.candidates:
+            return None
+        best, chosen = route.candidates[0], None
+        worker = self._table.adopt(best.address)
+        if worker is not None and worker.ready and worker.serves(wanted.model):  # else it went while the index was being asked
+            assert self._unnamed is not None  # there is a reader
+            others = self._unnamed.sooner(wanted, route, excluded)
+            if not others:
+                return Choice(worker, best.cached_tokens, route.reservation)
+            chosen = Choice(soonest_alone(wanted, others))
+        self._spawn(self._give_up(reader, route.reservation))
+        return chosen
 
     async def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of a prompt that each worker holds. Raises IndexUnavailable."""
@@ -171,7 +181,7 @@ class PrefixAware:
             by = "the last picture of it and the workers' own loads" if self.reading == "mirror" else "local load and rendezvous"
             logger.warning("the index is unavailable, routing by %s: %s", by, why)
             if self.reading == "remote" and (self._returning is None or self._returning.done()):
-                self._returning = asyncio.create_task(self._await_return())
+                self._returning = keep("index return", self._await_return, self._metrics.task_failures)
         else:
             logger.info("the index answers again")
 
@@ -192,6 +202,8 @@ class PrefixAware:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._audit is not None:
             await self._audit.close()
+        if self._unnamed is not None:
+            await self._unnamed.close()
         if self._mirrored is not None:
             await self._mirrored.close()
         if self._reader is not None:

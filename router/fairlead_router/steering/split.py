@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterator
 from time import monotonic
 
 import xxhash
+from prometheus_client import Counter
 
 from fairlead_index.split import Side, Split, SplitReport
+from fairlead_router.background import keep
 from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
 from fairlead_router.steering.policies import Choice, Policy, Tried, Wanted
 from fairlead_router.steering.split_file import SplitFile
@@ -32,8 +34,9 @@ def leans_to_canary(conversation: int, split: Split) -> bool:
 class SplitPolicy:
     """Wraps the policy that chooses within a side."""
 
-    def __init__(self, table: WorkerTable, inner: Policy, file: SplitFile) -> None:
-        self._table, self._inner, self._file = table, inner, file
+    def __init__(self, table: WorkerTable, inner: Policy, file: SplitFile, failures: Counter) -> None:
+        """`failures`: of tasks, by name."""
+        self._table, self._inner, self._file, self._failures = table, inner, file, failures
         self._report = SplitReport()
         self._sent = self._sent_to_canary = 0
         self._following: asyncio.Task[None] | None = None
@@ -41,7 +44,7 @@ class SplitPolicy:
 
     def start(self) -> None:
         self._inner.start()
-        self._following = asyncio.create_task(self._follow(), name="split file")
+        self._following = keep("split file", self._follow, self._failures)
 
     async def close(self) -> None:
         if self._following is not None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from fairlead_router.background import keep
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.metrics import Metrics
 from fairlead_router.tenancy.tenants import ANYONE, Caller, KeyFileError, digest, read_keys
@@ -42,7 +43,7 @@ class Keys:
 
     def start(self) -> None:
         if self._path is not None:
-            self._following = asyncio.create_task(self._follow(), name="key file")
+            self._following = keep("key file", self._follow, self._metrics.task_failures)
 
     async def close(self) -> None:
         if self._following is not None:

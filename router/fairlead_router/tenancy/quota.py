@@ -12,7 +12,10 @@ import os
 from collections.abc import Callable, Iterable
 from time import monotonic
 
+from prometheus_client import Counter
+
 from fairlead_index.connection import REDIS_ERRORS, Scripts
+from fairlead_router.background import keep
 from fairlead_router.errors import ApiError, Headers
 from fairlead_router.tenancy.tenants import Tenant
 
@@ -123,18 +126,19 @@ class Account:
 class Accounts:
     """Every tenant seen. With Redis one bucket for all routers; without, each router has its share of it."""
 
-    def __init__(self, scripts: Scripts | None, replicas: int) -> None:
+    def __init__(self, scripts: Scripts | None, replicas: int, failures: Counter) -> None:
+        """`failures`: of tasks, by name."""
         self._accounts: dict[str, Account] = {}
         self._replicas = replicas
         self._name = os.urandom(8).hex()
-        self._scripts = scripts
+        self._scripts, self._failures = scripts, failures
         self.shared = False
         """The buckets are common to all routers: Redis answered the last time."""
         self._syncing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        if self._scripts is not None:
-            self._syncing = asyncio.create_task(self._follow(self._scripts), name="token quotas")
+        if (scripts := self._scripts) is not None:
+            self._syncing = keep("token quotas", lambda: self._follow(scripts), self._failures)
 
     async def close(self) -> None:
         if self._syncing is not None:
@@ -168,6 +172,9 @@ class Accounts:
                     told = monotonic()
                 except REDIS_ERRORS as error:
                     self._alone(error)
+                except Exception as error:  # our own fault: until it is begun again nobody tells what the others leave
+                    self._alone(error)
+                    raise
             await asyncio.sleep(SYNC_SECONDS)
 
     async def _sync(self, scripts: Scripts, accounts: Iterable[Account]) -> None:
@@ -184,7 +191,9 @@ class Accounts:
 
     def _alone(self, error: Exception) -> None:
         if self.shared:
-            logger.warning("token quotas: Redis is away (%s); this router gives each tenant 1/%d", type(error).__name__, self._replicas)
+            logger.warning(
+                "token quotas: no answer from Redis (%s); this router gives each tenant 1/%d", type(error).__name__, self._replicas
+            )
             for account in self._accounts.values():
                 account.refill()
         self.shared = False

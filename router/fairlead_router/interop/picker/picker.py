@@ -115,8 +115,8 @@ class Picker:
             return Prompt(length=asked.length // 4)  # bytes of a token, roughly: enough to compare waits
         if not self._table.any_usable():
             await self._prompts.check(asked.path, asked.body)
-        began = monotonic()
-        prompt = await self._prompts.read(asked.path, asked.body, asked.visitor.caller.salt, asked.session)
+        began, caller = monotonic(), asked.visitor.caller
+        prompt = await self._prompts.read(asked.path, asked.body, caller.salt, asked.session, caller.tenant.name)
         self._metrics.overhead.observe(monotonic() - began)
         self._came(prompt.length)
         return prompt

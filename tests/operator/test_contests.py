@@ -1,0 +1,97 @@
+"""An autoscaler that targets the workers' Deployment instead of the service: it is told of, with what to do, and not for one edit alone."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.operator.manifests import SETTINGS, deployment, service
+
+from fairlead_operator.conditions import find
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Contest, Observed, ProbeResult
+from fairlead_operator.reconcile.contests import WITHIN, Contests
+from fairlead_operator.reconcile.difference import slim_managed_fields
+from fairlead_operator.transitions import said
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+KEY = ("Deployment", "qwen-worker")
+HPA = "kube-controller-manager"
+
+
+def scaled(replicas: int, manager: str = HPA) -> dict[str, Any]:
+    """The Deployment after somebody has set its replicas by /scale, as it is kept."""
+    entries = [
+        {"manager": "fairlead-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}, "time": "2026-01-01T00:00:00Z"},
+        {
+            "manager": manager,
+            "operation": "Update",
+            "subresource": "scale",
+            "fieldsV1": {"f:spec": {"f:replicas": {}}},
+            "time": "2026-01-01T00:00:15Z",
+        },
+        {"manager": HPA, "operation": "Update", "subresource": "status", "fieldsV1": {"f:status": {"f:replicas": {}}}},
+    ]
+    return {"metadata": {"managedFields": slim_managed_fields({"managedFields": entries})}, "spec": {"replicas": replicas}}
+
+
+def wanted(replicas: int) -> dict[str, Any]:
+    return {"metadata": {"labels": {"app.kubernetes.io/component": "worker"}}, "spec": {"replicas": replicas}}
+
+
+def test_again_and_again_is_three_times_in_ten_minutes_by_one_manager() -> None:
+    now = 1000.0
+    contests = Contests(lambda: now)
+    for manager in (HPA, "kubectl-scale", HPA):
+        contests.note(KEY, wanted(2), scaled(5, manager))
+        now += 15
+    assert contests.standing() == (), "twice by one, once by another"
+    contests.note(KEY, wanted(2), scaled(2))
+    assert contests.standing() == (), "it wants what we want"
+    contests.note(KEY, wanted(2), scaled(4))
+    assert contests.standing() == (Contest(*KEY, "worker", HPA, now + WITHIN),)
+    now += WITHIN
+    assert contests.standing() == (), "nobody has done it for as long"
+    for _ in range(5):
+        contests.note(KEY, wanted(2), scaled(5))
+        now += WITHIN / 2
+    assert contests.standing() == (), "twice in ten minutes at most"
+
+
+def test_an_edit_of_ours_or_of_another_field_is_no_contest() -> None:
+    contests = Contests(lambda: 0.0)
+    plain = scaled(5)
+    plain["metadata"]["managedFields"] = slim_managed_fields(
+        {"managedFields": [{"manager": HPA, "operation": "Update", "fieldsV1": {"f:metadata": {}}, "time": "2026-01-01T00:00:00Z"}]}
+    )
+    for _ in range(3):
+        contests.note(KEY, wanted(2), plain)
+        contests.note(("Service", "qwen"), {"metadata": {}, "spec": {}}, scaled(5))
+    assert contests.standing() == ()
+
+
+@pytest.mark.parametrize(
+    ("component", "manager", "spec", "words"),
+    [
+        ("worker", HPA, {}, "point it at the InferenceService: scaleTargetRef: {apiVersion: fairlead.dev/v1alpha1, kind: InferenceService"),
+        ("worker", HPA, {"scaling": {"max": 3, "target": {"ttft": "2s"}}}, "with spec.scaling.target the operator sizes this service"),
+        ("worker", "kubectl", {}, "kubectl scale inferenceservice qwen --replicas=N"),
+        ("router", HPA, {}, "spec.routing.replicas says how many routers there are"),
+    ],
+)
+def test_it_is_degraded_and_one_event_with_the_fix(component: str, manager: str, spec: dict[str, Any], words: str) -> None:
+    until = NOW.timestamp() + 300
+    contest = Contest("Deployment", f"qwen-{component}", component, manager, until)
+    seen = Observed(
+        {"worker": deployment("worker", 1), "router": deployment("router", 2)},
+        probe=ProbeResult(1, True, "", 0, NOW.timestamp()),
+        contests=(contest,),
+    )
+    plan = desired(service(**spec), seen, SETTINGS, NOW)
+    fault, ready = find(plan.status.conditions, "Degraded"), find(plan.status.conditions, "Ready")
+    assert fault is not None and (fault.status, fault.reason) == ("True", "ReplicasContested") and words in fault.message
+    assert f"Deployment qwen-{component}" in fault.message and (HPA in fault.message) == (manager == HPA)
+    assert ready is not None and ready.status == "True", "it serves all the same"
+    assert plan.wake_at is not None and plan.wake_at <= until
+    before = desired(service(**spec), Observed(seen.deployments, probe=seen.probe), SETTINGS, NOW).status
+    assert [one[:2] for one in said(before, plan.status)] == [("Warning", "ReplicasContested")]
+    assert said(plan.status, plan.status) == []
