@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -13,7 +14,7 @@ from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
 from fairlead_worker.execution.grammars import Grammars
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step
+from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, why_not
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
@@ -31,6 +32,7 @@ from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.model.slots import AdapterSlots
 
 
 class ModelRunner:
@@ -182,13 +184,19 @@ def make_runner(
         graph_rows = 0  # which `engine_process.graph_rows` has said
     elif steps is not None:
         graph_rows = min(graph_rows, steps.max_num_seqs)
+
+    def stack_for(prepared: Backend) -> None:
+        if adapters is not None and graph_rows and not why_not(prepared):
+            adapters.stack()
+
     if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":
 
         def attempt(tokens: int) -> None:
             trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
-            run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits)
+            with nullcontext(0) if adapters is None else adapters.imagined() as adapter:
+                run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
 
-        _prepared(make_backend(backend, spec, 1), progress, deterministic)
+        stack_for(_prepared(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
         tokens = StepLimits.of(steps, page_size).tokens
         # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
@@ -199,7 +207,8 @@ def make_runner(
 
         def graph_bytes(model: LoadedModel, layout: KVSpec, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
             tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)
-            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress))
+            slots = None if adapters is None else adapters.slots
+            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress, slots))
 
         if graph_rows:
             taken = graph_bytes(loaded, spec, deterministic, adapters)
@@ -214,6 +223,7 @@ def make_runner(
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
         )
     made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
+    stack_for(made)
     drafter = None
     if draft is not None and draft_spec is not None:
         drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
@@ -230,13 +240,16 @@ def make_runner(
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
-    runner.graphs = _graphs(runner.forward, made, graph_rows, loaded.max_model_len, progress)
+    slots = None if adapters is None else adapters.slots
+    runner.graphs = _graphs(runner.forward, made, graph_rows, loaded.max_model_len, progress, slots)
     return runner
 
 
-def _graphs(forward: Forward, backend: Backend, rows: int, context: int, progress: Progress) -> GraphedDecodes | None:
+def _graphs(
+    forward: Forward, backend: Backend, rows: int, context: int, progress: Progress, slots: AdapterSlots | None = None
+) -> GraphedDecodes | None:
     """Recorded graphs of up to `rows` decodes, where the backend can have them."""
-    graphs = graphs_for(forward, backend, rows, context)
+    graphs = graphs_for(forward, backend, rows, context, slots=slots)
     if graphs is not None:
         graphs.capture(progress)
     return graphs
