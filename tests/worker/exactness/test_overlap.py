@@ -5,7 +5,6 @@ from array import array
 from pathlib import Path
 
 import pytest
-import torch
 from tests.models import VOCABULARY, save_model
 from tests.worker.lanes import Late, Thread
 
@@ -27,7 +26,7 @@ from fairlead_worker.model.loader import LoadedModel, load_model
 PAGE = 16
 
 
-LANES = {"thread": Thread, "late": Late, "at once": lambda: DeviceLane(torch.device("cpu"))}
+LANES = {"thread": Thread, "late": Late, "at once": DeviceLane}
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,9 @@ from fairlead_worker.kernels.base import KVSpec, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.model.loader import LoadedModel
 
+from .waits import waits
+
 PAGES, PAGE = 40, 4
-aten = torch.ops.aten
-WAITS = {
-    aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.resolve_conj, aten.equal, aten.allclose, aten.nonzero, aten.masked_select,
-    aten.repeat_interleave, aten._unique2, aten.lift_fresh,
-}  # fmt: skip
-"""Operations whose answer, or its shape, the host wants to know (the fourth: `tolist`); the last: a tensor made of what the host has."""
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 
 
@@ -38,8 +34,8 @@ class Recording(TorchDispatchMode):
         self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        masked = func.overloadpacket is aten.index and any(part is not None and part.dtype == torch.bool for part in args[1])
-        if masked or func.overloadpacket in WAITS:
+        # The last: a tensor made of what the host has.
+        if waits(func, args) or func.overloadpacket is torch.ops.aten.lift_fresh:
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         return self.call(func, args, kwargs or {})
 
