@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 WAITS = {
     aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.resolve_conj, aten.equal, aten.allclose, aten.nonzero, aten.masked_select,
-    aten.repeat_interleave, aten._unique2,
+    aten._unique2,
 }  # fmt: skip
 """Those whose answer, or its shape, the host wants to know (`resolve_conj`: `tolist` and `numpy`)."""
 

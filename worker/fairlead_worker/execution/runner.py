@@ -183,7 +183,8 @@ def make_runner(
     if loaded.ranks > 1:
         graph_rows = 0  # which `engine_process.graph_rows` has said
     elif steps is not None:
-        graph_rows = min(graph_rows, steps.max_num_seqs)
+        graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # a guess is a row
+    drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
 
     def stack_for(prepared: Backend) -> None:
         if adapters is not None and graph_rows and not why_not(prepared):
@@ -205,15 +206,15 @@ def make_runner(
         found = find_room(memory, mem_fraction_static, tokens, least, attempt)
         step_tokens, room = found.step_tokens, found.kv_bytes
 
-        def graph_bytes(model: LoadedModel, layout: KVSpec, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
+        def graph_bytes(model: LoadedModel, layout: KVSpec, rows: int, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
             tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)
             slots = None if adapters is None else adapters.slots
-            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress, slots))
+            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
 
         if graph_rows:
-            taken = graph_bytes(loaded, spec, deterministic, adapters)
+            taken = graph_bytes(loaded, spec, graph_rows, deterministic, adapters)
             if draft is not None and draft_spec is not None:
-                taken += graph_bytes(draft, draft_spec)
+                taken += graph_bytes(draft, draft_spec, drafted_rows)
             room = max(0, room - taken)
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
@@ -229,7 +230,7 @@ def make_runner(
         drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
         guesses = choose_forward(draft, drafted, native_decoder)
         drafter = Drafter(guesses, draft, drafted, loaded.vocabulary_size)
-        drafter.graphs = _graphs(guesses, drafted, graph_rows, loaded.max_model_len, progress)
+        drafter.graphs = _graphs(guesses, drafted, drafted_rows, loaded.max_model_len, progress)
     runner = ModelRunner(
         loaded,
         made,
