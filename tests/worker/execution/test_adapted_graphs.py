@@ -4,7 +4,7 @@ Graphs repeat their calls on the same memory, as in `test_graphs.py`; adapters c
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,21 +12,17 @@ import torch
 from bench.gpu.adapters import write_adapter
 from tests.worker.lanes import Late, Thread
 
-from fairlead.random_model import make_model
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.limits import StepLimits
 from fairlead_worker.engine.lookahead import LookaheadScheduler
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.lane import Lane
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.execution.worst import run_worst
-from fairlead_worker.fused.fuse import KINDS, fuse_layers
-from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.messages import (
     AdapterChanged,
     Failed,
@@ -39,78 +35,15 @@ from fairlead_worker.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from fairlead_worker.model.adaptable import adaptable
 from fairlead_worker.model.adapter_files import Pair
-from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.errors import AdapterError
-from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.slots import AdapterSlots
 
-from .replayed import KERNELS, PAGE, Replayed, decodes, filled_backend
+from .adapted import TOLERANCE, World, folders, loaded, world
+from .replayed import PAGE, Replayed, decodes, filled_backend
 
-TOLERANCE = 0.003
-"""Of logits around 0.1 to 1 in float16, whose last bit is up to 0.0005."""
-SHAPES: list[dict[str, object]] = [
-    {"rank": 4},
-    {"rank": 7, "targets": ("q_proj", "down_proj")},
-    {"rank": 8, "targets": ("v_proj", "gate_proj", "o_proj")},
-    {"rank": 1, "targets": ("up_proj",)},
-]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = tmp_path_factory.mktemp("adapted") / "llama"
-    make_model(folder, arch="llama", hidden=128, heads=2, kv_heads=1, head_dim=64, layers=2, vocab=500)
-    made = load_model(str(folder), dtype="float16")
-    assert fuse_layers(made.model, KERNELS, made.layers, made.max_model_len) == KINDS
-    return made
-
-
-@pytest.fixture(scope="module")
-def folders(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return [write_adapter(loaded, root / str(number), number, scale=0.2, **shape) for number, shape in enumerate(SHAPES)]  # type: ignore[arg-type]  # each its own
-
-
-class World:
-    """A model whose decodes of up to 12 rows are graphs, with adapters by number."""
-
-    def __init__(self, loaded: LoadedModel, folders: Sequence[Path], most: int) -> None:
-        self.folders = folders
-        self.adapters = AdapterSet(loaded, most, 8)
-        self.adapters.stack()
-        self.eager = ModelRunner(loaded, filled_backend(loaded), adapters=self.adapters)
-        self.graphed = ModelRunner(loaded, filled_backend(loaded), adapters=self.adapters)
-        self.recorder = Replayed()
-        self.graphed.graphs = graphs_for(self.graphed.forward, self.graphed.backend, 12, 100, self.recorder, self.adapters.slots)
-        assert self.graphed.graphs is not None
-        self.graphed.graphs.capture()
-
-    def load(self, number: int, shape: int) -> None:
-        self.adapters.load(number, f"a{number}", "file:///a", self.folders[shape])
-
-    def replay(self, step: PackedStep) -> torch.Tensor:
-        assert self.graphed.graphs is not None
-        logits = self.graphed.graphs.run(step)
-        assert logits is not None, "a graph does it"
-        return logits.clone()
-
-    def check(self, step: PackedStep) -> None:
-        """The graph says what the layers' hooks say, and stores the same keys and values."""
-        expected, replayed = self.eager.run(step), self.replay(step)
-        torch.testing.assert_close(replayed, expected, rtol=0, atol=TOLERANCE)
-        for mine, theirs in zip(self.graphed.backend.keys, self.eager.backend.keys, strict=True):  # type: ignore[attr-defined]  # FlashInfer's
-            torch.testing.assert_close(mine[:-1], theirs[:-1], rtol=0, atol=2 * TOLERANCE)
-
-
-@pytest.fixture
-def world(loaded: LoadedModel, folders: list[Path]) -> Iterator[World]:
-    made = World(loaded, folders, 3)
-    with torch.inference_mode():
-        yield made
-    for number in list(made.adapters.infos):
-        made.adapters.unload(number)
+__all__ = ["folders", "loaded", "world"]
 
 
 def test_any_mixture_of_adapters_is_replayed(world: World) -> None:
@@ -187,28 +120,6 @@ def test_an_adapter_that_cannot_be_loaded_leaves_its_slot(world: World, loaded: 
     world.check(decodes(3, 1, [1, 2, 3]))
 
 
-def test_slots_for_those_that_are_there(loaded: LoadedModel, folders: list[Path]) -> None:
-    """Where none is loaded later, there are as many slots as adapters, of their rank, on their layers."""
-    adapters = AdapterSet(loaded, 8, 64, growing=False)
-    adapters.stack()
-    assert adapters.slots is None, "nobody is there"
-    for number in (1, 2):
-        adapters.load(number, str(number), "file:///a", folders[number])
-    before = hooked_logits(loaded, adapters)
-    adapters.stack()
-    layers = {"q_proj", "down_proj", "v_proj", "gate_proj", "o_proj"}
-    sizes = [size for path, size in adaptable(loaded.model).items() if path.rpartition(".")[2] in layers]
-    assert adapters.slots is not None
-    assert adapters.slots.bytes == sum(2 * 8 * 2 * (inputs + outputs) for inputs, outputs in sizes)
-    assert adapters.slots.of([2, 0, 1]) == [2, 0, 1]
-    assert torch.equal(hooked_logits(loaded, adapters), before), "the hooks read the slots now"
-
-
-@torch.inference_mode()
-def hooked_logits(loaded: LoadedModel, adapters: AdapterSet) -> torch.Tensor:
-    return ModelRunner(loaded, filled_backend(loaded), adapters=adapters).run(decodes(4, 1, [1, 2, 0, 1]))
-
-
 @pytest.mark.parametrize("slots", [2, 40], ids=["multiplied whole", "gathered"])
 def test_what_a_layer_adds(slots: int) -> None:
     """In float32, beside the sum as it is defined. One slot has numbers that overflow: nobody else sees them."""
@@ -236,34 +147,6 @@ def test_what_a_layer_adds(slots: int) -> None:
             assert not answer[0, row].isfinite().all()
         else:
             torch.testing.assert_close(answer[0, row] - plain[0, row], own, rtol=1e-5, atol=1e-5)
-
-
-def test_adapters_are_in_the_step_that_memory_is_measured_with(loaded: LoadedModel, folders: list[Path]) -> None:
-    """One that is on all layers, whether any is loaded or not; where none can be, none is."""
-    assert touched(loaded, AdapterSet(loaded, 3, 8)) == len(adaptable(loaded.model)) == 14
-    fixed = AdapterSet(loaded, 3, 8, growing=False)
-    assert touched(loaded, fixed) == 0
-    fixed.load(1, "a", "file:///a", folders[3])
-    assert touched(loaded, fixed) == 2, "the layers of those that are there"
-    fixed.unload(1)
-
-
-def touched(loaded: LoadedModel, adapters: AdapterSet) -> int:
-    """Layers to whose answers something is added in the worst step, for all of its rows but one."""
-    runner, layers = ModelRunner(loaded, filled_backend(loaded), adapters=adapters), 0
-    run = runner.forward
-
-    def seen(step: PackedStep, context: StepContext) -> torch.Tensor:
-        nonlocal layers
-        assert list(step.adapters) == ([0, *[number] * (len(step.starts) - 1)] if number else [])
-        layers = sum(number in layer.deltas for layer in adapters._layers.values())
-        return run(step, context)
-
-    runner.forward = seen  # type: ignore[assignment]  # looks
-    with torch.inference_mode(), adapters.imagined() as number:
-        run_worst(StepLimits(8, 2, 16), PAGE, runner.logits, number)
-    assert not any(-1 in layer.deltas for layer in adapters._layers.values()), "it is gone again"
-    return layers
 
 
 class Service:

@@ -22,7 +22,7 @@ from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import positions_to_score, score
-from fairlead_worker.execution.sizing import CudaMemory, find_room, kept_by
+from fairlead_worker.execution.sizing import DeviceMemory, find_room, kept_by, memory_of
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
@@ -161,6 +161,7 @@ def make_runner(
     deterministic: bool = False,
     progress: Progress = no_progress,
     agree: Callable[[int], int] = int,
+    memory: DeviceMemory | None = None,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: what memory has room for.
 
@@ -172,6 +173,7 @@ def make_runner(
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
     `graph_rows`: decodes of a step that runs as a CUDA graph, at most; 0: none do. What the graphs take is measured with the largest step.
     `deterministic`: rows are to have the same bits in any company; whether they do, `execution.invariant` tries.
+    `memory`: of the device; None: as it is.
     `agree`: what each rank of a divided model has room for -> pages of all of them.
 
     ValueError where not even one page fits, or the backend is unknown.
@@ -190,7 +192,8 @@ def make_runner(
         if adapters is not None and graph_rows and not why_not(prepared):
             adapters.stack()
 
-    if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":
+    memory = memory or memory_of(loaded.device)
+    if not kv_pages and not room and steps is not None and memory is not None:
 
         def attempt(tokens: int) -> None:
             trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
@@ -202,7 +205,6 @@ def make_runner(
         tokens = StepLimits.of(steps, page_size).tokens
         # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
         least = 2 * page_size if loaded.ranks == 1 else tokens
-        memory = CudaMemory(loaded.device)
         found = find_room(memory, mem_fraction_static, tokens, least, attempt)
         step_tokens, room = found.step_tokens, found.kv_bytes
 
