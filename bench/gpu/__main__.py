@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SECONDS = 460.0
 """Of all stages together: under eight minutes with the start."""
-BY_NAME = ("steady", "arrival", "peers", "cold", "offline", "ahead", "worth", "fused")
+BY_NAME = ("steady", "arrival", "peers", "cold", "offline", "ahead", "worth", "lora", "fused")
 """Stages that `--only` alone runs, what bars there are for first: the eight minutes have no room for them. `--only targets`: all of these,
 the kernels compiled before."""
 GROUPS = {"targets": ("compilers", "compiled", *BY_NAME)}
@@ -105,6 +105,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         compile,
         engine,
         fused,
+        lora,
         memory,
         offline,
         peers,
@@ -163,6 +164,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("offline", 80, lambda: offline.measure(device, kit)),
         ("ahead", 150, lambda: ahead.measure(device, kit)),
         ("worth", 120, lambda: worth.measure(device, kit)),
+        ("lora", 60, lambda: lora.measure(device, kit)),
         ("fused", 60, lambda: fused.measure(device)),
     ]
 

@@ -2,7 +2,7 @@
 what `--deterministic` costs."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -111,13 +111,15 @@ def unsettle() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
 
 
-def decode(device: Device, runner: ModelRunner, batch: int, context: int, new: int, overlap: bool) -> tuple[float, dict[int, list[int]]]:
+def decode(
+    device: Device, runner: ModelRunner, batch: int, context: int, new: int, overlap: bool, adapters: Sequence[int] = ()
+) -> tuple[float, dict[int, list[int]]]:
     """Seconds from the first tokens to the last, and the tokens. Prompts are not computed: each row reads pages of its own, which hold
-    random numbers, for pages that rows share would be read from the device's cache."""
+    random numbers, for pages that rows share would be read from the device's cache. `adapters`: of each row; empty: none."""
     loop = Loop(runner, overlap, max_num_seqs=batch, chunked_prefill_size=0, max_prefill_tokens=batch * context, dedupe_tokens=0)
     drawn = torch.Generator().manual_seed(2)
     for number in range(batch):
-        loop.submit(number, torch.randint(10, 900, (context,), generator=drawn).tolist(), new)
+        loop.submit(number, torch.randint(10, 900, (context,), generator=drawn).tolist(), new, adapters[number] if adapters else 0)
     loop.pretend()
     device.wait()
     began = time.perf_counter()

@@ -12,6 +12,7 @@ from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import KVSpec
 from fairlead_worker.model.loader import FUSIONS, load_model
+from fairlead_worker.model.slots import AdapterSlots
 
 PAGE = 16
 SHARED = 34_200, 256
@@ -70,10 +71,10 @@ def make(device: Device, shape: str, pages: int, fuse: tuple[str, ...] = FUSIONS
     return ModelRunner(loaded, backend)
 
 
-def recorded(device: Device, runner: ModelRunner, rows: int) -> GraphedDecodes | None:
+def recorded(device: Device, runner: ModelRunner, rows: int, slots: AdapterSlots | None = None) -> GraphedDecodes | None:
     """Graphs of up to `rows` decodes; None, with the reason in the log, where they cannot be recorded: what is measured is without them."""
     recorder: Any = None if device.cuda else Eager()
-    graphs = graphs_for(runner.forward, runner.backend, rows, runner.loaded.max_model_len, recorder)
+    graphs = graphs_for(runner.forward, runner.backend, rows, runner.loaded.max_model_len, recorder, slots)
     if graphs is None:
         return None
     graphs.capture()

@@ -34,11 +34,12 @@ class Loop:
         self._ahead = OverlappedRunner(runner)
         self._overlap = Overlap(self.scheduler, self._ahead, StepWatch(), self._tell) if overlap else None
 
-    def submit(self, number: int, prompt: Sequence[int], new: int, **sampling: Any) -> None:
+    def submit(self, number: int, prompt: Sequence[int], new: int, adapter: int = 0, **sampling: Any) -> None:
         """One request; greedy unless `sampling` says otherwise. AssertionError where it is refused."""
         self.tokens[number], self.times[number] = [], []
         self.live.add(number)
-        submit(self.scheduler, number, prompt, Sampling(**{"max_tokens": new, "temperature": 0, "ignore_eos": True, **sampling}))
+        wishes = Sampling(**{"max_tokens": new, "temperature": 0, "ignore_eos": True, **sampling})
+        submit(self.scheduler, number, prompt, wishes, adapter)
 
     def pretend(self) -> None:
         """The prompts as if they were computed, each with a first token: their KV is what their pages hold. No step is out."""

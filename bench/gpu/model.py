@@ -82,9 +82,9 @@ def scheduler_for(runner: ModelRunner, **settings: Any) -> Scheduler:
     return Scheduler(config, PrefixCache(PagePool(runner.backend.pages, page_size), 4 * page_size, extend))
 
 
-def submit(scheduler: Scheduler, name: int, prompt: Sequence[int], sampling: Sampling) -> None:
+def submit(scheduler: Scheduler, name: int, prompt: Sequence[int], sampling: Sampling, adapter: int = 0) -> None:
     """One request. AssertionError where it is refused."""
-    refused = scheduler.submit(Submit(str(name), array("I", prompt).tobytes(), sampling, 1))
+    refused = scheduler.submit(Submit(str(name), array("I", prompt).tobytes(), sampling, 1, adapter=adapter))
     assert refused is None, refused
 
 

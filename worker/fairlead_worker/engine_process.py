@@ -162,7 +162,9 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     if config.speculative_model:
         draft = load_draft(config.speculative_model, loaded, dtype=config.dtype, progress=_reporter(end, "of the draft model"), cache=cache)
     # Before the KV cache, which takes what memory is left.
-    adapters = AdapterSet(loaded, config.max_loras, config.max_lora_rank) if config.max_loras and ranks is None else None
+    adapters = None
+    if config.max_loras and ranks is None:
+        adapters = AdapterSet(loaded, config.max_loras, config.max_lora_rank, growing=config.allow_runtime_lora_updating)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"

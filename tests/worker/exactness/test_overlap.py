@@ -2,14 +2,11 @@
 
 import random
 from array import array
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-import torch
 from tests.models import VOCABULARY, save_model
+from tests.worker.lanes import Late, Thread
 
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
@@ -26,45 +23,10 @@ from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 
-T = TypeVar("T")
 PAGE = 16
 
 
-class Thread:
-    """A stream on a thread: the forward pass runs while the host goes on."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
-
-    def run(self, work: Callable[[], T]) -> Callable[[], T]:
-        return self._thread.submit(work).result
-
-    def fetch(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
-        return self._thread.submit(values.clone).result
-
-
-class Late:
-    """A stream that does nothing until somebody wants to see something: then all up to that, in order."""
-
-    def __init__(self) -> None:
-        self._queue: list[Callable[[], None]] = []
-
-    def run(self, work: Callable[[], T]) -> Callable[[], T]:
-        done: list[T] = []
-        self._queue.append(lambda: done.append(work()))
-
-        def see() -> T:
-            while not done:
-                self._queue.pop(0)()
-            return done[0]
-
-        return see
-
-    def fetch(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
-        return lambda: values
-
-
-LANES = {"thread": Thread, "late": Late, "at once": lambda: DeviceLane(torch.device("cpu"))}
+LANES = {"thread": Thread, "late": Late, "at once": DeviceLane}
 
 
 @pytest.fixture(scope="module")

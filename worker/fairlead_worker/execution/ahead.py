@@ -18,9 +18,10 @@ from fairlead_worker.execution.lane import DeviceLane, Lane
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.execution.sampler import Asked, ask, choose
+from fairlead_worker.execution.sampler import ask, choose
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class OverlappedRunner:
     def __init__(self, runner: ModelRunner, lane: Lane | None = None) -> None:
         """`lane`: None: the device's."""
         self.runner = runner
-        self.lane = lane or DeviceLane(runner.loaded.device)
+        self.lane = lane or DeviceLane()
         self.unread: Choice | None = None
         """Of the step launched last, until it is read."""
         self.read_at = 0.0
@@ -90,20 +91,24 @@ class LaunchedStep:
     """Implements `engine.overlap.Launched`."""
 
     def __init__(self, owner: OverlappedRunner, plan: StepPlan, logits: Callable[[], torch.Tensor], began: float) -> None:
-        self._owner, self._plan, self._logits, self._began = owner, plan, logits, began
+        self._owner, self._plan, self._began = owner, plan, began
+        self._logits: Callable[[], torch.Tensor] | None = logits
+        """None once tokens are chosen: the next step has their memory."""
         self._rows: list[Row] = []
         self._grammars: Grammars | None = None
         self._masks: Masks | None = None
         self._tokens: Callable[[], torch.Tensor] | None = None
-        self._asked: Asked | None = None
+        self._logprobs: Callable[[], list[tuple[TokenLogprobs, ...]]] | None = None
 
     def choose(self, rows: list[Row]) -> None:
         owner, plan, self._rows = self._owner, self._plan, rows
+        awaited, self._logits = self._logits, None
+        assert awaited is not None, "tokens are chosen once"
         if not rows:
             owner.unread = None
             return
         grammars = self._grammars = owner.runner.begin_masks(rows)
-        logits = self._logits()
+        logits = awaited()
         if len(rows) < plan.samples:
             wanted = set(rows)
             kept = [place for place, row in enumerate(row for row in plan.rows if row.samples) if row in wanted]
@@ -112,7 +117,9 @@ class LaunchedStep:
         requests = [row.request for row in rows]
         with torch.inference_mode():
             tokens = choose(logits, requests, owner.runner.histories, masks=self._masks)
-            self._asked = ask(logits, tokens, requests)
+            asked = ask(logits, tokens, requests)
+            # With the tokens: what is copied when it is read would come behind the next forward pass.
+            self._logprobs = None if asked is None else asked.fetched(owner.lane.fetch)
             self._tokens = owner.lane.fetch(tokens)
         owner.unread = Choice(tokens, {request: place for place, request in enumerate(requests)})
 
@@ -121,7 +128,7 @@ class LaunchedStep:
         tokens: list[list[int]] = [] if self._tokens is None else [[token] for token in self._tokens().tolist()]
         owner.unread = None
         endings = {} if self._grammars is None or self._masks is None else self._grammars.accept(rows, tokens, self._masks)
-        logprobs = [] if self._asked is None else self._asked.told()
+        logprobs = [] if self._logprobs is None else self._logprobs()
         now = time.perf_counter()
         seconds, owner.read_at = now - max(self._began, owner.read_at), now
         return StepResult(tokens, logprobs, seconds, endings=endings)

@@ -25,7 +25,7 @@ def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Seque
     if not forbidden:
         return logits
     rows, tokens = to_device(torch.tensor(forbidden).T, logits.device)
-    kept = logits.index_put((rows, tokens), torch.tensor(float("-inf"), device=logits.device))
+    kept = logits.index_put((rows, tokens), logits.new_full((), float("-inf")))
     return torch.where((kept.amax(1) == float("-inf"))[:, None], logits, kept)
 
 

@@ -6,7 +6,7 @@ catches up on first. Where its KV is missing all the same (a prefix whose first 
 nothing else: the model verifies all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -99,6 +99,7 @@ class Drafter:
     def _choose(self, rows: list[Row], drafted: int = 0) -> list[int]:
         """The likeliest next token of each row that samples, from one forward pass. `drafted`: tokens in these rows that are guesses."""
         step = pack(StepPlan(rows, drafted=drafted), self._backend.spec.page_size, self._loaded.device)
+        step = replace(step, adapters=())  # they are the other model's
         step.tokens.clamp_(max=self._loaded.vocabulary_size - 1)
         logits = run_step(step, self._forward, self._backend, self.graphs)
         tokens: list[int] = logits[:, : self._vocabulary_size].argmax(1).tolist() if len(step.sampling) else []

@@ -34,7 +34,8 @@ def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tenso
             index = to_device(some, logits.device)
             kept, ids, enough = keep_among(_take(scaled, index), [samplings[i] for i in some], width)
             tokens[index] = _among(kept, ids, noise[index])
-            filtered.append((some, enough))
+            if any(not 0 < samplings[i].top_k <= width for i in some):  # top_k itself says that no more can stay
+                filtered.append((some, enough))
     if rows.whole:
         index = to_device(rows.whole, logits.device)
         tokens[index] = _search(drop_unlikely(_take(scaled, index), [samplings[i] for i in rows.whole]), noise[index])

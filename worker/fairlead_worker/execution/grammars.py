@@ -128,14 +128,14 @@ class Grammars:
         `masks`: of this step, applied. The answer: requests whose grammar has ended, as `StepResult.endings`.
         """
         endings: dict[str, str] = {}
-        first = 0
+        dead, first = masks.dead, 0
         for row, chosen in zip(rows, tokens, strict=True):
             if row.request.grammar:
                 each = self._followed[row.request.id]
                 ending = each.error or None
                 del chosen[0 if ending else each.applied :]
                 if chosen:
-                    alive = next((place for place in range(len(chosen)) if first + place in masks.dead), len(chosen))
+                    alive = next((place for place in range(len(chosen)) if first + place in dead), len(chosen))
                     del chosen[alive:]
                     ending = self._follow(each, chosen, nothing_left=alive == 0)
                 elif ending is None and self._overdue(each):

@@ -3,6 +3,9 @@
 A graph repeats its kernels on the memory that they were captured with, so a step's inputs are copied to where its graph reads them. Rows
 that fill up a batch have a page of their own, which is nobody's. FlashInfer's plans are made anew before each replay, outside the graph,
 for they work on the host; planning writes the page tables into the graph's buffers. What no graph was captured for runs as ever.
+
+Where requests may have LoRA adapters, each size is recorded twice: as it is, for steps without an adapter, which then pay nothing, and with
+the adapters' slots (`model/slots.py`), where a row's slot is one more input.
 """
 
 import logging
@@ -16,7 +19,9 @@ from fairlead_worker.execution.forward import Forward
 from fairlead_worker.kernels.base import Backend, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend, dense
 from fairlead_worker.kernels.paging import Paging, plan_pages
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.model.slots import AdapterSlots
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +35,24 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory: their replays follow each other, and what one leaves is read before the next."""
+    """CUDA graphs that share one pool of memory: their replays follow each other, and what one leaves is read before the next.
+
+    One stream for all of them, and for the runs before them: torch keeps blocks of memory, and cuBLAS its workspace (32 MiB on Hopper), for
+    each stream that they were ever used on.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up at their first call, which must not be recorded
             run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=side):
             output = run()
 
         def replay() -> torch.Tensor:
@@ -65,9 +75,17 @@ def batch_sizes(most: int) -> list[int]:
 class GraphedDecodes:
     """The graphs of a forward on a FlashInfer backend."""
 
-    def __init__(self, forward: Forward, backend: FlashInferBackend, most: int, context: int, recorder: Recorder) -> None:
-        """`most`: rows of the largest graph. `context`: tokens of the longest request."""
-        self._forward, self._backend, self._recorder = forward, backend, recorder
+    def __init__(
+        self,
+        forward: Forward,
+        backend: FlashInferBackend,
+        most: int,
+        context: int,
+        recorder: Recorder,
+        slots: AdapterSlots | None = None,
+    ) -> None:
+        """`most`: rows of the largest graph. `context`: tokens of the longest request. `slots`: of the adapters that rows may have."""
+        self._forward, self._backend, self._recorder, self._slots = forward, backend, recorder, slots
         self._pages = torch.zeros(most * -(-context // backend.spec.page_size), dtype=torch.int32, device=backend.spec.device)
         """The page tables of the step that is replayed, for whichever graph."""
         self.sizes = batch_sizes(most)
@@ -84,6 +102,12 @@ class GraphedDecodes:
         for done, size in enumerate(reversed(self.sizes)):
             progress("capture", 100 * done // len(self.sizes))
             graph = _Graph(self._backend, size, self._pages)
+            if self._slots is not None:
+                try:
+                    graph.record_adapted(self._forward, self._recorder, self._slots)
+                except Exception as error:
+                    logger.warning("decodes with LoRA adapters run without CUDA graphs, as %d rows cannot be recorded: %s", size, error)
+                    self._slots = None
             try:
                 graph.record(self._forward, self._recorder)
             except Exception as error:  # whatever a kernel raises that cannot be recorded
@@ -92,20 +116,31 @@ class GraphedDecodes:
                 return
             self._graphs[size] = graph
         progress("capture", 100)
-        logger.info("CUDA graphs for decodes of %s rows", ", ".join(map(str, self.sizes)))
+        adapted = "" if self._slots is None else ", each with and without LoRA adapters"
+        logger.info("CUDA graphs for decodes of %s rows%s", ", ".join(map(str, self.sizes)), adapted)
 
     def run(self, step: PackedStep) -> torch.Tensor | None:
-        """Logits [S, vocabulary] of a step, until the next one; None where no graph does it: with prompts, adapters, or too many rows."""
+        """Logits [S, vocabulary] of a step, until the next one; None where no graph does it: with prompts, too many rows, or an adapter
+        that has no slot."""
         rows = len(step.starts)
-        if step.adapters or len(step.tokens) != rows or len(step.sampling) != rows:
+        if len(step.tokens) != rows or len(step.sampling) != rows:
+            return None
+        slots = self._slots_of(step)
+        if slots is None:
             return None
         size = next((size for size in self.sizes if size >= rows), 0)
         graph = self._graphs.get(size)
-        return None if graph is None else graph.run(step)[:rows]
+        return None if graph is None else graph.run(step, slots)[:rows]
+
+    def _slots_of(self, step: PackedStep) -> Sequence[int] | None:
+        """Of each row's adapter; empty where no row has one. None where one has no slot."""
+        if not step.adapters:
+            return ()
+        return None if self._slots is None else self._slots.of(step.adapters)
 
 
 class _Graph:
-    """One batch size: the memory that its kernels read, and their replay. Implements `StepContext` for its own recording."""
+    """One batch size: the memory that its kernels read, and their replays. Implements `StepContext` for its own recording."""
 
     def __init__(self, backend: FlashInferBackend, size: int, pages: torch.Tensor) -> None:
         device = backend.spec.device
@@ -131,21 +166,35 @@ class _Graph:
             single=True,
         )
         self._wrappers = backend.graph_wrappers(self._paging)
+        self._adapter_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._replay: Callable[[], torch.Tensor] | None = None
+        self._replay_adapted: Callable[[], torch.Tensor] | None = None
 
     def record(self, forward: Forward, recorder: Recorder) -> None:
         self._plan(self._inputs)
         self._replay = recorder.record(lambda: forward(self._inputs, self))
 
-    def run(self, step: PackedStep) -> torch.Tensor:
-        """[size, vocabulary]"""
-        assert self._replay is not None, "it was recorded"
+    def record_adapted(self, forward: Forward, recorder: Recorder, slots: AdapterSlots) -> None:
+        def run() -> torch.Tensor:
+            with slots.over(self._adapter_slots):
+                return forward(self._inputs, self)
+
+        self._plan(self._inputs)
+        self._replay_adapted = recorder.record(run)
+
+    def run(self, step: PackedStep, adapter_slots: Sequence[int] = ()) -> torch.Tensor:
+        """[size, vocabulary]. `adapter_slots`: of each row; empty: no row has an adapter."""
+        replay = self._replay_adapted if adapter_slots else self._replay
+        assert replay is not None, "it was recorded"
         whole = self._filled_up(step)
         for name in ("tokens", "positions", "slots"):
             getattr(self._inputs, name).copy_(getattr(whole, name))
+        if adapter_slots:
+            padded = [*adapter_slots, *[0] * (self._size - len(adapter_slots))]
+            self._adapter_slots.copy_(to_device(padded, self._adapter_slots.device))
         self._paging.positions.copy_(whole.positions)
         self._plan(whole)
-        return self._replay()
+        return replay()
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._backend
@@ -178,21 +227,32 @@ class _Graph:
         )
 
 
-def graphs_for(forward: Forward, backend: Backend, most: int, context: int, recorder: Recorder | None = None) -> GraphedDecodes | None:
+def graphs_for(
+    forward: Forward,
+    backend: Backend,
+    most: int,
+    context: int,
+    recorder: Recorder | None = None,
+    slots: AdapterSlots | None = None,
+) -> GraphedDecodes | None:
     """Graphs of up to `most` rows, not recorded yet; None where the backend or a kind of layer is not FlashInfer's, or `most` is 0."""
     if not most or (recorder is None and backend.spec.device.type != "cuda"):
         return None
+    if reason := why_not(backend):
+        logger.warning("decodes run without CUDA graphs%s", reason)
+        return None
+    assert isinstance(backend, FlashInferBackend), "there is no reason why not"
+    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder(), slots)
+
+
+def why_not(backend: Backend) -> str:
+    """Why decodes on `backend` cannot be graphs; empty where they can."""
     if not isinstance(backend, FlashInferBackend):
-        logger.warning("decodes run without CUDA graphs: attention is %s, and graphs are for flashinfer", backend.name)
-        return None
+        return f": attention is {backend.name}, and graphs are for flashinfer"
     if backend.invariant:
-        logger.warning("decodes run without CUDA graphs beside --deterministic, which computes them as prompts")
-        return None
+        return " beside --deterministic, which computes them as prompts"
     left_out: Sequence[object] = [kind for kind in dict.fromkeys(backend.spec.layers) if kind not in backend.kinds]
-    if left_out:
-        logger.warning("decodes run without CUDA graphs: %d kinds of layers have reference attention", len(left_out))
-        return None
-    return GraphedDecodes(forward, backend, most, context, recorder or CudaRecorder())
+    return f": {len(left_out)} kinds of layers have reference attention" if left_out else ""
 
 
 def run_step(step: PackedStep, forward: Forward, backend: Backend, graphs: GraphedDecodes | None) -> torch.Tensor:

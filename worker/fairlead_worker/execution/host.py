@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fairlead_worker.kernels.base import Backend, zeroed
+from fairlead_worker.kernels.transfer import to_device
 
 STAGING_BYTES = 64 << 20
 """Device memory of each of the two staging buffers: at 50 GB/s more than a millisecond of copying, so that starting it costs nothing."""
@@ -85,7 +86,7 @@ class CudaHostStore:
         pages, slots = _columns(group)
         part = staging.buffer[: len(group)]
         compute.wait_event(staging.emptied)
-        part.copy_(self._backend.read_pages(pages.to(part.device)))
+        part.copy_(self._backend.read_pages(to_device(pages, part.device)))
         self._out.wait_stream(compute)
         self._out.wait_stream(self._in)
         with torch.cuda.stream(self._out):
@@ -102,7 +103,7 @@ class CudaHostStore:
             for place, slot in enumerate(slots.tolist()):
                 part[place].copy_(self._records[slot], non_blocking=True)
         compute.wait_stream(self._in)
-        self._backend.write_pages(pages.to(part.device), part)
+        self._backend.write_pages(to_device(pages, part.device), part)
         staging.emptied.record(compute)
 
 

@@ -5,6 +5,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from fairlead_worker.kernels.transfer import to_host
+
 T = TypeVar("T")
 
 
@@ -24,24 +26,9 @@ class Lane(Protocol):
 class DeviceLane:
     """A device's current stream: kernels queue up there by themselves. On a CPU everything is over at once."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-
     def run(self, work: Callable[[], T]) -> Callable[[], T]:
         done = work()
         return lambda: done
 
     def fetch(self, values: torch.Tensor) -> Callable[[], torch.Tensor]:
-        if not self._cuda:
-            return lambda: values
-        # Pinned memory comes from torch's cache, which gives it out again when an event says that the copy is over.
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
-        copied.record()
-
-        def wait() -> torch.Tensor:
-            copied.synchronize()
-            return host
-
-        return wait
+        return to_host(values)

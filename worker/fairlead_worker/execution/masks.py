@@ -1,10 +1,12 @@
 """Bit masks over the vocabulary, applied to rows of logits at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
+from fairlead_worker.kernels.transfer import to_device, to_host
 
 
 @dataclass(slots=True)
@@ -15,8 +17,15 @@ class Masks:
     """Positions, in the order of the logits' rows."""
     words: np.ndarray
     """[places, words] uint32: bit i of a row is token i."""
-    dead: set[int] = field(default_factory=set)
-    """Positions at which nothing is left to choose, once applied."""
+    _empty: Callable[[], torch.Tensor] | None = field(default=None, init=False)
+    """[places] bool: at which of them nothing is left to choose. None: not applied yet."""
+
+    @property
+    def dead(self) -> set[int]:
+        """Positions at which nothing is left to choose, once applied. Waits for the device."""
+        if self._empty is None:
+            return set()
+        return {place for place, none in zip(self.places, self._empty().tolist(), strict=True) if none}
 
     def apply(self, logits: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """logits [rows, vocabulary] float32, of `positions` -> the same with what a mask forbids at -inf. Packed masks go to the device."""
@@ -35,7 +44,8 @@ class Masks:
         empty = kept.max(1) == forbidden
         if empty.any():
             kept[empty] = 0.0  # something is drawn there, and dropped
-            self._nothing_left(empty.tolist())
+        nothing_left = torch.from_numpy(empty)
+        self._empty = lambda: nothing_left
         if every:
             return torch.from_numpy(kept)
         masked = values.copy()
@@ -43,21 +53,16 @@ class Masks:
         return torch.from_numpy(masked)
 
     def _on_device(self, logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        index = torch.tensor(rows, device=logits.device)
+        index = to_device(rows, logits.device)
         kept = logits[index].masked_fill_(~unpack(self.words, logits.shape[1], logits.device), float("-inf"))
         empty = kept.amax(1) == float("-inf")
-        if bool(empty.any()):
-            kept[empty] = 0.0
-            self._nothing_left(empty.tolist())
-        return logits.index_copy(0, index, kept)
-
-    def _nothing_left(self, empty: list[bool]) -> None:
-        self.dead.update(place for place, none in zip(self.places, empty, strict=True) if none)
+        self._empty = to_host(empty)
+        return logits.index_copy(0, index, kept.masked_fill_(empty[:, None], 0.0))
 
 
 def unpack(words: np.ndarray, vocabulary: int, device: torch.device) -> torch.Tensor:
     """words [rows, n] uint32 -> [rows, vocabulary] bool. Tokens behind the last word are forbidden."""
-    packed = torch.from_numpy(words.view(np.uint8)).to(device)  # little-endian: bytes in the order of the tokens
+    packed = to_device(torch.from_numpy(words.view(np.uint8)), device)  # little-endian: bytes in the order of the tokens
     bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=device)) & 1
     allowed = bits.view(len(words), -1).bool()
     if allowed.shape[1] < vocabulary:

@@ -25,10 +25,11 @@ def pool(plan: StepPlan, states: torch.Tensor) -> dict[str, bytes]:
     """
     rows = [(row, wanted) for row in plan.rows if (wanted := row.request.to_pool(row.start, row.end))]
     pooled: dict[str, bytes] = {}
-    begin = 0
-    for row, wanted in rows:
-        total = states[begin : begin + len(wanted)].float().sum(0).cpu()
-        begin += len(wanted)
+    if not rows:
+        return pooled
+    parts = torch.split(states, [len(wanted) for _, wanted in rows])
+    totals = torch.stack([part.float().sum(0) for part in parts]).cpu()  # one copy: each waits for the device
+    for (row, _), total in zip(rows, totals, strict=True):
         assert row.request.pool is not None, "it has positions to pool"
         if row.request.pool.sum:
             total += torch.from_numpy(np.frombuffer(row.request.pool.sum, np.float32).copy())

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -13,7 +14,7 @@ from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
 from fairlead_worker.execution.grammars import Grammars
-from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step
+from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, why_not
 from fairlead_worker.execution.host import HostStore, make_host_store
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
@@ -21,7 +22,7 @@ from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
 from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import positions_to_score, score
-from fairlead_worker.execution.sizing import CudaMemory, find_room, kept_by
+from fairlead_worker.execution.sizing import DeviceMemory, find_room, kept_by, memory_of
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
@@ -31,6 +32,7 @@ from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.model.slots import AdapterSlots
 
 
 class ModelRunner:
@@ -159,6 +161,7 @@ def make_runner(
     deterministic: bool = False,
     progress: Progress = no_progress,
     agree: Callable[[int], int] = int,
+    memory: DeviceMemory | None = None,
 ) -> ModelRunner:
     """A runner with KV storage of `kv_pages` pages; 0: as many as `kv_cache_bytes` hold; 0 as well: what memory has room for.
 
@@ -170,6 +173,7 @@ def make_runner(
     `adapters`: of `loaded`, where its requests may have LoRA adapters.
     `graph_rows`: decodes of a step that runs as a CUDA graph, at most; 0: none do. What the graphs take is measured with the largest step.
     `deterministic`: rows are to have the same bits in any company; whether they do, `execution.invariant` tries.
+    `memory`: of the device; None: as it is.
     `agree`: what each rank of a divided model has room for -> pages of all of them.
 
     ValueError where not even one page fits, or the backend is unknown.
@@ -181,30 +185,38 @@ def make_runner(
     if loaded.ranks > 1:
         graph_rows = 0  # which `engine_process.graph_rows` has said
     elif steps is not None:
-        graph_rows = min(graph_rows, steps.max_num_seqs)
-    if not kv_pages and not room and steps is not None and loaded.device.type == "cuda":
+        graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # a guess is a row
+    drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)
+
+    def stack_for(prepared: Backend) -> None:
+        if adapters is not None and graph_rows and not why_not(prepared):
+            adapters.stack()
+
+    memory = memory or memory_of(loaded.device)
+    if not kv_pages and not room and steps is not None and memory is not None:
 
         def attempt(tokens: int) -> None:
             trial = ModelRunner(loaded, _prepared(make_backend(backend, spec, 1), no_progress, deterministic), adapters=adapters)
-            run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits)
+            with nullcontext(0) if adapters is None else adapters.imagined() as adapter:
+                run_worst(StepLimits.of(within(steps, tokens, page_size), page_size), page_size, trial.logits, adapter)
 
-        _prepared(make_backend(backend, spec, 1), progress, deterministic)
+        stack_for(_prepared(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
         tokens = StepLimits.of(steps, page_size).tokens
         # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
         least = 2 * page_size if loaded.ranks == 1 else tokens
-        memory = CudaMemory(loaded.device)
         found = find_room(memory, mem_fraction_static, tokens, least, attempt)
         step_tokens, room = found.step_tokens, found.kv_bytes
 
-        def graph_bytes(model: LoadedModel, layout: KVSpec, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
+        def graph_bytes(model: LoadedModel, layout: KVSpec, rows: int, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
             tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)
-            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, graph_rows, loaded.max_model_len, progress))
+            slots = None if adapters is None else adapters.slots
+            return kept_by(memory, lambda: _graphs(tried.forward, tried.backend, rows, loaded.max_model_len, progress, slots))
 
         if graph_rows:
-            taken = graph_bytes(loaded, spec, deterministic, adapters)
+            taken = graph_bytes(loaded, spec, graph_rows, deterministic, adapters)
             if draft is not None and draft_spec is not None:
-                taken += graph_bytes(draft, draft_spec)
+                taken += graph_bytes(draft, draft_spec, drafted_rows)
             room = max(0, room - taken)
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
@@ -214,12 +226,13 @@ def make_runner(
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
         )
     made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
+    stack_for(made)
     drafter = None
     if draft is not None and draft_spec is not None:
         drafted = _prepared(make_backend(backend, draft_spec, pages), progress)
         guesses = choose_forward(draft, drafted, native_decoder)
         drafter = Drafter(guesses, draft, drafted, loaded.vocabulary_size)
-        drafter.graphs = _graphs(guesses, drafted, graph_rows, loaded.max_model_len, progress)
+        drafter.graphs = _graphs(guesses, drafted, drafted_rows, loaded.max_model_len, progress)
     runner = ModelRunner(
         loaded,
         made,
@@ -230,13 +243,16 @@ def make_runner(
         grammars=grammars,
     )
     runner.step_tokens = step_tokens
-    runner.graphs = _graphs(runner.forward, made, graph_rows, loaded.max_model_len, progress)
+    slots = None if adapters is None else adapters.slots
+    runner.graphs = _graphs(runner.forward, made, graph_rows, loaded.max_model_len, progress, slots)
     return runner
 
 
-def _graphs(forward: Forward, backend: Backend, rows: int, context: int, progress: Progress) -> GraphedDecodes | None:
+def _graphs(
+    forward: Forward, backend: Backend, rows: int, context: int, progress: Progress, slots: AdapterSlots | None = None
+) -> GraphedDecodes | None:
     """Recorded graphs of up to `rows` decodes, where the backend can have them."""
-    graphs = graphs_for(forward, backend, rows, context)
+    graphs = graphs_for(forward, backend, rows, context, slots=slots)
     if graphs is not None:
         graphs.capture(progress)
     return graphs

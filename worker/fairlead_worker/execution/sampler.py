@@ -1,6 +1,6 @@
 """Choose each sampling row's next token from its logits; report log-probabilities where asked."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from fairlead_worker.execution.blocks import largest
 from fairlead_worker.execution.draw import draw
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.noise import uniform_on
-from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.kernels.transfer import to_device, to_host
 from fairlead_worker.messages import TokenLogprobs
 
 
@@ -39,7 +39,7 @@ def sample(
         return largest(logits).tolist() if requests else [], []
     tokens = choose(logits, requests, histories, ahead, masks)
     asked = ask(logits, tokens, requests)
-    return tokens.tolist(), [] if asked is None else asked.told()
+    return tokens.tolist(), [] if asked is None else asked.fetched()()
 
 
 def choose(
@@ -95,6 +95,10 @@ def _forbid_early_stops(logits: torch.Tensor, requests: Sequence[Request], furth
     return logits.index_put((rows, tokens), logits.new_full((), float("-inf")))
 
 
+Fetch = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+"""As `to_host`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Log-probabilities on the device."""
@@ -108,13 +112,18 @@ class Asked:
     """[wanted, most]"""
     top: torch.Tensor
 
-    def told(self) -> list[tuple[TokenLogprobs, ...]]:
-        """Of each row, empty where it asked for none. Waits for the device."""
-        answer: list[tuple[TokenLogprobs, ...]] = [()] * self.rows
-        values = self.chosen.tolist(), self.ids.tolist(), self.top.tolist()
-        for (i, count), value, row_ids, row_top in zip(self.wanted, *values, strict=True):
-            answer[i] = (TokenLogprobs(value, tuple(row_ids[:count]), tuple(row_top[:count])),)
-        return answer
+    def fetched(self, fetch: Fetch = to_host) -> Callable[[], list[tuple[TokenLogprobs, ...]]]:
+        """Has them copied to the host by `fetch` now. The answer waits for that: of each row, empty where it asked for none."""
+        parts = [fetch(part) for part in (self.chosen, self.ids, self.top)]
+
+        def told() -> list[tuple[TokenLogprobs, ...]]:
+            answer: list[tuple[TokenLogprobs, ...]] = [()] * self.rows
+            values = [part().tolist() for part in parts]
+            for (i, count), value, row_ids, row_top in zip(self.wanted, *values, strict=True):
+                answer[i] = (TokenLogprobs(value, tuple(row_ids[:count]), tuple(row_top[:count])),)
+            return answer
+
+        return told
 
 
 def ask(logits: torch.Tensor, tokens: torch.Tensor, requests: Sequence[Request]) -> Asked | None:

@@ -54,6 +54,11 @@ class CudaMemory:
         return int(torch.cuda.max_memory_reserved(self._device)) - before
 
 
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """A GPU's; None of a CPU, whose memory is not measured."""
+    return CudaMemory(device) if device.type == "cuda" else None
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """What came of a profile."""

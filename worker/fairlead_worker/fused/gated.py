@@ -25,19 +25,25 @@ ACTIVATIONS: dict[str, Activation] = {
 class Gated:
     """The forward of an MLP."""
 
-    plain: Callable[[torch.Tensor], torch.Tensor]
-    """As the family wrote it: for steps in which somebody listens to the projections, as LoRA adapters do."""
     projections: tuple[nn.Module, ...]
+    """Gate and up, one by one: for steps in which somebody listens to them, as LoRA adapters do. None where they are one module."""
     gate_up: nn.Module
     activate: Activation
     """[..., 2 * inner] -> [..., inner]"""
     down: nn.Module
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if any(part._forward_hooks or part._forward_pre_hooks for part in self.projections):
-            return self.plain(hidden_states)
-        answer: torch.Tensor = self.down(self.activate(self.gate_up(hidden_states)))
+        if any(_heard(part) for part in self.projections):
+            both = torch.cat([part(hidden_states) for part in self.projections], -1)
+        else:
+            both = self.gate_up(hidden_states)
+        answer: torch.Tensor = self.down(self.activate(both))
         return answer
+
+
+def _heard(projection: nn.Module) -> bool:
+    """Whether a hook listens to it now. One that has `listens` may say that it does not."""
+    return bool(projection._forward_pre_hooks) or any(getattr(hook, "listens", True) for hook in projection._forward_hooks.values())
 
 
 def gated_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
@@ -52,7 +58,7 @@ def gated_patches(model: PreTrainedModel, library: Library) -> list[Patch]:
 def _patch(mlp: nn.Module, library: Library) -> Patch:
     stack, down = mlp.get_submodule("gate_up_proj"), mlp.get_submodule("down_proj")
     if isinstance(stack, Stack):
-        projections, linear = tuple(child for child in mlp.children() if isinstance(child, Slice)), stack.linear
+        projections, linear = tuple(sorted(_slices(mlp), key=lambda child: child.part)), stack.linear
         if len(set(stack.sizes)) != 1 or len(stack.sizes) != 2:
             raise Unfused(f"{type(mlp).__name__} has projections of {stack.sizes}")
     elif isinstance(stack, nn.Linear):
@@ -60,13 +66,17 @@ def _patch(mlp: nn.Module, library: Library) -> Patch:
     else:
         raise Unfused(f"{type(mlp).__name__} has gate_up_proj as {type(stack).__name__}")
     activate: Activation = getattr(library, _activation(mlp))
-    forward = Gated(mlp.forward, projections, linear, activate, down)
+    forward = Gated(projections, linear, activate, down)
     weight = linear.weight
     assert isinstance(weight, torch.Tensor)
     inputs = sample_input(weight.shape[1], weight)
     if not close(forward(inputs), mlp(inputs)):
         raise Unfused(f"{type(mlp).__name__} gives other numbers")
     return Patch(mlp, forward)
+
+
+def _slices(mlp: nn.Module) -> list[Slice]:
+    return [child for child in mlp.children() if isinstance(child, Slice)]
 
 
 def _activation(mlp: nn.Module) -> str:

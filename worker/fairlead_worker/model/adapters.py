@@ -3,6 +3,8 @@
 A hook on a linear layer adds `up @ (down @ x)` to what the layer answers, adapter by adapter over the tokens that it has in the step, so
 that one pass serves requests of several adapters and of none (the idea is Punica's, Chen et al. 2023, and S-LoRA's, Sheng et al. 2023).
 Where projections are stacked, the hook is on the slice that stands for one of them. A layer that no adapter touches has no hook.
+
+Where decodes run as CUDA graphs, the matrices lie in the slots that graphs read (`model/slots.py`), and the hooks here have views of them.
 """
 
 import logging
@@ -10,24 +12,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import AdapterChanged, AdapterInfo, LoadAdapter, UnloadAdapter
+from fairlead_worker.model.adaptable import TRIAL_TOKENS, adaptable, refused, sizes_of
 from fairlead_worker.model.adapter_files import AdapterFiles, Pair, read_adapter
 from fairlead_worker.model.errors import AdapterError
-from fairlead_worker.model.fuse import Stack
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.packed import DTYPES, maker_for
 from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.model.slots import AdapterSlots
 
 logger = logging.getLogger(__name__)
 
-TRIAL_TOKENS = 5
-"""Of `trial_logits`."""
+IMAGINED = -1
+"""Number of an adapter that is there to be measured, and has no requests."""
 
 
 class Segment(NamedTuple):
@@ -42,6 +46,8 @@ class Segment(NamedTuple):
 class _Delta:
     down: nn.Module
     up: nn.Module
+    pair: Pair | None = None
+    """The matrices of both, as they are; None where they were laid out for a CPU."""
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = self.up(self.down(inputs))
@@ -65,9 +71,14 @@ class _Adapted:
         self._active = active
         self._handle: RemovableHandle = module.register_forward_hook(self)
 
+    @property
+    def listens(self) -> bool:
+        """Whether it has something to add in the step that runs now."""
+        return any(segment.adapter in self.deltas for segment in self._active.segments)
+
     def __call__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
-        """The layer's answer [..., T, out_features], with what the adapters of the step's tokens add to it."""
-        if not self._active.segments:
+        """The layer's answer [..., T, out_features], with what the adapters of the step's tokens add to it, in place."""
+        if not self.listens:
             return answer
         rows = inputs[0].reshape(-1, inputs[0].shape[-1])
         if len(rows) != self._active.tokens:
@@ -76,11 +87,11 @@ class _Adapted:
             delta = self.deltas.get(adapter)
             if delta is None:
                 continue
+            flat = answer.view(len(rows), -1)  # a slice of a stack's answer too, which is nobody else's
             if tokens is None:
-                answer = answer + delta(rows).view_as(answer)
+                flat.add_(delta(rows))
             else:
-                flat = answer.reshape(len(rows), -1)
-                answer = flat.index_add(0, tokens, delta(rows.index_select(0, tokens))).view_as(answer)
+                flat.index_add_(0, tokens, delta(rows.index_select(0, tokens)))
         return answer
 
     def remove(self) -> None:
@@ -90,12 +101,15 @@ class _Adapted:
 class AdapterSet:
     """The adapters of one model, by number. Loading and unloading happen between steps."""
 
-    def __init__(self, loaded: LoadedModel, max_loras: int, max_rank: int) -> None:
+    def __init__(self, loaded: LoadedModel, max_loras: int, max_rank: int, growing: bool = True) -> None:
+        """`growing`: more are loaded while it serves."""
         self._loaded = loaded
-        self._most, self._max_rank = max_loras, max_rank
+        self._most, self._max_rank, self._growing = max_loras, max_rank, growing
         self._layers: dict[str, _Adapted] = {}
         self._active = _Active()
         self.infos: dict[int, AdapterInfo] = {}
+        self.slots: AdapterSlots | None = None
+        """Where CUDA graphs find them; None: nowhere."""
 
     def __contains__(self, number: int) -> bool:
         return number in self.infos
@@ -106,9 +120,10 @@ class AdapterSet:
         if len(self.infos) >= self._most:
             raise AdapterError(name, uri, f"{len(self.infos)} adapters are loaded, and at most {self._most} may be: raise --max-loras")
         files = read_adapter(name, uri, folder, self._max_rank)
-        modules = {path: self._module(name, uri, path, pair) for path, pair in files.pairs.items()}
+        for path, pair in files.pairs.items():
+            self._check(name, uri, path, pair)
         try:
-            self._install(number, files, modules)
+            self._install(number, files)
             self._try(number)
         except Exception as error:
             self.unload(number)
@@ -121,10 +136,46 @@ class AdapterSet:
     def unload(self, number: int) -> None:
         """Forget an adapter; an unknown number is nothing to forget."""
         self.infos.pop(number, None)
+        if self.slots is not None:
+            self.slots.drop(number)
         for path, layer in list(self._layers.items()):
             if layer.deltas.pop(number, None) is not None and not layer.deltas:
                 layer.remove()
                 del self._layers[path]
+
+    @torch.inference_mode()
+    def stack(self) -> None:
+        """Gives every adapter, loaded now or later, a slot that CUDA graphs read: as many slots as there are adapters, of the rank and the
+        layers that they have; where more may come, as many, of the rank and on all layers, as may be. None where none is nor will be.
+        MemoryError where they do not fit."""
+        if self.slots is not None or not (self.infos or self._growing):
+            return
+        sizes = adaptable(self._loaded.model)
+        paths = sizes if self._growing else sizes.keys() & self._layers.keys()
+        layers = {path: (self._loaded.model.get_submodule(path), sizes[path]) for path in paths}
+        slots = self._most if self._growing else len(self.infos)
+        rank = self._max_rank if self._growing else max(info.rank for info in self.infos.values())
+        self.slots = AdapterSlots(layers, slots, rank, self._loaded.dtype, self._loaded.device)
+        for number in self.infos:
+            pairs = {path: layer.deltas[number].pair for path, layer in self._layers.items() if number in layer.deltas}
+            if all(pairs.values()):  # moved one by one: where they were is free again
+                self._hook(number, {path: pair for path, pair in pairs.items() if pair is not None})
+
+    @contextmanager
+    def imagined(self) -> Iterator[int]:
+        """The number of an adapter of which a step takes as much memory as it can of any; 0: there is none, nor will there be."""
+        if not self._growing:
+            yield max(self.infos, key=lambda number: self.infos[number].rank, default=0)
+            return
+        layers, rank = adaptable(self._loaded.model), self._max_rank
+        zeros = torch.zeros(rank * max(map(max, layers.values()), default=0), dtype=self._loaded.dtype, device=self._loaded.device)
+        try:
+            for path, (inputs, outputs) in layers.items():
+                down, up = zeros[: rank * inputs].view(rank, inputs), zeros[: rank * outputs].view(outputs, rank)
+                self._layer(path).deltas[IMAGINED] = _Delta(_plain(down), _plain(up))
+            yield IMAGINED
+        finally:
+            self.unload(IMAGINED)
 
     def change(self, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """Implements `engine.loop.Adapters`."""
@@ -149,34 +200,45 @@ class AdapterSet:
         finally:
             self._active.segments = ()
 
-    def _module(self, name: str, uri: str, path: str, pair: Pair) -> nn.Module:
+    def _check(self, name: str, uri: str, path: str, pair: Pair) -> None:
+        model = self._loaded.model
         try:
-            module: nn.Module = self._loaded.model.get_submodule(path)
+            why = refused(model, path)
         except AttributeError:
             raise AdapterError(name, uri, f"the model has no {path}: is it an adapter of another model?") from None
-        sizes = _sizes(module)
-        if sizes is None or isinstance(module, Stack):
-            raise AdapterError(name, uri, f"{path} is no linear layer of the model (but {type(module).__name__})")
-        if ".experts." in path:  # it sees some of a step's tokens, and which ones is known to its parent alone
-            raise AdapterError(name, uri, f"{path} is of one expert: adapters of experts are not served")
-        if module is self._loaded.model.get_output_embeddings():
-            raise AdapterError(name, uri, f"{path} is the model's head: adapters of lm_head are not served")
-        wanted = pair.down.shape[1], pair.up.shape[0]
+        if why:
+            raise AdapterError(name, uri, why)
+        sizes, wanted = sizes_of(model.get_submodule(path)), (pair.down.shape[1], pair.up.shape[0])
+        assert sizes is not None, "it is not refused"
         if sizes != wanted:
             raise AdapterError(
                 name, uri, f"{path} is of {sizes[0]} to {sizes[1]} values, and the adapter's part of {wanted[0]} to {wanted[1]}"
             )
-        return module
 
-    def _install(self, number: int, files: AdapterFiles, modules: dict[str, nn.Module]) -> None:
+    def _install(self, number: int, files: AdapterFiles) -> None:
         dtype, device = self._loaded.dtype, self._loaded.device
-        halves = {path: [half.to(device, dtype).contiguous() for half in (pair.down, pair.up)] for path, pair in files.pairs.items()}
-        packs = device.type == "cpu" and dtype in DTYPES
-        make = (maker_for([weight for pair in halves.values() for weight in pair]) if packs else None) or _plain
-        for path, pair in halves.items():
-            if path not in self._layers:
-                self._layers[path] = _Adapted(path, modules[path], self._active)
-            self._layers[path].deltas[number] = _Delta(*(make(half, None) for half in pair))
+        pairs = {}
+        for path, pair in files.pairs.items():
+            pairs[path] = Pair(*(half.to(device, dtype).contiguous() for half in (pair.down, pair.up)))
+            if not all(half.isfinite().all() for half in pairs[path]):
+                raise RuntimeError(f"the part of {path} has values too large for {str(dtype).removeprefix('torch.')}")
+        self._hook(number, pairs)
+
+    def _hook(self, number: int, pairs: dict[str, Pair]) -> None:
+        """Has the layers' hooks compute with `pairs`: from a slot, else from where those are."""
+        if placed := self.slots.put(number, pairs) if self.slots is not None else {}:
+            pairs = placed
+        halves = [half for pair in pairs.values() for half in pair]
+        packs = not placed and self._loaded.device.type == "cpu" and self._loaded.dtype in DTYPES
+        make = maker_for(halves) if packs else None
+        for path, (down, up) in pairs.items():
+            delta = _Delta(make(down, None), make(up, None)) if make else _Delta(_plain(down), _plain(up), Pair(down, up))
+            self._layer(path).deltas[number] = delta
+
+    def _layer(self, path: str) -> _Adapted:
+        if path not in self._layers:
+            self._layers[path] = _Adapted(path, self._loaded.model.get_submodule(path), self._active)
+        return self._layers[path]
 
     def _try(self, number: int) -> None:
         """A few tokens through the model: every layer must see each of them, and the logits must be numbers."""
@@ -191,18 +253,11 @@ def _segments(numbers: Sequence[int], counts: Sequence[int], device: torch.devic
     if len(present) == 1 and 0 not in numbers:
         return [Segment(present[0], None)]
     of_tokens = torch.repeat_interleave(torch.tensor(numbers), torch.tensor(counts))
-    return [Segment(number, (of_tokens == number).nonzero()[:, 0].to(device)) for number in present]
+    return [Segment(number, to_device((of_tokens == number).nonzero()[:, 0], device)) for number in present]
 
 
-def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """(in_features, out_features) of whatever does as a linear layer here."""
-    inputs: Any = getattr(module, "in_features", getattr(module, "nx", None))
-    outputs: Any = getattr(module, "out_features", getattr(module, "nf", None))
-    return (int(inputs), int(outputs)) if inputs and outputs else None
-
-
-def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+def _plain(weight: torch.Tensor) -> nn.Module:
     with torch.device("meta"):
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return layer

@@ -56,11 +56,11 @@ class Slice(nn.Module):
     def __init__(self, stack: Stack, part: int, replaced: nn.Linear) -> None:
         super().__init__()
         self._stack = (stack,)  # in a tuple: a module found under its parent only, not under each of its slices
-        self._part = part
+        self.part = part
         self.in_features, self.out_features = replaced.in_features, replaced.out_features
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._stack[0].take(self._part, inputs)
+        return self._stack[0].take(self.part, inputs)
 
 
 def fuse_projections(model: PreTrainedModel) -> int:

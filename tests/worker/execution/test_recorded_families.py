@@ -1,0 +1,47 @@
+"""Families' own code under a graph: recorded with some tokens and replayed with others, it says what it says when it is run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models import FAMILIES, save_model
+from tests.worker.exactness.families import MORE
+
+from fairlead_worker.fused.trial import TRIAL
+from fairlead_worker.model.loader import load_model
+
+from .replayed import Replayed
+
+GRAPHED = ["qwen3", "gemma3", "gpt2", "phi3", "cohere2", "mixtral", "qwen3_moe", "deepseek_v3", "yarn rope"]
+
+
+@pytest.fixture
+def families(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, family in MORE.items():
+        monkeypatch.setitem(FAMILIES, name, family)
+
+
+@pytest.mark.parametrize("family", [*GRAPHED, "dynamic rope"])
+@torch.inference_mode()
+def test_a_recorded_model_says_what_it_says(family: str, families: None, tmp_path: Path) -> None:
+    """Attention (each token to itself) apart. A rope that reads how long the text is waits for the device, and cannot be recorded."""
+    save_model(family, tmp_path)
+    model = load_model(str(tmp_path), dtype="float16").model
+    model.set_attn_implementation(TRIAL)
+    tokens, positions, every = torch.arange(3, 9), torch.zeros(6, dtype=torch.int64), torch.arange(6)
+
+    def run() -> torch.Tensor:
+        logits: torch.Tensor = model(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=every, step=[]
+        ).logits[0]
+        return logits
+
+    if family not in GRAPHED:
+        with pytest.raises(RuntimeError, match="capturing"):
+            Replayed().record(run)
+        return
+    before = run()
+    replay = Replayed().record(run)
+    tokens.copy_(torch.tensor([40, 9, 300, 77, 5, 12]))
+    positions.copy_(torch.tensor([0, 7, 90, 33, 2, 64]))
+    assert torch.equal(replay(), run()) and not torch.equal(before, run())

@@ -1,0 +1,50 @@
+"""Which modules of a model a LoRA adapter may touch."""
+
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from fairlead_worker.model.fuse import Stack
+from fairlead_worker.model.probe import trial_logits
+
+TRIAL_TOKENS = 5
+"""Of `trial_logits`."""
+
+
+def sizes_of(module: nn.Module) -> tuple[int, int] | None:
+    """(in_features, out_features) of whatever does as a linear layer here."""
+    inputs: Any = getattr(module, "in_features", getattr(module, "nx", None))
+    outputs: Any = getattr(module, "out_features", getattr(module, "nf", None))
+    return (int(inputs), int(outputs)) if inputs and outputs else None
+
+
+def refused(model: PreTrainedModel, path: str) -> str:
+    """Why no adapter can be on the module at `path`; empty where one can. AttributeError where there is no such module."""
+    module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+    if sizes_of(module) is None or isinstance(module, Stack) or isinstance(parent, Stack):
+        return f"{path} is no linear layer of the model (but {type(module).__name__})"
+    if ".experts." in path:  # it sees some of a step's tokens, and which ones is known to its parent alone
+        return f"{path} is of one expert: adapters of experts are not served"
+    if module is model.get_output_embeddings():
+        return f"{path} is the model's head: adapters of lm_head are not served"
+    return ""
+
+
+def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """All layers that an adapter may touch, those that see every token of a step once, with `sizes_of` each."""
+    sites = {path: module for path, module in model.named_modules() if not refused(model, path)}
+    seen: dict[str, list[int]] = {path: [] for path in sites}
+
+    def watch(path: str, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_hook(lambda _, inputs, answer: seen[path].append(inputs[0].numel() // inputs[0].shape[-1]))
+
+    handles = [watch(path, module) for path, module in sites.items()]
+    try:
+        trial_logits(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    sizes = {path: sizes_of(module) for path, module in sites.items()}
+    return {path: found for path, found in sizes.items() if found is not None and seen[path] == [TRIAL_TOKENS]}
