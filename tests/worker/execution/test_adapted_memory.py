@@ -42,6 +42,8 @@ def test_slots_for_those_that_are_there(loaded: LoadedModel, folders: list[Path]
     assert adapters.slots.bytes == sum(2 * 8 * 2 * (inputs + outputs) for inputs, outputs in sizes)
     assert adapters.slots.of([2, 0, 1]) == [2, 0, 1]
     assert torch.equal(hooked_logits(loaded, adapters), before), "the hooks read the slots now"
+    for number in (1, 2):
+        adapters.unload(number)
 
 
 @torch.inference_mode()

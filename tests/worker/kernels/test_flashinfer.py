@@ -10,7 +10,8 @@ from bench.gpu import interpreter
 from bench.gpu.batches import packed, steps, worst_error
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
-from fairlead_worker.kernels.flashinfer import FlashInferBackend, workspace_bytes
+from fairlead_worker.kernels.flashinfer import FlashInferBackend, graph_workspace_bytes, workspace_bytes
+from fairlead_worker.kernels.paging import plan_pages
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.kernels.registry import make_backend
 
@@ -144,6 +145,19 @@ def test_workspace_holds_the_partial_results_of_many_heads_on_one() -> None:
     assert workspace_bytes([LLAMA], 132) == 128 << 20
     falcon = LayerSpec(71, 1, 64, 64, 0.125)
     assert workspace_bytes([LLAMA, falcon], 132) == 2 * 132 * 128 * 65 * 4 * 71
+
+
+def test_large_graphs_have_room_for_the_partial_results_of_all_rows() -> None:
+    llama = LayerSpec(32, 8, 128, 128, 0.1)
+    assert graph_workspace_bytes([llama], 256, 132) == 32 * (64 + 255) * 4 * 129 * 4 + 32 < 128 << 20
+    assert graph_workspace_bytes([LayerSpec(8, 8, 64, 64, 0.1)], 4096, 132) == 0, "no tensor cores: keys are not split in large batches"
+    spec = KVSpec((llama,), 16, torch.bfloat16, CPU)
+    backend = FlashInferBackend(spec, 2, interpreter)
+    for rows, size in ((256, 128 << 20), (2048, graph_workspace_bytes([llama], 2048, 1)), (8, graph_workspace_bytes([llama], 2048, 1))):
+        step = packed([(0, 1)] * rows, [[0]] * rows, 16, CPU)
+        backend.graph_wrappers(plan_pages(step, 16))
+        assert len(backend._workspace) == size
+    assert size > 128 << 20
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

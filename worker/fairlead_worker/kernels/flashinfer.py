@@ -172,6 +172,9 @@ class FlashInferBackend:
     def graph_wrappers(self, paging: Paging) -> dict[LayerSpec, DecodeWrapper]:
         """For a graph of decodes: planning writes the page tables into the buffers of `paging`, which are as large as any plan needs."""
         assert self._library is not None
+        needed = graph_workspace_bytes(self.kinds, len(paging.last_page_len), processors(self.spec.device))
+        if needed > len(self._workspace):  # of the largest graph, which comes first; other wrappers keep theirs
+            self._workspace = torch.zeros(needed, dtype=torch.uint8, device=self.spec.device)
         return {
             kind: self._library.BatchDecodeWithPagedKVCacheWrapper(
                 self._workspace,
@@ -302,6 +305,19 @@ def workspace_bytes(kinds: list[LayerSpec], multiprocessors: int) -> int:
     query of a tile (`PrefillPlan` in FlashInfer's scheduler.cuh, before 0.7 without the division by the heads on a KV head)."""
     most = max(2 * multiprocessors * TILE * (kind.value_dim + 1) * 4 * (kind.heads // kind.kv_heads) for kind in kinds)
     return max(LEAST_WORKSPACE, most)
+
+
+def graph_workspace_bytes(kinds: list[LayerSpec], rows: int, multiprocessors: int) -> int:
+    """The same of a graph of `rows` decodes on tensor cores, for which every row's keys count as split, whether they are or not
+    (`PrefillPlan` with enable_cuda_graph, 0.7.2). 0 where no kind uses these."""
+
+    def needed(kind: LayerSpec) -> int:
+        group = kind.heads // kind.kv_heads
+        tile = next(tile for tile in (16, 64, TILE) if group <= tile or tile == TILE)
+        blocks = max(2 * multiprocessors // kind.kv_heads, -(-rows * group // tile) + rows - 1)
+        return kind.heads * -(-blocks * tile // group) * (kind.value_dim + 1) * 4 + 32  # and what aligns two arrays
+
+    return max((needed(kind) for kind in kinds if kind.heads // kind.kv_heads >= TENSOR_CORE_GROUP), default=0)
 
 
 def processors(device: torch.device) -> int:
