@@ -165,16 +165,22 @@ class Worker:
                 return encode()
             if size <= LARGE:
                 return await asyncio.to_thread(encode)
-            async with self._large:
-                try:
-                    return await asyncio.to_thread(encode)
-                finally:
-                    asyncio.get_running_loop().run_in_executor(None, give_back)
+            await self._large.acquire()
+            encoding = asyncio.ensure_future(asyncio.to_thread(encode))
+            encoding.add_done_callback(self._have_encoded)
+            return await asyncio.shield(encoding)  # the client may go, and the thread works on: so long it is nobody else's turn
         except PromptTooLong as error:
             message = f"your prompt has at least {error.least} tokens; shorten it"
             raise too_long(message, self.max_model_len, error.field) from error
         except PromptError as error:
             raise invalid(str(error), param=error.field) from error
+
+    def _have_encoded(self, encoding: "asyncio.Future[Encoded]") -> None:
+        """A large prompt: what that needed is given back, and its turn."""
+        if not encoding.cancelled():
+            encoding.exception()  # told to whoever still waits for it
+        asyncio.get_running_loop().run_in_executor(None, give_back)
+        self._large.release()
 
     async def packed_prompt_format(self) -> bytes:
         """The prompt format under gzip: a tokenizer of 17 MB becomes 4. Packed once, in a thread, by the first who asks."""
