@@ -216,18 +216,20 @@ class AdapterSet:
             )
 
     def _install(self, number: int, files: AdapterFiles) -> None:
-        dtype, device = self._loaded.dtype, self._loaded.device
-        pairs = {}
+        """From the host's memory: a device has room for its slot, and perhaps for no more."""
+        dtype, pairs = self._loaded.dtype, dict[str, Pair]()
         for path, pair in files.pairs.items():
-            pairs[path] = Pair(*(half.to(device, dtype).contiguous() for half in (pair.down, pair.up)))
+            pairs[path] = Pair(*(half.to(dtype).contiguous() for half in pair))
             if not all(half.isfinite().all() for half in pairs[path]):
                 raise RuntimeError(f"the part of {path} has values too large for {str(dtype).removeprefix('torch.')}")
         self._hook(number, pairs)
 
     def _hook(self, number: int, pairs: dict[str, Pair]) -> None:
-        """Has the layers' hooks compute with `pairs`: from a slot, else from where those are."""
+        """Has the layers' hooks compute with `pairs`: from a slot, else from memory of their own."""
         if placed := self.slots.put(number, pairs) if self.slots is not None else {}:
             pairs = placed
+        else:
+            pairs = {path: Pair(*(half.to(self._loaded.device) for half in pair)) for path, pair in pairs.items()}
         halves = [half for pair in pairs.values() for half in pair]
         packs = not placed and self._loaded.device.type == "cpu" and self._loaded.dtype in DTYPES
         make = maker_for(halves) if packs else None

@@ -19,8 +19,9 @@ from fairlead_worker.model.adapter_files import Pair
 
 logger = logging.getLogger(__name__)
 
-GATHERED = 3
-"""Gathering a row's matrices costs as much memory traffic as reading this many slots: they are read, written and read again."""
+GATHERED, LAUNCHED = 3, 16
+"""What gathering costs, in slots that could be read meanwhile: for each row, whose matrices are read, written and read again; and for the
+two more kernels of every layer (4 us at 4.3 TB/s are 17 MB, a slot of rank 64 on a layer of 4096 by 4096 has 1). Reckoned, not measured."""
 
 
 class Rows(NamedTuple):
@@ -129,6 +130,6 @@ class AdapterSlots:
                 layer.rows = None
 
     def _rows(self, slots: torch.Tensor) -> Rows:
-        if GATHERED * len(slots) * self._rank < len(self._owners):
+        if (GATHERED * len(slots) + LAUNCHED) * self._rank < len(self._owners):
             return Rows((slots - 1).clamp(min=0), (slots == 0)[:, None].expand(-1, self._rank))
         return Rows(None, slots[:, None] != self._owners)
