@@ -186,6 +186,16 @@ def test_the_largest_is_argmax_and_the_first_of_equals(vocabulary: int, dtype: t
     logits[3, -1] = logits[3, vocabulary // 2] = 9.0
     assert largest(logits).tolist() == logits.float().argmax(1).tolist()
     assert [largest(logits[i : i + 1]).item() for i in range(6)] == largest(logits).tolist()
+    logits[4], logits[5, 0] = float("nan"), float("nan")
+    assert largest(logits)[:4].tolist() == logits[:4].float().argmax(1).tolist()
+    assert largest(logits).min() >= 0 and largest(logits).max() < vocabulary
+
+
+def test_the_largest_without_the_native_library_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(20, 5000).round(decimals=1)
+    native = largest(logits)
+    monkeypatch.setattr("fairlead_worker.execution.blocks.native", lambda: None)
+    assert largest(logits).tolist() == native.tolist()
 
 
 def test_a_greedy_row_takes_the_same_token_beside_others_in_bfloat16() -> None:

@@ -9,128 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "page_tiles.h"
+#include "attention.h"
 #include "vector.h"
-
-enum { BLOCK = TILES * TILE, SEGMENT = 4 * BLOCK, BLOCK_ROWS = 48, SPLIT_TOKENS = 8 };
-
-typedef struct {
-    const Attention *layer;
-    const Step *step;
-    const void *query, *key, *value;
-    void *output;
-    int64_t query_stride, key_stride, value_stride, output_stride;
-    int64_t key_words, group, block_heads, head_blocks, block_tokens;
-    int8_t tiled_keys, tiled_values;
-    int64_t merges;
-    int64_t *items; /* [rows + 1] where each row's items begin */
-    int64_t *slots; /* [rows + 1] where each row's partial results begin, in tokens */
-    int64_t *split; /* [merges] rows that have such */
-} Job;
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static size_t size_of(const Step *step) { return step->kind == BFLOAT16 ? 2 : 4; }
-
-static int64_t first_key(const Attention *layer, int64_t position) { return layer->window ? most(0, position - layer->window + 1) : 0; }
-
-/* Segments of keys that a row sees. */
-static int64_t segments(const Attention *layer, const Step *step, int64_t row) {
-    int64_t start = step->starts[row], end = start + step->offsets[row + 1] - step->offsets[row];
-    return (end - 1) / SEGMENT - first_key(layer, start) / SEGMENT + 1;
-}
-
-static int is_split(const Attention *layer, const Step *step, int64_t row) {
-    return step->offsets[row + 1] - step->offsets[row] <= SPLIT_TOKENS && segments(layer, step, row) > 1;
-}
-
-static int64_t partial_size(const Attention *layer) { return up(layer->value_dim, 16) * 16 + 16; }
-
-static int64_t row_of(const int64_t *begins, int64_t rows, int64_t item) {
-    int64_t low = 0;
-    while (rows > 1) {
-        int64_t half = rows / 2;
-        low += begins[low + half] <= item ? half : 0;
-        rows -= half;
-    }
-    return low;
-}
-
-static Job prepare(const Attention *layer, const Step *step) {
-    Job job = {.layer = layer, .step = step};
-    job.tiled_values = step->page_size % TILE == 0;
-    job.tiled_keys = job.tiled_values && (step->kind == FLOAT32 || layer->key_dim % 2 == 0);
-    job.key_words = step->kind == BFLOAT16 ? up(layer->key_dim, 2) : layer->key_dim;
-    job.group = layer->heads / layer->kv_heads;
-    job.block_heads = least(job.group, BLOCK_ROWS);
-    job.head_blocks = up(job.group, job.block_heads);
-    job.block_tokens = BLOCK_ROWS / job.block_heads;
-    return job;
-}
-
-/* Where the first of a tile's (or, in plain pages, one) key is kept. */
-static char *place(const Job *job, void *storage, int64_t dim, int64_t row, int64_t kv_head, int64_t position) {
-    const Step *step = job->step;
-    int64_t page = step->page_indices[step->page_indptr[row] + position / step->page_size];
-    int64_t slot = (page * job->layer->kv_heads + kv_head) * step->page_size + position % step->page_size;
-    return (char *)storage + slot * dim * (int64_t)size_of(step);
-}
-
-/* ---- store ---- */
-
-static void store_key(const Job *job, char *tile, int64_t lane, const void *from) {
-    if (!job->tiled_keys)
-        memcpy(tile, from, job->layer->key_dim * size_of(job->step));
-    else
-        for (int64_t w = 0; w < job->key_words; w++)
-            memcpy((Word *)tile + w * TILE + lane, (const char *)from + w * sizeof(Word), sizeof(Word)); /* perhaps at half a word */
-}
-
-static void store_value(const Job *job, char *tile, int64_t lane, const void *from) {
-    int64_t dim = job->layer->value_dim;
-    if (!job->tiled_values)
-        memcpy(tile, from, dim * size_of(job->step));
-    else if (job->step->kind == FLOAT32)
-        memcpy(tile + lane * dim * 4, from, dim * 4);
-    else {
-        uint16_t *words = (uint16_t *)tile + lane / 2 * dim * 2 + lane % 2;
-        for (int64_t d = 0; d < dim; d++)
-            words[d * 2] = ((const uint16_t *)from)[d];
-    }
-}
-
-/* One row's tokens of 16 positions: whoever shares a word is written by one thread. */
-static void store_item(const void *args, int64_t item) {
-    const Job *job = args;
-    const Step *step = job->step;
-    const Attention *layer = job->layer;
-    size_t size = size_of(step);
-    int64_t row = row_of(job->items, step->rows, item);
-    int64_t start = step->starts[row], first = step->offsets[row], end = start + step->offsets[row + 1] - first;
-    int64_t tile = start / TILE + item - job->items[row];
-    for (int64_t p = most(start, tile * TILE); p < least(end, (tile + 1) * TILE); p++) {
-        const char *key = (const char *)job->key + (first + p - start) * job->key_stride * size;
-        const char *value = (const char *)job->value + (first + p - start) * job->value_stride * size;
-        for (int64_t h = 0; h < layer->kv_heads; h++) {
-            store_key(job, place(job, layer->keys, layer->key_dim, row, h, job->tiled_keys ? tile * TILE : p), p % TILE, key + h * layer->key_dim * size);
-            store_value(job, place(job, layer->values, layer->value_dim, row, h, job->tiled_values ? tile * TILE : p), p % TILE,
-                        value + h * layer->value_dim * size);
-        }
-    }
-}
-
-void store(Member *member, const Attention *layer, const Step *step, const void *key, int64_t key_stride, const void *value, int64_t value_stride) {
-    int64_t items[step->rows + 1];
-    Job job = prepare(layer, step);
-    job.key = key, job.key_stride = key_stride, job.value = value, job.value_stride = value_stride, job.items = items;
-    items[0] = 0;
-    for (int64_t r = 0; r < step->rows; r++) {
-        int64_t start = step->starts[r], end = start + step->offsets[r + 1] - step->offsets[r];
-        items[r + 1] = items[r] + (end > start ? (end - 1) / TILE - start / TILE + 1 : 0);
-    }
-    share(member, items[step->rows], store_item, &job);
-}
 
 /* ---- one block of queries over one segment ---- */
 
@@ -177,41 +57,62 @@ static void copy_values(const Queries *q, const Word *tile, int64_t from, int64_
     }
 }
 
-/* Where `count` tiles from `first` lie, as token slots of the KV head; only for pages that are whole tiles. */
-static void locate(const Queries *q, int64_t first, int count, int64_t *slots) {
+/* The tiles of one block of keys that some of the queries see, and where they lie: as token slots of the KV head, for pages of whole tiles. */
+typedef struct {
+    int64_t first;
+    int count;
+    int64_t slots[TILES];
+} Block;
+
+static Block block_of(const Queries *q, int64_t block) {
     const Step *step = q->job->step;
+    Block found = {.first = most(block, q->first) / TILE};
+    found.count = (int)(up(least(block + BLOCK, q->position + q->tokens), TILE) - found.first);
+    if (!q->job->tiled_values)
+        return found;
     const int32_t *pages = step->page_indices + step->page_indptr[q->row];
-    int32_t in_page = step->page_size / TILE, page = (int32_t)first / in_page, part = (int32_t)first % in_page;
-    for (int t = 0; t < count; t++) {
-        slots[t] = (pages[page] * (int64_t)q->job->layer->kv_heads + q->kv_head) * step->page_size + part * TILE;
+    int32_t in_page = step->page_size / TILE, page = (int32_t)found.first / in_page, part = (int32_t)found.first % in_page;
+    for (int t = 0; t < found.count; t++) {
+        found.slots[t] = (pages[page] * (int64_t)q->job->layer->kv_heads + q->kv_head) * step->page_size + part * TILE;
         if (++part == in_page)
             part = 0, page++;
     }
+    return found;
 }
 
 /* Tiles lie anywhere, which no prefetcher in hardware foresees: asks for them while other work is done. */
-static void fetch(const void *storage, int64_t bytes, const int64_t *slots, int count) {
-    for (int t = 0; t < count; t++)
+static void fetch(const void *storage, int64_t bytes, const Block *block) {
+    for (int t = 0; t < block->count; t++)
         for (int64_t byte = 0; byte < bytes * TILE; byte += 64)
-            _mm_prefetch((const char *)storage + slots[t] * bytes + byte, _MM_HINT_T0);
+            _mm_prefetch((const char *)storage + block->slots[t] * bytes + byte, _MM_HINT_T0);
 }
 
-static void find_tiles(const Queries *q, int64_t first, int count, const int64_t *slots, const Word **keys, const Word **values) {
+static void fetch_keys(const Job *job, const Block *block) {
+    if (job->tiled_keys)
+        fetch(job->layer->keys, job->layer->key_dim * (int64_t)size_of(job->step), block);
+}
+
+static void fetch_values(const Job *job, const Block *block) {
+    if (job->tiled_values)
+        fetch(job->layer->values, job->layer->value_dim * (int64_t)size_of(job->step), block);
+}
+
+static void find_tiles(const Queries *q, const Block *block, const Word **keys, const Word **values) {
     const Job *job = q->job;
     const Attention *layer = job->layer;
     int64_t size = size_of(job->step);
     Word *key_tile = q->key_tiles, *value_tile = q->value_tiles;
-    for (int t = 0; t < count; t++) {
-        int64_t tile = first + t;
+    for (int t = 0; t < block->count; t++) {
+        int64_t tile = block->first + t;
         int64_t from = most(0, q->first - tile * TILE), to = least(TILE, q->keys - tile * TILE);
         if (job->tiled_keys)
-            keys[t] = (const Word *)((const char *)layer->keys + slots[t] * layer->key_dim * size);
+            keys[t] = (const Word *)((const char *)layer->keys + block->slots[t] * layer->key_dim * size);
         else {
             gather(q, layer->keys, layer->key_dim, 1, tile, from, to, key_tile);
             keys[t] = key_tile;
             key_tile += job->key_words * TILE;
         }
-        const Word *at = job->tiled_values ? (const Word *)((const char *)layer->values + slots[t] * layer->value_dim * size) : NULL;
+        const Word *at = job->tiled_values ? (const Word *)((const char *)layer->values + block->slots[t] * layer->value_dim * size) : NULL;
         int whole = at && from == 0 && to == TILE;
         values[t] = whole ? at : value_tile;
         if (whole)
@@ -222,7 +123,7 @@ static void find_tiles(const Queries *q, int64_t first, int count, const int64_t
             gather(q, layer->values, layer->value_dim, 0, tile, from, to, value_tile);
         value_tile += layer->value_dim * TILE;
     }
-    keys[count] = keys[count - 1];
+    keys[block->count] = keys[block->count - 1];
 }
 
 static __mmask16 below(int64_t n) { return n >= 16 ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
@@ -268,30 +169,28 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
         sum[r] = sum[r] * keep[r] + sums[r];
 }
 
-/* max, sum [rows] and output [rows][stride] of the keys of one segment; rows that see none of them get -inf, 0 and zeros. */
-INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, float *max, float *sum, float *output, int64_t stride) {
+static int64_t first_block(const Queries *q, int64_t segment) { return most(segment * SEGMENT, q->first / BLOCK * BLOCK); }
+
+/* max, sum [rows] and output [rows][stride] of the keys of one segment; rows that see none of them get -inf, 0 and zeros. The next block's
+ * keys and values are fetched while a block is computed; behind the last one, those of `then` (NULL: none) in its block at `then_block`. */
+INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Queries *then, int64_t then_block, float *max, float *sum,
+                           float *output, int64_t stride) {
     _Alignas(64) float scores[BLOCK_ROWS * BLOCK], keep[BLOCK_ROWS] = {0};
-    const Attention *layer = q->job->layer;
-    int64_t rows = q->tokens * q->heads, dim = layer->value_dim;
-    int64_t end = least(q->position + q->tokens, (segment + 1) * SEGMENT);
+    const Job *job = q->job;
+    int64_t rows = q->tokens * q->heads, end = least(q->position + q->tokens, (segment + 1) * SEGMENT);
     for (int64_t r = 0; r < rows; r++)
         max[r] = -INFINITY, sum[r] = 0;
     memset(output, 0, rows * stride * sizeof(float));
-    int64_t slots[2 * TILES], size = (int64_t)size_of(q->job->step);
-    for (int64_t block = most(segment * SEGMENT, q->first / BLOCK * BLOCK); block < end; block += BLOCK) {
-        int64_t first = most(block, q->first) / TILE, last = up(least(block + BLOCK, end), TILE), next = up(least(block + 2 * BLOCK, end), TILE);
-        int count = (int)(last - first), ahead = (int)(next - last);
+    int64_t at = first_block(q, segment);
+    for (Block block = block_of(q, at), next; at < end; at += BLOCK, block = next) {
+        next = at + BLOCK < end ? block_of(q, at + BLOCK) : then ? block_of(then, then_block) : (Block){0};
         const Word *keys[TILES + 1], *values[TILES + 1];
-        if (q->job->tiled_values)
-            locate(q, first, count + ahead, slots);
-        find_tiles(q, first, count, slots, keys, values);
-        if (q->job->tiled_values)
-            fetch(layer->values, layer->value_dim * size, slots, count);
-        score_all(kind, rows, q->query, q->job->key_words, keys, count, scores);
-        if (q->job->tiled_keys)
-            fetch(layer->keys, layer->key_dim * size, slots + count, ahead);
-        soften(kind, q, first * TILE, count, scores, max, sum, keep);
-        mix_all(kind, rows, scores, values, count, dim, keep, output, stride);
+        find_tiles(q, &block, keys, values);
+        score_all(kind, rows, q->query, job->key_words, keys, block.count, scores);
+        fetch_keys(job, &next);
+        soften(kind, q, block.first * TILE, block.count, scores, max, sum, keep);
+        fetch_values(job, &next);
+        mix_all(kind, rows, scores, values, block.count, job->layer->value_dim, keep, output, stride);
     }
 }
 
@@ -335,19 +234,32 @@ static void copy_queries(const Queries *q, Word *out) {
     }
 }
 
-INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
-    const Attention *layer = job->layer;
+/* The queries of an item, and which of the row's segments it is, where those are split. */
+static Queries queries_of(const Job *job, int64_t item, int64_t *segment) {
     const Step *step = job->step;
     int64_t row = row_of(job->items, step->rows, item), local = item - job->items[row];
     int64_t count = step->offsets[row + 1] - step->offsets[row], start = step->starts[row];
-    int split = is_split(layer, step, row);
     Queries q = {.job = job, .row = row, .keys = start + count};
-    q.kv_head = local % layer->kv_heads, local /= layer->kv_heads;
+    q.kv_head = local % job->layer->kv_heads, local /= job->layer->kv_heads;
     q.head = local % job->head_blocks * job->block_heads, local /= job->head_blocks;
     int64_t blocks = up(count, job->block_tokens);
     q.token = (blocks - 1 - local % blocks) * job->block_tokens, local /= blocks; /* those with the most keys come first */
     q.heads = least(job->block_heads, job->group - q.head), q.tokens = least(job->block_tokens, count - q.token);
-    q.position = start + q.token, q.first = first_key(layer, q.position);
+    q.position = start + q.token, q.first = first_key(job->layer, q.position);
+    *segment = is_split(job->layer, step, row) ? first_key(job->layer, start) / SEGMENT + local : q.first / SEGMENT;
+    return q;
+}
+
+INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
+    const Attention *layer = job->layer;
+    const Step *step = job->step;
+    int64_t segment, then_segment = 0;
+    Queries q = queries_of(job, item, &segment), then;
+    int64_t row = q.row, count = step->offsets[row + 1] - step->offsets[row], start = step->starts[row];
+    int split = is_split(layer, step, row), more = run_ends(job->items[step->rows], item, job->threads) < 0;
+    if (more)
+        then = queries_of(job, item + 1, &then_segment);
+    int64_t then_block = more ? first_block(&then, then_segment) : 0;
 
     int64_t rows = q.heads * q.tokens, stride = up(layer->value_dim, 16) * 16;
     Word query[rows * job->key_words];
@@ -359,7 +271,8 @@ INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
 
     if (split) {
         int64_t size = partial_size(layer);
-        attend_segment(kind, &q, first_key(layer, start) / SEGMENT + local, max, sum, output, stride);
+        attend_segment(kind, &q, segment, more ? &then : NULL, then_block, max, sum, output, stride);
+        int64_t local = segment - first_key(layer, start) / SEGMENT;
         for (int64_t r = 0; r < rows; r++) {
             int64_t slot = job->slots[row] + local * count + q.token + r / q.heads;
             float *partial = step->partials + (slot * layer->heads + head + r % q.heads) * size;
@@ -368,12 +281,14 @@ INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
         }
         return;
     }
-    int64_t segment = q.first / SEGMENT, last = (q.position + q.tokens - 1) / SEGMENT;
-    attend_segment(kind, &q, segment, max, sum, output, stride);
+    int64_t last = (q.position + q.tokens - 1) / SEGMENT;
+    const Queries *following = segment < last ? &q : more ? &then : NULL;
+    attend_segment(kind, &q, segment, following, segment < last ? (segment + 1) * SEGMENT : then_block, max, sum, output, stride);
     if (segment < last) {
         float other[rows * stride], other_max[BLOCK_ROWS], other_sum[BLOCK_ROWS];
         while (++segment <= last) {
-            attend_segment(kind, &q, segment, other_max, other_sum, other, stride);
+            following = segment < last ? &q : more ? &then : NULL;
+            attend_segment(kind, &q, segment, following, segment < last ? (segment + 1) * SEGMENT : then_block, other_max, other_sum, other, stride);
             for (int64_t r = 0; r < rows; r++)
                 merge(max + r, sum + r, output + r * stride, other_max[r], other_sum[r], other + r * stride, stride);
         }
@@ -409,6 +324,7 @@ static void merge_item(const void *args, int64_t item) {
 void attend(Member *member, const Attention *layer, const Step *step, const void *query, int64_t query_stride, void *output, int64_t output_stride) {
     int64_t items[step->rows + 1], slots[step->rows + 1], split[step->rows + 1];
     Job job = prepare(layer, step);
+    job.threads = member->team->threads;
     job.query = query, job.query_stride = query_stride, job.output = output, job.output_stride = output_stride;
     job.items = items, job.slots = slots, job.split = split;
     items[0] = slots[0] = 0;

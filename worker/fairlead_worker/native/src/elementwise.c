@@ -147,6 +147,38 @@ void widen(Member *member, const void *from, int32_t kind, int64_t rows, int64_t
     share(member, rows, widen_row, &args);
 }
 
+typedef struct {
+    const float *logits;
+    int64_t rows, width, *to;
+} Largest;
+
+static void largest_of_row(const void *args, int64_t row) {
+    const Largest *a = args;
+    const float *x = a->logits + row * a->width;
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < a->width; i += LANES)
+        most = _mm512_mask_max_ps(most, lanes(i, a->width), most, _mm512_maskz_loadu_ps(lanes(i, a->width), x + i));
+    const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    a->to[row] = a->width - 1; /* stays so only where some logit is no number */
+    for (int64_t i = 0; i < a->width; i += LANES) {
+        const __mmask16 mask = lanes(i, a->width), equal = _mm512_mask_cmp_ps_mask(mask, _mm512_maskz_loadu_ps(mask, x + i), top, _CMP_EQ_OQ);
+        if (equal) {
+            a->to[row] = i + __builtin_ctz(equal);
+            return;
+        }
+    }
+}
+
+static void largest_of_all(Member *member, const void *args) {
+    share(member, ((const Largest *)args)->rows, largest_of_row, args);
+}
+
+/* to[row] = the first of its largest logits [rows][width]; some place of it where one is no number. */
+EXPORT void fairlead_largest(int32_t threads, const float *logits, int64_t rows, int64_t width, int64_t *to) {
+    Largest args = {logits, rows, width, to};
+    region(threads, largest_of_all, &args);
+}
+
 /* Each operation alone, for the tests. */
 
 typedef struct {

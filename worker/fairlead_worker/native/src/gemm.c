@@ -34,6 +34,7 @@ typedef struct {
     char *y;
     int64_t y_stride;
     int32_t y_kind, threads, activation, adds;
+    int64_t items; /* panels (of gates, where there are such) for each block of rows */
 } Job;
 
 /* The lanes left of `count` at `i`, which may be beyond it. */
@@ -142,14 +143,18 @@ static void sum_panel(const Job *job, int64_t panel, int64_t row, int64_t rows, 
     (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights + panel * bytes, weights + next * bytes, sums);
 }
 
+/* The panel that a thread will probably want behind item `i`, which is its `panel`. */
+static int64_t panel_after(const Job *job, int64_t i, int64_t panel, int64_t panels) {
+    return run_ends(job->items, i, job->threads) >= 0 ? panel : (i + 1) % panels;
+}
+
 /* One panel, one block of rows. */
 static void item(const void *args, int64_t i) {
     const Job *job = args;
     const int64_t panels = panel_count(job->layer->outputs), panel = i % panels, row = i / panels * job->block;
     const int64_t rows = smaller(job->block, job->rows - row);
     float sums[ROWS * PANEL];
-    /* Next: what this thread will probably take, for the others take one each meanwhile. */
-    sum_panel(job, panel, row, rows, panel + job->threads < panels ? panel + job->threads : panel, sums);
+    sum_panel(job, panel, row, rows, panel_after(job, i, panel, panels), sums);
     put_panel(job, sums, row, rows, panel * PANEL);
 }
 
@@ -160,7 +165,7 @@ static void gated_item(const void *args, int64_t i) {
     const int64_t rows = smaller(job->block, job->rows - row);
     float gates[ROWS * PANEL], ups[ROWS * PANEL];
     sum_panel(job, panel, row, rows, panels + panel, gates);
-    sum_panel(job, panels + panel, row, rows, panel + job->threads < panels ? panel + job->threads : panel, ups);
+    sum_panel(job, panels + panel, row, rows, panel_after(job, i, panel, panels), ups);
     put_gated(job, gates, ups, row, rows, panel * PANEL);
 }
 
@@ -170,7 +175,8 @@ static void share_panels(Member *member, Job *job) {
     while (panels * blocks < 4 * job->threads && blocks * TILE_ROWS < job->rows) /* few outputs: rows are shared out too */
         blocks *= 2;
     job->block = blocks ? (job->rows + blocks - 1) / blocks : 1;
-    share(member, panels * ((job->rows + job->block - 1) / job->block), gated ? gated_item : item, job);
+    job->items = panels * ((job->rows + job->block - 1) / job->block);
+    share(member, job->items, gated ? gated_item : item, job);
 }
 
 /* One row as int16, each run by its own largest value: 15 bits, where bfloat16 has 8. NaN and infinity make the row NaN. */

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <omp.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -35,19 +36,28 @@ static void meet(Member *member) {
 }
 
 void share(Member *member, int64_t items, void (*item)(const void *args, int64_t i), const void *args) {
-    Team *team = member->team;
-    int64_t *next = &team->counters[member->phase % 3].next;
-    for (int64_t i; (i = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < items;)
-        item(args, i);
-    /* The counter of the phase before: everybody has left it, and it is used again only two meetings from here. */
-    if (member->me == 0)
-        __atomic_store_n(&team->counters[(member->phase + 2) % 3].next, 0, __ATOMIC_RELAXED);
+    const int32_t threads = member->team->threads, me = member->me;
+    Counter *counters = member->team->counters + member->phase % 3 * threads;
+    for (int32_t turn = 0; turn < threads; turn++) {
+        const int32_t whose = (me + turn) % threads;
+        const int64_t begin = run_begin(items, whose, threads), count = run_begin(items, whose + 1, threads) - begin;
+        int64_t *next = &counters[whose].next;
+        while (__atomic_load_n(next, __ATOMIC_RELAXED) < count) { /* only looked at where nothing is left: the line stays its owner's */
+            const int64_t i = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+            if (i < count)
+                item(args, begin + i);
+        }
+    }
+    /* Counters of the phase before: everybody has left it, and they are used again only two meetings from here. */
+    __atomic_store_n(&member->team->counters[(member->phase + 2) % 3 * threads + me].next, 0, __ATOMIC_RELAXED);
     member->phase++;
     meet(member);
 }
 
 void region(int32_t threads, void (*body)(Member *member, const void *args), const void *args) {
-    Team team = {.threads = threads};
+    Counter counters[3 * threads];
+    memset(counters, 0, sizeof counters);
+    Team team = {.counters = counters, .threads = threads};
 #pragma omp parallel num_threads(threads)
     {
         /* Fewer threads than asked for (OMP_THREAD_LIMIT, a nested region) must not leave the others waiting for nobody. */
