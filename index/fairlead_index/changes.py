@@ -172,7 +172,7 @@ class Changes:
     def _path(self, value: int) -> "array[int]":
         """The blocks of a run up to a held one."""
         path = array("Q", (value,))
-        while (entry := self._held[value]) & PLACE:
+        while (entry := self._held.get(value, 0)) & PLACE:
             value = entry >> PLACE_BITS
             path.append(value)
         path.reverse()

@@ -179,12 +179,14 @@ class IndexWriter:
             await self._apply(me, me.batch)
         if time.monotonic() >= self._next_beat():
             await self._heartbeat(me)
-        if self._stats.full and me.batch is None and time.monotonic() >= self._store_at:
+        few = self._changes.pending <= LONGEST_BATCH  # removals: they go before what is told anew
+        if self._stats.full and me.batch is None and few and time.monotonic() >= self._store_at:
+            me.batch = self._changes.take(LONGEST_BATCH) or None
             self._changes.restart()  # all of it, parents first: what the index kept of it changes nothing
             self._stats.full = bool(self._changes.pending)
             self._store_at = time.monotonic() + self._lease
         self._pause.succeeded()
-        if not self._changes.pending:
+        if me.batch is None and not self._changes.pending:
             await self._idle()
 
     async def _idle(self) -> None:
@@ -243,7 +245,7 @@ class IndexWriter:
 
     def _filled(self, me: _Incarnation, batch: list[Change], reason: str) -> None:
         """Nothing of the batch was done, or all of it if this is a second try: its removals may go under the same number either way."""
-        me.batch = [change for change in batch if change.kind == "R"] or None
+        me.batch = [change for change in batch if change.kind == "R"]  # sent also when empty: it settles the number
         self._changes.keep_removals()
         self._store_at = time.monotonic() + self._lease
         if not self._stats.full:

@@ -106,3 +106,12 @@ def test_a_backlog_that_is_longer_than_the_set_is_thrown_away() -> None:
         changes.stored([number + 1])
         changes.removed([number + 1])
     assert not changes.following and not changes.pending
+
+
+def test_a_parent_that_goes_before_its_child_raises_nothing() -> None:
+    """Which the cache never does: a worker must serve on all the same."""
+    changes = following()
+    changes.stored(range(1, 10))
+    changes.removed([2, 1, 9, 3, 8])
+    changes.restart()
+    assert changes.take(100) and not changes.pending

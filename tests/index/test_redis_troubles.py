@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import redis
@@ -222,6 +223,60 @@ async def test_a_full_redis_keeps_leases_and_takes_removals(
     said = [record.getMessage() for record in caplog.records]
     assert [sum(part in line for line in said) for part in ("redis is full", "room again")] == [2, 2]  # once for each worker
     await asyncio.gather(a.leave(), b.leave(), reader.close())
+
+
+async def test_removals_that_wait_while_a_full_redis_is_told_anew_are_not_lost(own_server: RedisServer, namespace: str) -> None:
+    reader = IndexReader(own_server.url, namespace, deadline=2.0)
+    a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 10.0, buckets=64)
+    tell, late = a._scripts.call, [CHAIN[20:40][::-1]]
+
+    async def call(name: str, *args: bytes | str | int | float) -> list[Any]:
+        reply = await tell(name, *args)
+        if name == "evict" and len(args) > 3 and late:  # while the answer was on its way, and the moment to tell all anew has come
+            a.removed(late.pop())
+            a._store_at = 0.0
+        return reply
+
+    a._scripts.call = call  # type: ignore[method-assign]
+    a.start()
+    a.stored(CHAIN)
+    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
+    own_server.command("CONFIG", "SET", "maxmemory", "1")
+    a.stored([1, 2, 3])
+    await eventually(lambda: _async(a.stats.full and not a.stats.pending))
+    own_server.command("CONFIG", "SET", "maxmemory", "0")
+    a.removed(CHAIN[40:][::-1])
+    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 20 * BLOCK}))
+    await eventually(lambda: is_(lambda: reader.match([1, 2, 3]), {"a:1": 3 * BLOCK}))
+    assert a.stats.joins == 1
+    await asyncio.gather(a.leave(), reader.close())
+
+
+async def test_a_batch_that_was_done_unheard_before_redis_was_full_counts_once(own_server: RedisServer, namespace: str) -> None:
+    """Its number must not be given to the next one, which would be taken for it and left undone."""
+    reader = IndexReader(own_server.url, namespace, deadline=2.0)
+    a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 10.0, buckets=64)
+    tell, heard = a._scripts.call, [True]
+
+    async def call(name: str, *args: bytes | str | int | float) -> list[Any]:
+        reply = await tell(name, *args)
+        if name == "apply" and not heard[0]:
+            heard[0] = True
+            own_server.command("CONFIG", "SET", "maxmemory", "1")
+            a.removed(CHAIN[54:][::-1])  # one batch
+            raise TimeoutError("the answer was lost")
+        return reply
+
+    a._scripts.call = call  # type: ignore[method-assign]
+    a.start()
+    a.stored(CHAIN)
+    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
+    heard[0] = False
+    a.stored([1, 2, 3])
+    await eventually(lambda: _async(heard[0] and not a.stats.pending))
+    assert await reader.match(CHAIN) == {"a:1": 54 * BLOCK} and await reader.match([1, 2, 3]) == {"a:1": 3 * BLOCK}
+    assert (a.stats.joins, a.stats.gaps) == (1, 0)
+    await asyncio.gather(a.leave(), reader.close())
 
 
 async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> None:

@@ -6,13 +6,13 @@ local CARD = '<dHc0'                    -- as much of it as a match needs, from 
 local LOAD = '<dddddddddd'              -- its last 80 bytes: lease, load time, load
 local FENCE = '<c8d'                   -- in `meta`, under `f` and the slot: epoch, sequence
 local WIDE = 128                       -- added to a record's first byte: its holders are in a string, a byte for each slot
-local RUN = 6                          -- blocks of a run: RUN_BLOCKS in changes.py
+local RUN = 6                          -- blocks of a run: RUN_BLOCKS in changes.py; another number is another schema
 local NARROW = 64                      -- bytes that a record may take within its bucket: hash-max-listpack-value
 local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
 local FILL = 16                        -- records a bucket holds on average: a read looks at few
 local SPLITS = 8                       -- buckets that one batch may split: more than its runs can fill
 
-local LOGGED = 16384                   -- records kept for the mirrors: at most 1 KB each, 5 s and more of a fleet that changes 100,000 blocks a second
+local LOGGED = 16384                   -- records kept for the mirrors: at most 1.7 KB each, 2.5 s and more of a fleet that changes 100,000 blocks a second
 local KEPT = 86400                     -- s after which a key is gone unless a worker renews it: see renew.lua
 
 local function now_ms()
@@ -28,8 +28,7 @@ end
 local function slot_number(slot) local a, b = byte(slot, 1, 2) return a * 256 + b end
 
 -- Buckets grow by linear hashing (Litwin, VLDB 1980): bucket n of 2^k <= count < 2^(k+1) has been split when n + 2^k exists. So an entry costs the
--- same at ten thousand blocks and at a hundred million, and no moment pays for growing. A hash's lowest byte decides first: from 256 buckets on all
--- blocks of one bucket have it in common, and a mirror, which keeps its blocks apart by it, reads a bucket into one place.
+-- same at ten thousand blocks and at a hundred million, and no moment pays for growing.
 local function grid_of(count)
   local half = 1
   while half * 2 <= count do half = half * 2 end

@@ -10,7 +10,7 @@ for _, name in ipairs({ 'p' .. pod, 'a' .. address }) do
   local old = call('HGET', p .. 'names', name)
   if old then kill(p, old) end
 end
-local free = call('ZPOPMIN', p .. 'free')  -- low numbers first: short bitmaps
+local free = call('ZPOPMIN', p .. 'free')  -- low numbers first: short strings
 local slot = free[1]
 if not slot then
   local top = tonumber(call('HGET', p .. 'meta', 'top') or 0)

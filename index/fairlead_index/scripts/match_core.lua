@@ -9,18 +9,22 @@ local function match(p, hashes, lives, max_levels)
   local count, grid = #hashes / 8, buckets_of(p)
   if count == 0 or grid.count == 0 then return {}, {}, 0 end
   local sets, seen, nobody = {}, {}, { holders = {}, held = {} }
+  local none = string.rep('\0', 100)  -- a piece of a wide string that names nobody
 
   -- Of a record's holders those who live, how many of its blocks each holds, and whether all of them hold as many.
   local function wide_holders(map)
-    local holders, held, even, count = {}, {}, true, 0
+    local holders, held, even, count, most = {}, {}, true, 0, nil
     for from = 1, #map, 100 do
-      local piece = { byte(map, from, from + 99) }
-      for i = 1, #piece do
-        local n = from + i - 2
-        if piece[i] > 0 and lives[n] then
-          count = count + 1
-          holders[count], held[n] = n, piece[i]
-          if piece[i] ~= held[holders[1]] then even = false end
+      if sub(map, from, from + 99) ~= none then
+        local piece = { byte(map, from, from + 99) }
+        for i = 1, #piece do
+          local blocks = piece[i]
+          if blocks > 0 and lives[from + i - 2] then
+            count = count + 1
+            holders[count], held[from + i - 2] = from + i - 2, blocks
+            most = most or blocks
+            if blocks ~= most then even = false end
+          end
         end
       end
     end

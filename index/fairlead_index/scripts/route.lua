@@ -2,7 +2,7 @@
 -- Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, ...}, best first; {''} when no worker may be used.
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
 local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet
-local LEVELS = 8         -- depths told apart; holders of less count as holders of the first block
+local LEVELS = 8         -- depths told apart; holders of less count as holders of the first run, as far as they hold it
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local now = now_ms()

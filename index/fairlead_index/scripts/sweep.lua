@@ -29,9 +29,14 @@ end
 local function orphaned_wide(name)
   local wide = p .. 'w' .. name
   local map = call('GET', wide) or ''
-  for _, n in ipairs(numbers) do
-    if (byte(map, n + 1) or 0) > 0 then call('SETRANGE', wide, n, '\0') end
+  local kept, from = {}, 1
+  for _, n in ipairs(numbers) do  -- in order
+    if (byte(map, n + 1) or 0) > 0 then
+      kept[#kept + 1] = sub(map, from, n)
+      from = n + 2
+    end
   end
+  if from > 1 then call('SETRANGE', wide, 0, table.concat(kept, '\0') .. '\0' .. sub(map, from)) end
   if call('BITCOUNT', wide) > 0 then return false end
   call('DEL', wide)
   return true
