@@ -72,6 +72,7 @@ bench-engine: install ## the engine's mechanisms and costs, each beside its base
 	$(BIN)/python bench/engine_steps.py --json bench/results/engine_steps.json
 	$(BIN)/python bench/attention.py --json bench/results/attention.json
 	$(BIN)/python bench/cpu_limit.py --json bench/results/cpu_limit.json
+	$(BIN)/python bench/machine.py --json bench/results/machine.json
 	$(BIN)/python bench/engine_microbatch.py $(BENCH) --json bench/results/engine_microbatch.json
 	$(BIN)/python bench/engine_batching.py $(BENCH) --json bench/results/engine_batching.json
 	$(BIN)/python bench/engine_stall.py $(BENCH) --json bench/results/engine_stall.json
