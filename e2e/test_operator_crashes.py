@@ -50,13 +50,17 @@ class Operators:
         return found
 
     def kill_the_leader(self) -> None:
-        """At once, and its pod with it: a container that was killed often is started later and later."""
+        """As soon as there is one: the lease of one just killed runs out first. And its pod with it: a container that was killed often is
+        started later and later."""
+        pod, process = eventually(self._leader, 60, "a leader that lives")
+        os.kill(process, signal.SIGKILL)
+        self._system.cluster.kubectl("delete", "pod", pod, "-n", self._system.namespace, "--grace-period=0", "--force")
+
+    def _leader(self) -> tuple[str, int] | None:
+        """Pod and process of the lease's holder."""
         lease = self._system.get("lease", "fairlead-operator", namespace=self._system.namespace)
         holder = str(lease["spec"].get("holderIdentity", ""))
-        leader = next(((name, pid) for name, pid in self.processes().items() if name in holder), None)
-        assert leader is not None, f"no process of {holder}"
-        os.kill(leader[1], signal.SIGKILL)
-        self._system.cluster.kubectl("delete", "pod", leader[0], "-n", self._system.namespace, "--grace-period=0", "--force")
+        return next(((name, pid) for name, pid in self.processes().items() if name in holder), None)
 
 
 def during(operators: Operators, action: Callable[[], Any], seconds: float) -> None:
