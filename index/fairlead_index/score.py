@@ -69,7 +69,10 @@ def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: i
 
 
 def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
-    cached = max(0, min(worker.depth * worker.block_tokens, prompt_tokens - 1))  # the last token is always computed: it gives the logits
+    reusable = prompt_tokens - 1  # the last token is always computed: it gives the logits; and what is reused are whole pages
+    if worker.page_size:
+        reusable -= reusable % worker.page_size
+    cached = max(0, min(worker.depth * worker.block_tokens, reusable))
     cost = max(prompt_tokens - cached, worker.block_tokens)
     rate, step = worker.rate or PRIOR_RATE, worker.step
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))

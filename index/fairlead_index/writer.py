@@ -185,6 +185,8 @@ class IndexWriter:
             self._changes.restart()  # all of it, parents first: what the index kept of it changes nothing
             self._stats.full = bool(self._changes.pending)
             self._store_at = time.monotonic() + self._lease
+        if self._pause.on:
+            log.info("the index is told of this worker's cache again")
         self._pause.succeeded()
         if me.batch is None and not self._changes.pending:
             await self._idle()
@@ -295,11 +297,20 @@ class IndexWriter:
         self._self = None
         self._changes.forget()
 
+    def _way_out(self) -> str:
+        if "WRONGTYPE" not in self._stats.last_error:
+            return ""
+        return (
+            f". Somebody has overwritten a key of the index: delete all that begin with {self._scripts.prefix}, and everything is told anew"
+        )
+
     async def _away(self, error: BaseException) -> None:
         self._stats.errors += 1
         self._stats.last_error = str(error) or type(error).__name__
+        if not self._pause.on:
+            log.warning("the index is not told of this worker's cache, until it answers: %s%s", self._stats.last_error, self._way_out())
         seconds = self._pause.failed(self._stats.last_error)
-        log.debug("index unreachable, next try in %.2f s: %s", seconds, self._stats.last_error)
+        log.debug("next try in %.2f s: %s", seconds, self._stats.last_error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._leaving.wait()

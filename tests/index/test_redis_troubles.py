@@ -279,6 +279,28 @@ async def test_a_batch_that_was_done_unheard_before_redis_was_full_counts_once(o
     await asyncio.gather(a.leave(), reader.close())
 
 
+async def test_a_key_that_somebody_overwrote_is_said_once_and_deleting_it_heals(
+    own_server: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = IndexReader(own_server.url, namespace, deadline=2.0)
+    a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, buckets=64)
+    client, prefix = own_server.client(), f"{SCHEMA}:{{{namespace}}}:"
+    a.start()
+    a.stored(CHAIN)
+    await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
+    with caplog.at_level(logging.INFO, logger="fairlead_index.writer"):
+        client.delete(prefix + "meta")
+        client.set(prefix + "meta", "x")
+        await eventually(lambda: _async(a.stats.errors > 3))
+        for key in client.scan_iter(prefix.replace("{", "\\{") + "*"):
+            client.delete(key)
+        await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert sum("delete all that begin with " + prefix in line for line in said) == 1, said
+    assert sum("cache again" in line for line in said) == 1, said
+    await asyncio.gather(a.leave(), reader.close())
+
+
 async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> None:
     reader = IndexReader(server.url, namespace, deadline=2.0)
     writers = [IndexWriter(server.url, namespace, WorkerCard(f"p{n}", f"p{n}:1", BLOCK), 0.3, buckets=16) for n in range(34)]

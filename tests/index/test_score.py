@@ -80,3 +80,11 @@ def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) 
     client.hset(prefix + "live", slot, record)
     client.setrange(prefix + "leases", 8 * int.from_bytes(slot, "big"), struct.pack("<d", NOW + 1000))
     client.hset(prefix + "owed", slot, worker.owed)
+
+
+@pytest.mark.parametrize(("prompt", "page", "cached"), [(48, 16, 32), (49, 16, 48), (48, 0, 47), (48, 4, 44), (1, 16, 0)])
+def test_what_is_foretold_is_what_a_worker_can_reuse(prompt: int, page: int, cached: int) -> None:
+    """Whole pages, and never the last token: else a prompt of whole blocks is foretold wrong each time."""
+    worker = ScoredWorker(address="a:1", block_tokens=16, depth=3, page_size=page)
+    [start] = best_starts([worker], bytes(24), prompt, bytes(8), 1)
+    assert start.cached == cached

@@ -189,8 +189,25 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
         return steered and bool((await router.client.get("/fairlead/workers")).json()["index"] == "ok")
 
     await eventually(steers, "steering is back", 15)
+    assert (await router.client.get("/fairlead/workers")).json()["index_reason"] == ""
     levels = [record.levelname for record in caplog.records if record.name == "fairlead_router.steering.prefix_aware"]
     assert levels[:2] == ["WARNING", "INFO"]
+
+
+async def test_a_router_without_requests_says_whether_the_index_answers(
+    fleet: Fleet, redis: RedisServer, namespace: str, mode: str
+) -> None:
+    router, _ = await steered(fleet, redis, namespace, 1, mode)
+
+    async def says(index: str, up: int) -> bool:
+        picture = (await router.client.get("/fairlead/workers")).json()
+        return picture["index"] == index and bool(picture["index_reason"]) != up and await router.metric("fairlead_router_index_up") == up
+
+    await eventually(lambda: says("ok", 1), "it answers")
+    redis.kill()
+    await eventually(lambda: says("unavailable", 0), "it is away", 15)
+    redis.start()
+    await eventually(lambda: says("ok", 1), "it is back", 15)
 
 
 async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fleet, redis: RedisServer, namespace: str) -> None:

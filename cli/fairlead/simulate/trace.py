@@ -1,6 +1,7 @@
 """What is asked: one request a line, as Mooncake's traces have it."""
 
 import json
+import math
 from array import array
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -30,16 +31,22 @@ def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
     try:
         with path.open() as file:
             for number, line in enumerate(islice(file, count), start=1):
+                if not line.strip():
+                    continue
                 try:
                     entry = json.loads(line)
                     ids = [int(each) for each in entry["hash_ids"]]
                     blocks = array("Q", [hashed.setdefault(each, extend(0, [each])) for each in ids])
-                    length = max(1, int(entry["input_length"]))
-                    requests.append(Request(entry["timestamp"] / 1000 / speed, length, max(1, int(entry["output_length"])), blocks))
+                    at, prompt, output = entry["timestamp"] / 1000, int(entry["input_length"]), int(entry["output_length"])
+                    if not (0 <= at < math.inf and prompt >= 0 and output >= 0):
+                        raise ValueError("timestamp, input_length and output_length are numbers from 0 on")
+                    requests.append(Request(at / speed, max(1, prompt), max(1, output), blocks))
                 except (ValueError, KeyError, TypeError, OverflowError) as error:
                     raise UserError(f"--trace {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
     except OSError as error:
         raise UserError(f"--trace {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--trace {path}: not a text file ({error.reason})") from None
     if not requests:
         raise UserError(f"--trace {path}: there is no request in it")
     return sorted(requests, key=lambda request: request.at)

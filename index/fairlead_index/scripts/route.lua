@@ -74,7 +74,9 @@ for i, slot in ipairs(slots) do
   local number, record = slot_number(slot), records[i]
   local bt = fields('<d', record, 9)  -- behind the lease
   local _, at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 79)
-  local cached = max(0, min((depth[number] or 0) * bt, prompt - 1))  -- the last token is always computed: it gives the logits
+  local reusable = prompt - 1                                        -- the last token is always computed: it gives the logits
+  if page > 0 then reusable = reusable - reusable % page end         -- and what is reused are whole pages
+  local cached = max(0, min((depth[number] or 0) * bt, reusable))
   local cost = max(prompt - cached, bt)                              -- even a prompt that is all cached takes its turn in a batch
   backlog = max(0, backlog - rate * max(0, now - at) / 1000)         -- worked off since the report; what came since is owed
   local speed = rate_of(rate)

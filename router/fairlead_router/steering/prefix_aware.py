@@ -21,9 +21,10 @@ from fairlead_router.steering.unnamed import Unnamed
 
 logger = logging.getLogger(__name__)
 
-RETURN_SECONDS = 1.0
-"""How often an index that was away is asked whether it is back: a router without requests must not go on calling it away."""
+ASK_SECONDS = 1.0
+"""How often Redis is asked whether it answers, besides by requests: what a router without any says of the index must be true as well."""
 WATCH_SECONDS = 0.25
+"""How often a copy's own look at Redis is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,14 @@ class PrefixAware:
         self._away = False
         self.index_reason = ""
         """Why it is unavailable, in words for people."""
-        self._returning: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        if (mirrored := self._mirrored) is not None:
-            mirrored.start()
-            self._watching = keep("index watch", lambda: self._watch(mirrored), self._metrics.task_failures)
+        if self._mirrored is not None:
+            self._mirrored.start()
+        if (reader := self._reader) is not None:
+            self._watching = keep("index watch", lambda: self._watch(reader), self._metrics.task_failures)
 
     @property
     def index(self) -> str:
@@ -158,12 +159,20 @@ class PrefixAware:
         except IndexUnavailable as error:
             self._say(away=reader.away, why=str(error))  # the reservation decays by itself
 
-    async def _watch(self, mirrored: Mirrored) -> None:
-        """Requests do not notice that Redis is away while a copy answers them: somebody has to."""
+    async def _watch(self, reader: IndexReader | GroupedReader) -> None:
+        """Somebody has to notice that Redis is away, or back, where no request asks it: because a copy answers them, or there are none."""
         while True:
-            if mirrored.ready:
-                self._say(away=not mirrored.fleet.fresh, why="Redis does not answer")
-            await asyncio.sleep(WATCH_SECONDS)
+            if self._mirrored is not None and self._mirrored.ready:
+                self._say(away=not self._mirrored.fleet.fresh, why="Redis does not answer")
+                await asyncio.sleep(WATCH_SECONDS)
+                continue
+            try:
+                await reader.match(())
+            except IndexUnavailable as error:
+                self._say(away=reader.away, why=str(error))
+            else:
+                self._say(away=False)
+            await asyncio.sleep(ASK_SECONDS)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -175,28 +184,15 @@ class PrefixAware:
         if away == self._away:
             return
         self._away = away
-        self.index_reason = why
+        self.index_reason = why if away else ""
         self._metrics.index_up.set(0 if away else 1)
         if away:
             by = "the last picture of it and the workers' own loads" if self.reading == "mirror" else "local load and rendezvous"
             logger.warning("the index is unavailable, routing by %s: %s", by, why)
-            if self.reading == "remote" and (self._returning is None or self._returning.done()):
-                self._returning = keep("index return", self._await_return, self._metrics.task_failures)
         else:
             logger.info("the index answers again")
 
-    async def _await_return(self) -> None:
-        while self._away and self._reader is not None:
-            await asyncio.sleep(RETURN_SECONDS)
-            try:
-                await self._reader.match(())
-            except IndexUnavailable:
-                continue
-            self._say(away=False)
-
     async def close(self) -> None:
-        if self._returning is not None:
-            self._returning.cancel()
         if self._watching is not None:
             self._watching.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
