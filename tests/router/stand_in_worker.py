@@ -116,6 +116,21 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     return bytes(body)
 
 
+def answers_when_all_have_come(requests: int) -> Behaviour:
+    """No choice is made after an answer: a burst of `requests` is simultaneous, however slow this machine is."""
+    arrived, everybody = 0, asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        nonlocal arrived
+        arrived += 1
+        if arrived == requests:
+            everybody.set()
+        await everybody.wait()
+        await answers(exchange)
+
+    return waits
+
+
 @dataclass
 class StandIn:
     pod: str = "pod"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
-from tests.router.stand_in_worker import Exchange, answers
+from tests.router.stand_in_worker import answers_when_all_have_come
 
 from fairlead_router.steering.prefix_aware import PrefixAware
 
@@ -27,21 +27,9 @@ def redis() -> Iterator[RedisServer]:
 @pytest.mark.parametrize("away", [False, True], ids=["with redis", "redis away"])
 @pytest.mark.parametrize("mode", ["remote", "mirror"])
 async def test_a_burst_of_one_cold_prefix_spreads(fleet: Fleet, redis: RedisServer, mode: str, away: bool) -> None:
-    arrived, everybody = 0, asyncio.Event()
-
-    async def once_all_are_there(exchange: Exchange) -> None:
-        """No choice is made after an answer: the burst is simultaneous, however slow this machine is."""
-        nonlocal arrived
-        arrived += 1
-        if arrived == REQUESTS:
-            everybody.set()
-        await everybody.wait()
-        await answers(exchange)
-
+    together = answers_when_all_have_come(REQUESTS)
     load = {"backlog_tokens": 0, "pages_free": 100_000, "pages_total": 100_000, "page_size": 16}
-    workers = [
-        await fleet.worker(redis=(redis.url, "tests/herd"), behaviour=once_all_are_there, load=load, lease=60.0) for _ in range(WORKERS)
-    ]
+    workers = [await fleet.worker(redis=(redis.url, "tests/herd"), behaviour=together, load=load, lease=60.0) for _ in range(WORKERS)]
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
     routers = [await fleet.router(*workers, redis_url=redis.url, index_namespace="tests/herd", index_mode=mode) for _ in range(ROUTERS)]
     policies = [router.server.router.policy for router in routers]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
-from tests.router.stand_in_worker import Exchange, answers
+from tests.router.stand_in_worker import Exchange, answers, answers_when_all_have_come
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.reader import IndexReader
@@ -61,18 +61,9 @@ async def nothing_reserved(redis: RedisServer) -> bool:
 
 async def burst(fleet: Fleet, router: RunningRouter) -> Counter[str]:
     """Requests by pod, each of a prompt of its own; none is answered before all have arrived."""
-    arrived, everybody = 0, asyncio.Event()
-
-    async def waits_for_all(exchange: Exchange) -> None:
-        nonlocal arrived
-        arrived += 1
-        if arrived == REQUESTS:
-            everybody.set()
-        await everybody.wait()
-        await answers(exchange)
-
+    together = answers_when_all_have_come(REQUESTS)
     for worker in fleet.workers:
-        worker.behaviour = waits_for_all
+        worker.behaviour = together
     done = await asyncio.gather(*(router.complete(f"{number} asks something else " * 20) for number in range(REQUESTS)))
     assert {answer.status_code for answer in done} == {200}
     return Counter(answer.headers["x-fairlead-pod"] for answer in done)
