@@ -22,7 +22,8 @@ from engine_steps import PAGE, PAGES, ROWS, SHAPES, plans, save
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import PackedLinear
-from fairlead_worker.native.linear import Arena, NativeLinear, library, packed_bytes, room
+from fairlead_worker.native.linear import NativeLinear, library, packed_bytes
+from fairlead_worker.native.memory import Arena, room
 
 TARGETS = {"90M": 0.55, "500M": 0.70}
 """Of the machine's read bandwidth, bfloat16."""

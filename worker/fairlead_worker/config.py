@@ -59,6 +59,12 @@ class WorkerConfig(BaseSettings):
     max_model_len: Annotated[NonNegative, Field(description="most tokens of prompt and output; 0: the model's own")] = 0
     max_num_seqs: Annotated[Positive, Field(description="most requests in one step")] = 256
     chunked_prefill_size: Annotated[int, Field(description="most prompt tokens of one request in a step; 0 or less: off")] = 512
+    idle_prefill_size: Annotated[
+        NonNegative, Field(description="most prompt tokens of a step while nothing decodes; less than --chunked-prefill-size: that")
+    ] = 2560
+    prefill_delay_percent: Annotated[
+        int, Field(ge=0, le=100, description="of its own time that prefill may wait for others about to come, in percent; 0: never")
+    ] = 10
     enable_mixed_chunk: Annotated[bool, Field(description="decodes ride along in steps with prefill; off: a step is one or the other")] = (
         True
     )

@@ -10,6 +10,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -130,7 +131,9 @@ class ZmqEngineEnd:
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
-        if timeout != 0 and not self._in.poll(None if timeout is None else int(timeout * 1000)):
+        if timeout is not None and 0 < timeout < 0.001:  # less than the poller knows
+            time.sleep(timeout)
+        elif timeout != 0 and not self._in.poll(None if timeout is None else int(timeout * 1000)):
             return messages
         while True:
             try:

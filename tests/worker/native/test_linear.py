@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fairlead_worker.native.library import native
-from fairlead_worker.native.linear import Arena, NativeLinear, packed_bytes, room
+from fairlead_worker.native.linear import NativeLinear, packed_bytes
+from fairlead_worker.native.memory import Arena, room
 
 pytestmark = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
 

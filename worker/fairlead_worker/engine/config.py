@@ -18,12 +18,16 @@ class SchedulerConfig:
     """Requests that run at once."""
     chunked_prefill_size: int = 512
     """Tokens of a step with prefill in it, running decodes included; 0 or less: prompts are computed whole."""
+    idle_prefill_size: int = 0
+    """Prompt tokens of a step while nothing decodes, whom a longer step would keep waiting; at least `chunked_prefill_size`."""
     max_prefill_tokens: int = 8192
     """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
     enable_mixed_chunk: bool = True
     """Decodes and prefill share a step; off: a step is one or the other, prefill first (for comparison)."""
     prefill_max_requests: int = 0
     """Prompts of one step at most (SGLang's name); 1: one at a time, for comparison; 0: as many as the tokens allow."""
+    prefill_delay_percent: int = 0
+    """Share of its own time that prefill may wait, while nothing runs, for requests that are likely to come (`engine/gathering.py`)."""
     itl_target_ms: float = 0.0
     """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
     policy: PolicyName = "lpm"
@@ -65,7 +69,7 @@ class SchedulerConfig:
         for name in ("max_model_len", "max_num_seqs", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("prefill_max_requests", "dedupe_tokens"):
+        for name in ("idle_prefill_size", "prefill_delay_percent", "prefill_max_requests", "dedupe_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name.replace('_', '-')} must be 0 (off) or more, not {getattr(self, name)}")
         if not 0 <= self.itl_target_ms < float("inf"):

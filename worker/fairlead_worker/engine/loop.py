@@ -6,6 +6,7 @@ from typing import Protocol
 
 from fairlead_worker.cache.hot import hottest
 from fairlead_worker.engine.gate import POLL_SECONDS, Gate, GrammarCompiler
+from fairlead_worker.engine.gathering import Gathering
 from fairlead_worker.engine.intake import refusal
 from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
@@ -78,7 +79,7 @@ def run_plain(
         if outputs is None:
             return 0
         try:
-            plan, result = scheduler.plan(), StepResult([])
+            plan, result = scheduler.plan(desk.admits), StepResult([])
             busy = bool(plan)
             if busy:
                 watch.planned(plan)
@@ -105,13 +106,25 @@ class Desk:
     ) -> None:
         self._scheduler, self._inbox, self._outbox, self._watch, self._adapters = scheduler, inbox, outbox, watch, adapters
         self._gate = Gate(_guarded(scheduler), compiler)
+        self._gathering = Gathering(scheduler)
+        self.admits = True
+        """Whether the next step may admit those that wait, or they wait for others."""
 
     def receive(self, busy: bool) -> list[ToEngine]:
         """The messages that are there; an engine with nothing to do waits for one, a heartbeat at most."""
         return self._inbox.receive(0.0 if busy else POLL_SECONDS if self._gate else HEARTBEAT_SECONDS)
 
     def serve(self, messages: list[ToEngine]) -> list[Output] | None:
-        """Does what they ask for: what is to be told at once, or None after `Stop`."""
+        """Does what they ask for, and what others ask for that come while those that wait are to wait for them: what is to be told at once,
+        or None after `Stop`."""
+        outputs = self._serve(messages)
+        while (seconds := self._gathering.seconds()) > 0 and outputs is not None and not self._scheduler.running:
+            more = self._serve(self._inbox.receive(seconds))
+            outputs = None if more is None else outputs + more
+        self.admits = seconds == 0
+        return outputs
+
+    def _serve(self, messages: list[ToEngine]) -> list[Output] | None:
         scheduler, outputs = self._scheduler, list[Output]()
         for message in messages:
             if isinstance(message, Stop):

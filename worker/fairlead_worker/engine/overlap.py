@@ -70,7 +70,7 @@ def run_overlapped(
                 overlap.settle()
                 return 0
             pending += outputs
-            told = overlap.step()
+            told = overlap.step(desk.admits)
         except Exception as error:
             return desk.failed(error)
         if pending or not told:
@@ -92,12 +92,12 @@ class Overlap:
         self._scheduler, self._runner, self._watch, self._tell = scheduler, runner, watch, tell
         self._ahead: tuple[StepPlan, Launched] | None = None
 
-    def step(self) -> bool:
-        """Launches a step, if there is one, and reads the one before it. Whether any was told of."""
+    def step(self, admits: bool = True) -> bool:
+        """Launches a step, if there is one, and reads the one before it. Whether any was told of. `admits`: as of `Scheduler.plan`."""
         scheduler, runner, told = self._scheduler, self._runner, False
         if not scheduler.can_plan_ahead:
             told = self.settle()
-        plan = scheduler.plan()
+        plan = scheduler.plan(admits)
         self.busy = bool(plan) or told or self._ahead is not None
         if not plan:
             return self.settle() or told

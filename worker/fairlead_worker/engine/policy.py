@@ -25,6 +25,7 @@ class WaitingQueue:
         self.tokens = 0
         """Known tokens of all that wait."""
         self._cache = cache
+        self._page_size = cache.page_size
         self._max_bypass = config.max_bypass
         self._lookahead = config.lookahead
         self._refresh = config.refresh
@@ -45,6 +46,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._retracted)
+
+    def uncached(self) -> int:
+        """Known tokens of all that wait which the cache does not have, as of when each came or was looked at last. Looks at each one."""
+        watches = [*self._requests, *(request.watch for request in self._retracted if request.watch is not None)]
+        return self.tokens - sum([watch.depth for watch in watches]) * self._page_size
 
     def add(self, request: Request) -> None:
         """It has come, or was preempted: among its equals it is where its arrival puts it, but nobody's turn is put off by it."""

@@ -49,7 +49,8 @@ class Scheduler:
         """Decoding requests whose next token needs a page."""
         self.room = Room(config, cache, self.reserve, self.running, self._growing)
         self._departed = Departed()
-        self._arrivals = 0
+        self.arrivals = self.ended = 0
+        """Requests that were taken in, and those of them that came to their end."""
         self._apart = False  # a prompt to be scored has the next step: no decodes beside it, but they have the one after
         self._page_size = cache.page_size
 
@@ -60,10 +61,10 @@ class Scheduler:
         if message.id in self._requests:
             return refusal(message.id, f"a request with the id {message.id!r} is already here")
         try:
-            request = accept(message, self._arrivals, self.config, self.cache.pool.total, self._page_size)
+            request = accept(message, self.arrivals, self.config, self.cache.pool.total, self._page_size)
         except Refused as error:
             return refusal(message.id, str(error))
-        self._arrivals += 1
+        self.arrivals += 1
         self._requests[request.id] = request
         self.waiting.add(request)
         return None
@@ -88,20 +89,21 @@ class Scheduler:
 
     # A step
 
-    def plan(self) -> StepPlan:
+    def plan(self, admits: bool = True) -> StepPlan:
         """Chooses the work of one step: decodes first, then the open chunk, then admissions, within the step's token and page budget.
 
+        `admits`: whether requests that wait may come in; it changes nothing for those that run.
         With mixing off, a step is the prefill that there is to do, or else the decodes. Rows come in arrival order. An empty plan means
         that there is nothing to do.
         """
         plan = StepPlan()
-        if self.config.policy == "priority":
+        if self.config.policy == "priority" and admits:
             self._preempt()
         mixed, self._apart = self.config.enable_mixed_chunk and not self._apart, False
         if mixed:
             self._extend_running(plan)
-        if self.chunked_req is not None or len(self.waiting):
-            self._add_prefill(plan)
+        if self.chunked_req is not None or (admits and len(self.waiting)):
+            self._add_prefill(plan, admits)
         if not mixed and not plan.rows:
             self._extend_running(plan)
         if self.speculation is not None and plan.decodes:
@@ -299,17 +301,17 @@ class Scheduler:
         request.lost = request.computed
         request.computed = request.cached = 0
 
-    def _add_prefill(self, plan: StepPlan) -> None:
+    def _add_prefill(self, plan: StepPlan, admits: bool) -> None:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
         allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context)
-        budget = StepBudget(self.config, self._page_size, plan.decodes, allowance)
+        budget = StepBudget(self.config, self._page_size, plan.decodes, allowance, idle=not self._decodes)
         prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
         if self.chunked_req is not None:
             if self.chunked_req.scoring and plan.decodes:
                 self._apart = True
                 return
             self._prefill(self.chunked_req, plan, budget, prefixes)
-        if len(self.waiting):
+        if admits and len(self.waiting):
             self._admit_waiting(plan, budget, prefixes)
         plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
@@ -405,6 +407,7 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.id]
+        self.ended += 1
         self._leave(request)
         self._departed.add(request)
 

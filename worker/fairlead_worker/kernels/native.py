@@ -9,11 +9,14 @@ import ctypes
 import numpy as np
 import torch
 
-from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
 from fairlead_worker.native.library import native
+from fairlead_worker.native.memory import Arena, Resident, room
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
+AHEAD_BYTES = 128 << 20
+"""Of KV that is resident before it is used."""
 
 
 class Attention(ctypes.Structure):
@@ -62,14 +65,18 @@ class NativeBackend:
         self.library = library
         self.library.fairlead_partials.restype = ctypes.c_int64
         self.library.fairlead_attention.restype = None
-        self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
-        self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
+        sizes = [(layer.kv_heads, spec.page_size * dim) for layer in spec.layers for dim in (layer.key_dim, layer.value_dim)]
+        arena = Arena(sum(room(pages * heads * width * spec.dtype.itemsize) for heads, width in sizes))
+        parts = [
+            arena.take(pages * heads * width * spec.dtype.itemsize).view(spec.dtype).view(pages, heads, width) for heads, width in sizes
+        ]
+        self.keys, self.values = parts[::2], parts[1::2]
+        self.resident = Resident(parts, AHEAD_BYTES // spec.page_bytes)
+        self.resident.used(0)
         self.layers = [_attention(*each) for each in zip(spec.layers, self.keys, self.values, strict=True)]
 
-    def _storage(self, kv_heads: int, dim: int) -> torch.Tensor:
-        return zeroed(self.pages, kv_heads, self.spec.page_size * dim, dtype=self.spec.dtype, device=self.spec.device)
-
     def plan(self, step: PackedStep) -> "NativeStep":
+        self.resident.used(int(step.page_indices.numpy().max()))
         return NativeStep(self, step)
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from fairlead_worker.model.fuse import close, sample_input
 from fairlead_worker.model.quantized import plain
 from fairlead_worker.native.library import native
-from fairlead_worker.native.linear import Arena, NativeLinear, packed_bytes, room
+from fairlead_worker.native.linear import NativeLinear, packed_bytes
+from fairlead_worker.native.memory import Arena, room
 
 logger = logging.getLogger(__name__)
 

@@ -2,19 +2,18 @@
 
 import ctypes
 import functools
-import mmap
 
 import torch
 from torch import nn
 
 from fairlead_worker.native.library import native, pointer
+from fairlead_worker.native.memory import Arena, room
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
 INT8 = 2
 PANEL = 32
 """Outputs that are packed together."""
-HUGE_PAGE = 2 << 20
 
 
 class Linear(ctypes.Structure):
@@ -29,27 +28,6 @@ class Linear(ctypes.Structure):
         ("weight_kind", ctypes.c_int32),
         ("kind", ctypes.c_int32),
     ]
-
-
-class Arena:
-    """Memory for all packed weights of a model, in huge pages where the kernel gives them, as a step reads it from end to end.
-    Nothing is resident until it is written; all of it is freed once no layer is left."""
-
-    def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        try:
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            pass
-        self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._at = -self._memory.data_ptr() % HUGE_PAGE
-
-    def take(self, size: int) -> torch.Tensor:
-        """The next `size` bytes [size] uint8, at a multiple of 64. Raises ValueError when the arena is used up."""
-        start, self._at = self._at, self._at + room(size)
-        if self._at > len(self._memory):
-            raise ValueError(f"{size} bytes do not fit in what is left of an arena of {len(self._memory)}")
-        return self._memory[start : start + size]
 
 
 class NativeLinear(nn.Module):
@@ -105,11 +83,6 @@ def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantized: bool = False)
     """Of a weight [outputs, inputs] when packed."""
     size: int = library().fairlead_packed_bytes(INT8 if quantized else KINDS[dtype], *shape)
     return size
-
-
-def room(size: int) -> int:
-    """What so many bytes take in an arena."""
-    return -(-size // 64) * 64
 
 
 @functools.cache

@@ -1,0 +1,205 @@
+"""Prefill waits for a wave of requests, within its bounds, and for nobody else."""
+
+from array import array
+
+import pytest
+from tests.worker.engine.test_loop import Pipe
+
+from fairlead_index.hashing import extend
+from fairlead_worker.cache.pages import PagePool
+from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.engine import gathering
+from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.gathering import FRESH_SECONDS, MOST_SECONDS, MOST_WAITING, SILENCE, Gathering
+from fairlead_worker.engine.loop import run_plain
+from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.messages import FromEngine, Sampling, Step, Stop, Submit, ToEngine
+
+PROMPT = 100
+STEP_SECONDS = 0.02
+"""Of each step: 5,000 prompt tokens a second where it computes one prompt."""
+
+
+def ask(number: int, max_tokens: int = 1, first: int | None = None) -> Submit:
+    tokens = array("I", [number if first is None else first, *range(1, PROMPT)])
+    return Submit(str(number), tokens.tobytes(), Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True), 1)
+
+
+class Bench:
+    """A scheduler whose prefill rate is known, and a clock that is moved by hand."""
+
+    def __init__(self, percent: int = 10) -> None:
+        config = SchedulerConfig(max_model_len=400, chunked_prefill_size=1000, idle_prefill_size=2000, prefill_delay_percent=percent)
+        self.scheduler = Scheduler(config, PrefixCache(PagePool(5000, 4), 16, extend))
+        self.now = 100.0
+        self.gathering = Gathering(self.scheduler, lambda: self.now)
+        self.asked = 0
+        self.wave(1)
+        self.now += 10.0
+
+    def come(self, count: int, max_tokens: int = 1, first: int | None = None) -> float:
+        """So many requests; how long they wait."""
+        for _ in range(count):
+            self.asked += 1
+            assert self.scheduler.submit(ask(self.asked, max_tokens, first)) is None
+        return self.gathering.seconds()
+
+    def wave(self, count: int, first: int | None = None) -> None:
+        """So many requests that have come and ended."""
+        self.come(count, first=first)
+        while plan := self.scheduler.plan():
+            self.step(plan)
+        assert not self.gathering.seconds(), "nobody waits"
+
+    def step(self, plan: StepPlan) -> None:
+        seconds = STEP_SECONDS * plan.prefill_tokens / PROMPT
+        self.scheduler.advance(plan, StepResult([[7] for row in plan.rows if row.samples], seconds=seconds))
+
+
+LULL = pytest.approx(SILENCE * 0.1 * STEP_SECONDS)
+"""What one prompt waits of which nothing is expected."""
+
+
+def test_the_first_of_a_wave_waits_for_the_others() -> None:
+    bench = Bench()
+    bench.wave(8)
+    assert bench.come(1) == pytest.approx(0.1 * 8 * STEP_SECONDS), "a tenth of what all eight will take"
+    bench.now += 0.004
+    assert bench.come(6) == pytest.approx(0.1 * 8 * STEP_SECONDS - 0.004), "it counts from the first on"
+    bench.now += 0.004
+    assert not bench.come(1), "all are there"
+
+
+def test_what_does_not_come_is_not_waited_for_longer() -> None:
+    bench = Bench()
+    bench.wave(8)
+    assert bench.come(1)
+    bench.now += 0.017
+    assert not bench.gathering.seconds()
+
+
+def test_a_first_wave_is_waited_for_until_nobody_comes() -> None:
+    bench = Bench()
+    assert bench.come(1) == LULL
+    bench.now += 0.0004
+    assert bench.come(1) == pytest.approx(SILENCE * 0.1 * 2 * STEP_SECONDS), "from the last one on"
+    for _ in range(20):
+        bench.now += 0.001
+        bench.come(0)
+    assert not bench.gathering.seconds()
+
+
+def test_those_that_trickle_in_wait_for_a_share_of_what_they_take_at_most() -> None:
+    bench = Bench()
+    came, waited = 1, bench.come(1)
+    while waited:
+        bench.now += 0.9 * waited
+        came, waited = came + 1, bench.come(1)
+    assert bench.now - 110.0 <= 0.1 * came * STEP_SECONDS
+
+
+def test_no_wait_is_long() -> None:
+    bench = Bench(percent=100)
+    bench.wave(8)
+    assert bench.come(1) == pytest.approx(MOST_SECONDS)
+
+
+def test_what_is_cached_is_not_waited_for() -> None:
+    bench = Bench()
+    bench.wave(2, first=7)
+    assert 0 < bench.come(1, first=7) < 0.1 * 2 * STEP_SECONDS / 10
+
+
+def test_ends_of_a_while_ago_say_nothing() -> None:
+    bench = Bench()
+    bench.wave(8)
+    bench.now += FRESH_SECONDS + 0.001
+    assert bench.come(1) == LULL
+
+
+def test_a_client_alone_does_not_wait() -> None:
+    bench = Bench()
+    assert bench.come(1) == LULL, "others might come"
+    for _ in range(3):
+        bench.wave(0)
+        assert not bench.come(1), "it is back, and nobody else has ended"
+
+
+def test_beside_decodes_only_those_are_waited_for_that_have_ended() -> None:
+    bench = Bench()
+    bench.come(2, max_tokens=50)
+    bench.step(bench.scheduler.plan())
+    assert not bench.come(1), "nobody has ended"
+    bench.step(bench.scheduler.plan())
+    bench.gathering.seconds()
+    bench.now += 0.001
+    assert not bench.come(1), "the one that has ended is back"
+    bench.come(2)
+    bench.step(bench.scheduler.plan())
+    bench.gathering.seconds()
+    assert bench.come(1) == pytest.approx(0.1 * 3 * STEP_SECONDS)
+    plan = bench.scheduler.plan(admits=False)
+    assert plan.decodes == len(plan.rows) == 2
+    assert len(bench.scheduler.waiting) == 1
+
+
+def test_a_queue_for_room_waits_for_nobody() -> None:
+    bench = Bench()
+    assert bench.come(3)
+    bench.now += MOST_SECONDS
+    assert not bench.come(0)
+    bench.scheduler.ended += 2
+    assert not bench.come(1)
+
+
+def test_a_crowd_does_not_wait() -> None:
+    bench = Bench()
+    bench.wave(2 * MOST_WAITING)
+    assert not bench.come(MOST_WAITING + 1)
+
+
+def test_it_can_be_turned_off() -> None:
+    bench = Bench(percent=0)
+    bench.wave(8)
+    assert not bench.come(1)
+
+
+class Wave(Pipe):
+    """A first wave at once; when all of it is answered the next one, a request at each look into the inbox; then `Stop`."""
+
+    def __init__(self, first: list[ToEngine], later: list[ToEngine]) -> None:
+        super().__init__(first)
+        self.later, self.answered, self.expected = later, 0, len(first) + len(later)
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        if self.batches:
+            return self.batches.popleft()
+        if self.answered == self.expected:
+            return [Stop()]
+        return [self.later.pop(0)] if self.later and timeout and self.answered else []
+
+    def send(self, message: FromEngine) -> None:
+        assert isinstance(message, Step)
+        self.answered += sum(output.finish == "length" for output in message.outputs)
+
+
+class Counting:
+    """A runner that takes no time, and says that it took half a second."""
+
+    def __init__(self) -> None:
+        self.prompts: list[int] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.prompts.append(len(plan.rows))
+        return StepResult([[7] for _ in plan.rows], seconds=0.5)
+
+
+@pytest.mark.parametrize(("percent", "steps"), [(100, [8, 8]), (0, [8, 1, 1, 1, 1, 1, 1, 1, 1])])
+def test_the_loop_computes_a_wave_in_one_step(percent: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("FRESH_SECONDS", "MOST_SECONDS"):
+        monkeypatch.setattr(gathering, bound, 60.0)  # the clock is a real one
+    bench, runner = Bench(percent), Counting()
+    pipe = Wave([ask(number) for number in range(100, 108)], [ask(number) for number in range(200, 208)])
+    assert run_plain(bench.scheduler, runner, pipe, pipe) == 0
+    assert runner.prompts == steps

@@ -1,0 +1,72 @@
+"""How long waiting requests wait for others that are about to come, so that a wave of them is computed in one step.
+
+Clients that send their next request when the last one is answered come in waves: streams that end in one step are followed, a few
+milliseconds apart, by as many new prompts. A step begun for the first of them keeps the others waiting until it is over, then they hold up
+the first one's decodes, and that one is ahead of them from there on. So what waits is not admitted yet while fewer have come than have
+just ended. It waits for a share of the time that all of them will take (`prefill_delay_percent`): what may be lost is bounded by what there
+is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs, and so nobody has ended, a moment's silence is
+waited for: a first wave comes in as little as it takes to read eight requests. SGLang's prefill delayer waits for other ranks; this is for
+clients.
+"""
+
+import time
+from collections.abc import Callable
+
+from fairlead_worker.engine.scheduler import Scheduler
+
+FRESH_SECONDS = 0.05
+"""Whoever has not come again so long after an end is not about to."""
+MOST_SECONDS = 0.05
+"""Longest wait, whatever the prompts take."""
+MOST_WAITING = 64
+"""Requests that are a wave by themselves."""
+SILENCE = 0.25
+"""Of the share: how long nobody must have come for an engine that runs nothing to begin, with no reason to expect anybody."""
+
+
+class Gathering:
+    """Looks at a scheduler's counters between its steps."""
+
+    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_last_arrival", "_last_end", "_scheduler", "_share", "_since")
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        self._scheduler, self._clock = scheduler, clock
+        self._share = scheduler.config.prefill_delay_percent / 100
+        self._arrivals, self._ended = scheduler.arrivals, scheduler.ended
+        self._away = 0
+        """Requests that have ended lately, less those that have come since."""
+        self._last_end = self._last_arrival = 0.0
+        self._since = 0.0
+        """When the queue was empty last; 0 while it is."""
+
+    def seconds(self) -> float:
+        """How long to admit nobody yet; 0: whoever waits may go."""
+        scheduler = self._scheduler
+        ended, came, waiting = scheduler.ended - self._ended, scheduler.arrivals - self._arrivals, len(scheduler.waiting)
+        if not self._share or not (ended or came or waiting):
+            self._since = 0.0
+            return 0.0
+        self._ended, self._arrivals = scheduler.ended, scheduler.arrivals
+        now = self._clock()
+        if ended:
+            self._away = ended + (self._away if now - self._last_end <= FRESH_SECONDS else 0)
+            self._last_end = now
+        if came:
+            self._away = max(self._away - came, 0)
+            self._last_arrival = now
+        self._since = (self._since or now) if waiting else 0.0
+        # A queue that has been there for longer is no wave: its requests wait for room.
+        if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS:
+            return 0.0
+        return max(self._until(waiting, now) - now, 0.0)
+
+    def _until(self, waiting: int, now: float) -> float:
+        rate = self._scheduler.meter.prefill_rate
+        if not rate:
+            return now
+        wait = self._share * self._scheduler.waiting.uncached() / rate
+        if now - self._last_end <= FRESH_SECONDS:
+            return self._since + min(wait * (1 + self._away / waiting), MOST_SECONDS) if self._away else now
+        if self._scheduler.running:
+            return now
+        return min(self._last_arrival + SILENCE * wait, self._since + wait, self._since + MOST_SECONDS)
