@@ -7,7 +7,7 @@ import torch
 CPU_SHARE = 0.5
 """Of the memory free once the weights are loaded: activations, the API process and other pods' neighbours want the rest."""
 CPU_MOST = 4 << 30
-"""vLLM's CPU backend takes 4 GiB by default too (VLLM_CPU_KVCACHE_SPACE); pages are touched when used, not before."""
+"""vLLM's CPU backend takes 4 GiB by default too (VLLM_CPU_KVCACHE_SPACE); pages take memory shortly before they are used."""
 GPU_SHARE = 0.85
 """Of the device memory free once the weights are loaded: the rest is for activations of the largest step."""
 

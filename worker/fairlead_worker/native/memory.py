@@ -71,7 +71,7 @@ class Resident:
         if page + self._ahead < self._until or self._until == self._pages or (self._thread is not None and self._thread.is_alive()):
             return
         start, self._until = self._until, min(page + 2 * self._ahead, self._pages)
-        self._thread = threading.Thread(target=_populate, args=(self._tensors, start, self._until), name="kv memory", daemon=True)
+        self._thread = threading.Thread(target=_populate, args=(self._tensors, start, self._until), name="kv memory")
         self._thread.start()
 
     def wait(self) -> None:

@@ -79,19 +79,24 @@ static void put_gated(const Job *job, const float *gates, const float *ups, int6
     }
 }
 
-/* Tiles of one run: `rows` rows over `steps` steps of a panel. While they compute, all of `ahead` is fetched, a share for each tile. */
-static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t steps, const char *weights, const char *ahead, void *sums) {
+/* Tiles of one run: `rows` rows over `steps` steps of a panel. While they compute, all of `ahead` is fetched, a share for each tile, and of
+ * `y` (NULL: nothing) the lines that will be written. */
+static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t steps, const char *weights, const char *ahead, const char *y,
+                void *sums) {
     int32_t kind = job->layer->weight_kind;
-    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, done = 0, bytes = step_bytes(kind);
+    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, done = 0, size = step_bytes(kind);
     for (int64_t t = 0; t < tiles; t++) {
         int64_t now = (rows - done + tiles - t - 1) / (tiles - t);
+        for (int64_t r = row + done; y && r < row + done + now; r++)
+            for (int64_t byte = 0; byte < PANEL * bytes(job->y_kind); byte += 64)
+                __builtin_prefetch(y + r * job->y_stride * bytes(job->y_kind) + byte, 1, 3);
         Tile tile = {
             .x = job->x + (row + done) * job->x_stride + 4 * step,
             .x_stride = job->x_stride,
             .weights = weights,
             .steps = steps,
-            .ahead = ahead + steps * bytes / tiles * t,
-            .ahead_step = bytes / tiles,
+            .ahead = ahead + steps * size / tiles * t,
+            .ahead_step = size / tiles,
             .sums = (char *)sums + done * PANEL * 4,
         };
         multiply_tile(kind, &tile, now);
@@ -100,13 +105,13 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
 }
 
 /* float or bfloat16 weights times the same: sums over all inputs. */
-static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, float *sums) {
+static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     const Linear *layer = job->layer;
     int64_t bytes = step_bytes(layer->weight_kind), whole = layer->weight_kind == BFLOAT16 ? layer->inputs / 2 : layer->inputs;
     for (int64_t step = 0; step < whole; step += STEPS) {
         int64_t steps = smaller(STEPS, whole - step);
         const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
-        run(job, row, rows, step, steps, weights + step * bytes, ahead, sums);
+        run(job, row, rows, step, steps, weights + step * bytes, ahead, step + steps < whole ? NULL : y, sums);
     }
     if (whole == step_count(layer->weight_kind, layer->inputs))
         return;
@@ -114,18 +119,18 @@ static void multiply(const Job *job, int64_t row, int64_t rows, const char *weig
     for (int64_t r = 0; r < rows; r++)
         last[r] = *(const uint16_t *)(job->x + (row + r) * job->x_stride + 4 * whole);
     Job tail = {.layer = layer, .x = (const char *)last, .x_stride = 4};
-    run(&tail, 0, rows, 0, 1, weights + whole * bytes, next, sums);
+    run(&tail, 0, rows, 0, 1, weights + whole * bytes, next, NULL, sums);
 }
 
 /* int8 weights times int16 inputs: each run is exact, and brought to float by its row's scale. */
-static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, float *sums) {
+static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     int64_t bytes = step_bytes(INT8), whole = step_count(INT8, job->layer->inputs), at = 0;
     int32_t exact[ROWS * PANEL];
     for (int64_t step = 0; step < whole; step += STEPS_INT8, at++) {
         int64_t steps = smaller(STEPS_INT8, whole - step);
         memset(exact, 0, rows * PANEL * 4);
         const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
-        run(job, row, rows, step, steps, weights + step * bytes, ahead, exact);
+        run(job, row, rows, step, steps, weights + step * bytes, ahead, step + steps < whole ? NULL : y, exact);
         for (int64_t i = 0; i < rows * PANEL; i += 16) {
             __m512 scale = _mm512_set1_ps(job->x_scales[(row + i / PANEL) * job->runs + at]);
             __m512 now = _mm512_cvtepi32_ps(_mm512_loadu_si512(exact + i));
@@ -134,18 +139,29 @@ static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char 
     }
 }
 
-/* [rows][PANEL] sums of one panel; what is at `next` will be wanted afterwards. */
-static void sum_panel(const Job *job, int64_t panel, int64_t row, int64_t rows, int64_t next, float *sums) {
+/* [rows][PANEL] sums of one panel; the one at `next` will be wanted afterwards, and the outputs from `output` on (-1: none) written. */
+static void sum_panel(const Job *job, int64_t panel, int64_t row, int64_t rows, int64_t next, int64_t output, float *sums) {
     const Linear *layer = job->layer;
-    const int64_t bytes = fairlead_packed_bytes(layer->weight_kind, PANEL, layer->inputs);
+    const int64_t size = fairlead_packed_bytes(layer->weight_kind, PANEL, layer->inputs);
     const char *weights = layer->weights;
     memset(sums, 0, rows * PANEL * 4);
-    (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights + panel * bytes, weights + next * bytes, sums);
+    const char *y = output < 0 ? NULL : job->y + output * bytes(job->y_kind);
+    (layer->weight_kind == INT8 ? multiply_int8 : multiply)(job, row, rows, weights + panel * size, weights + next * size, y, sums);
 }
 
 /* The panel that a thread will probably want behind item `i`, which is its `panel`. */
 static int64_t panel_after(const Job *job, int64_t i, int64_t panel, int64_t panels) {
     return run_ends(job->items, i, job->threads) >= 0 ? panel : (i + 1) % panels;
+}
+
+/* A share of the next block of rows for each panel of this one: other cores have written them. */
+static void fetch_rows(const Job *job, int64_t i, int64_t panel, int64_t panels) {
+    const int64_t row = (i / panels + 1) * job->block, size = smaller(job->block, job->rows - row) * job->x_stride;
+    if (size <= 0)
+        return;
+    const char *x = job->x + row * job->x_stride;
+    for (int64_t byte = size * panel / panels; byte < size * (panel + 1) / panels; byte += 64)
+        _mm_prefetch(x + byte, _MM_HINT_T1);
 }
 
 /* One panel, one block of rows. */
@@ -154,7 +170,8 @@ static void item(const void *args, int64_t i) {
     const int64_t panels = panel_count(job->layer->outputs), panel = i % panels, row = i / panels * job->block;
     const int64_t rows = smaller(job->block, job->rows - row);
     float sums[ROWS * PANEL];
-    sum_panel(job, panel, row, rows, panel_after(job, i, panel, panels), sums);
+    fetch_rows(job, i, panel, panels);
+    sum_panel(job, panel, row, rows, panel_after(job, i, panel, panels), panel * PANEL, sums);
     put_panel(job, sums, row, rows, panel * PANEL);
 }
 
@@ -164,8 +181,9 @@ static void gated_item(const void *args, int64_t i) {
     const int64_t panels = panel_count(job->layer->outputs) / 2, panel = i % panels, row = i / panels * job->block;
     const int64_t rows = smaller(job->block, job->rows - row);
     float gates[ROWS * PANEL], ups[ROWS * PANEL];
-    sum_panel(job, panel, row, rows, panels + panel, gates);
-    sum_panel(job, panels + panel, row, rows, panel_after(job, i, panel, panels), ups);
+    fetch_rows(job, i, panel, panels);
+    sum_panel(job, panel, row, rows, panels + panel, -1, gates);
+    sum_panel(job, panels + panel, row, rows, panel_after(job, i, panel, panels), panel * PANEL, ups);
     put_gated(job, gates, ups, row, rows, panel * PANEL);
 }
 

@@ -1,0 +1,70 @@
+"""Memory that is there before it is used."""
+
+import ctypes
+import os
+
+import pytest
+import torch
+
+from fairlead_worker.native.memory import HUGE_PAGE, PAGE, SLICE, Arena, Resident
+
+ROW = 8192
+"""Bytes of a page of each tensor: two of the kernel's."""
+
+
+def resident(tensor: torch.Tensor) -> list[bool]:
+    """Of each of its pages of memory."""
+    begin = tensor.data_ptr() // PAGE * PAGE
+    count = -(-(tensor.data_ptr() + tensor.nbytes - begin) // PAGE)
+    there = (ctypes.c_ubyte * count)()
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    if mincore(ctypes.c_void_p(begin), ctypes.c_size_t(count * PAGE), there):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return [bool(each & 1) for each in there]
+
+
+@pytest.fixture
+def tensors() -> list[torch.Tensor]:
+    """Two of 4,096 pages, in memory where nothing is resident yet."""
+    pages = 4096
+    arena = Arena(2 * pages * ROW)
+    return [arena.take(pages * ROW).view(pages, ROW) for _ in range(2)]
+
+
+def test_pages_are_resident_before_they_are_used(tensors: list[torch.Tensor]) -> None:
+    ahead = 2 * SLICE
+    memory = Resident(tensors, ahead)
+    for tensor in tensors:
+        assert not any(resident(tensor))
+    memory.used(0)
+    memory.wait()
+    slack = HUGE_PAGE // ROW  # a huge page is there as a whole
+    for tensor in tensors:
+        assert all(resident(tensor[0 : 2 * ahead]))
+        assert not any(resident(tensor[2 * ahead + slack : 4096 - slack]))
+    memory.used(ahead - 1)
+    memory.wait()
+    assert not any(resident(tensors[0][2 * ahead + slack : 4096 - slack])), "there is enough"
+    memory.used(ahead)
+    memory.wait()
+    assert all(resident(tensors[1][0 : 3 * ahead]))
+
+
+def test_the_last_page_is_the_end(tensors: list[torch.Tensor]) -> None:
+    memory = Resident(tensors, 8192)
+    for page in (0, 4095, 4095):
+        memory.used(page)
+        memory.wait()
+    assert all(all(resident(tensor)) for tensor in tensors)
+
+
+def test_what_is_there_is_kept(tensors: list[torch.Tensor]) -> None:
+    tensors[0][5] = 7
+    tensors[1][700] = 9
+    memory = Resident(tensors, 1024)
+    memory.used(0)
+    memory.wait()
+    assert tensors[0][5].eq(7).all()
+    assert tensors[1][700].eq(9).all()
+    assert int(tensors[0].sum()) == 7 * ROW
+    assert int(tensors[1].sum()) == 9 * ROW
