@@ -6,6 +6,7 @@ from statistics import median
 
 from bench.peers.load import Measured
 
+OURS = "fairlead"
 Runs = Mapping[tuple[str, str], Sequence[Measured]]
 """By (server, data)."""
 
@@ -25,7 +26,6 @@ class Kept:
     """A promise beside what was measured."""
 
     promise: Promise
-    ours: str
     data: str
     ratio: float
 
@@ -37,9 +37,7 @@ class Kept:
         promise = self.promise
         sign = ">=" if promise.more_is_better else "<="
         verdict = "pass" if self.ok else "short"
-        return (
-            f"{self.ours:14} {promise.figure:18} / {promise.peer:12} {self.data:7} {self.ratio:6.2f}  {sign} {promise.bound:<4} {verdict}"
-        )
+        return f"{promise.figure:18} / {promise.peer:12} {self.data:7} {self.ratio:6.2f}  {sign} {promise.bound:<4} {verdict}"
 
 
 PROMISES = (
@@ -59,12 +57,12 @@ def figure(runs: Sequence[Measured], name: str) -> float:
     return float(median(getattr(run, name) for run in runs))
 
 
-def kept(runs: Runs, ours: str = "fairlead") -> list[Kept]:
+def kept(runs: Runs) -> list[Kept]:
     """Every promise for which both sides were measured."""
     found = []
     for promise in PROMISES:
         for name, data in runs:
-            if name == promise.peer and (ours, data) in runs:
-                ratio = figure(runs[ours, data], promise.figure) / figure(runs[name, data], promise.figure)
-                found.append(Kept(promise, ours, data, ratio))
+            if name == promise.peer and (OURS, data) in runs:
+                ratio = figure(runs[OURS, data], promise.figure) / figure(runs[name, data], promise.figure)
+                found.append(Kept(promise, data, ratio))
     return found

@@ -51,7 +51,7 @@ class Server(ABC):
 
 
 class Fairlead(Server):
-    """With its defaults: prompts are cut into steps of 512 tokens."""
+    """With its defaults."""
 
     name = "fairlead"
 
@@ -59,15 +59,6 @@ class Fairlead(Server):
         worker = [str(setting.environment.tool("fairlead-worker")), "--model", setting.model.as_uri(), "--served-model-name", NAME]
         listen = ["--host", "127.0.0.1", "--port", str(setting.port), "--termination-log", ""]
         return Command([*worker, *listen, "--dtype", "bfloat16", "--kv-cache-bytes", str(KV_GIB << 30)])
-
-
-class FairleadWide(Fairlead):
-    """Steps of 2,048 tokens, as vLLM's server has them: prompts that arrive together get their first tokens together."""
-
-    name = "fairlead-2048"
-
-    def command(self, setting: Setting) -> Command:
-        return Command([*super().command(setting).arguments, "--chunked-prefill-size", "2048"])
 
 
 class Vllm(Server):
@@ -135,4 +126,4 @@ class Llama(Server):
         return setting.scratch / "model.gguf"
 
 
-SERVERS: dict[str, Server] = {server.name: server for server in (Fairlead(), FairleadWide(), Vllm(), VllmTuned(), Transformers(), Llama())}
+SERVERS: dict[str, Server] = {server.name: server for server in (Fairlead(), Vllm(), VllmTuned(), Transformers(), Llama())}
