@@ -59,9 +59,9 @@ class WorkerConfig(BaseSettings):
     max_model_len: Annotated[NonNegative, Field(description="most tokens of prompt and output; 0: the model's own")] = 0
     max_num_seqs: Annotated[Positive, Field(description="most requests in one step")] = 256
     chunked_prefill_size: Annotated[int, Field(description="most prompt tokens of one request in a step; 0 or less: off")] = 512
-    idle_prefill_size: Annotated[
-        NonNegative, Field(description="most prompt tokens of a step while nothing decodes; less than --chunked-prefill-size: that")
-    ] = 2560
+    idle_prefill_chunks: Annotated[
+        Positive, Field(description="chunks of --chunked-prefill-size that a step may prefill while nothing decodes")
+    ] = 5
     prefill_delay_percent: Annotated[
         int, Field(ge=0, le=100, description="of its own time that prefill may wait for others about to come, in percent; 0: never")
     ] = 10

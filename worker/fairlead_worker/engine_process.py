@@ -307,7 +307,7 @@ def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
         max_model_len=loaded.max_model_len,
         max_num_seqs=config.max_num_seqs,
         chunked_prefill_size=config.chunked_prefill_size,
-        idle_prefill_size=config.idle_prefill_size,
+        idle_prefill_chunks=config.idle_prefill_chunks,
         prefill_delay_percent=config.prefill_delay_percent,
         max_prefill_tokens=config.max_prefill_tokens,
         prefill_max_requests=config.prefill_max_requests,

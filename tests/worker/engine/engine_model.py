@@ -82,6 +82,7 @@ class EngineModel:
         self.told: dict[str, Told] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
         self.guess: Callable[[int], int] = lambda right: right
+        self.admits: Callable[[], bool] = lambda: True
         """The draft model: a token for what the next one will be. Method "draft" only."""
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""
@@ -116,7 +117,7 @@ class EngineModel:
         self._tell(self.scheduler.abort(name))
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.admits() or not self.scheduler.running)  # as the loop: an engine that runs nothing waits itself
         self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
         assert self.config.enable_mixed_chunk or not plan.decodes or not plan.prefill_tokens, "unmixed: one or the other"
         assert plan.samples == sum(row.samples for row in plan.rows)

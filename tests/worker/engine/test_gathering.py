@@ -30,7 +30,7 @@ class Bench:
     """A scheduler whose prefill rate is known, and a clock that is moved by hand."""
 
     def __init__(self, percent: int = 10) -> None:
-        config = SchedulerConfig(max_model_len=400, chunked_prefill_size=1000, idle_prefill_size=2000, prefill_delay_percent=percent)
+        config = SchedulerConfig(max_model_len=400, chunked_prefill_size=1000, idle_prefill_chunks=2, prefill_delay_percent=percent)
         self.scheduler = Scheduler(config, PrefixCache(PagePool(5000, 4), 16, extend))
         self.now = 100.0
         self.gathering = Gathering(self.scheduler, lambda: self.now)

@@ -97,6 +97,7 @@ often = settings(
     page_size=st.sampled_from([1, 4, 16]),
     chunk=st.sampled_from([-1, 1, 8, 16, 64]),
     policy=st.sampled_from(POLICIES),
+    idle_prefill_chunks=st.sampled_from([1, 1, 5]),
     enable_mixed_chunk=st.booleans(),
     itl_target_ms=st.sampled_from([0, 0, 10, 300]),
     noise=st.randoms(use_true_random=False),
@@ -118,6 +119,7 @@ def test_no_page_is_lost_or_shared_wrongly(events, pages, page_size, chunk, poli
     limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = EngineModel(pages, page_size, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits)
     machine.seconds = lambda plan: 0.001 * (1 + plan.prefill_tokens) * noise.choice([0, 1, 1, 1, 100])
+    machine.admits = lambda: noise.random() < 0.8
     machine.guess = lambda right: right if noise.random() < acceptance else noise.randrange(VOCABULARY)
     play(machine, events)
 

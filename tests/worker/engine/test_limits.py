@@ -20,6 +20,7 @@ CONFIGS = st.builds(
     max_model_len=st.just(600),
     max_num_seqs=st.integers(1, 12),
     chunked_prefill_size=st.sampled_from((0, 16, 37, 64, 400)),
+    idle_prefill_chunks=st.sampled_from((1, 1, 3)),
     max_prefill_tokens=st.sampled_from((8, 50, 200, 1000)),
     enable_mixed_chunk=st.booleans(),
     prefill_max_requests=st.sampled_from((0, 0, 1, 3)),

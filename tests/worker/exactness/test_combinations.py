@@ -22,6 +22,7 @@ DIMENSIONS: dict[str, tuple[object, ...]] = {
     "page_size": (1, 4, 16, 64),
     "chunk": (0, 16, 48, 512),
     "prefill_max_requests": (0, 1, 3),
+    "idle_prefill_chunks": (1, 5),
     "enable_mixed_chunk": (True, False),
     "itl_target_ms": (0, 5),
     "dedupe_tokens": (32, 0),

@@ -9,7 +9,7 @@ class StepBudget:
     """Prefill tokens left in one step. Decodes ride along for free, but a chunk gives way to them token for token.
 
     At least one page is left to prefill however many decodes run: a prompt always gets on. Chunks are for those that decode: while nobody
-    does, a step takes `idle_prefill_size`.
+    does, a step takes `idle_prefill_chunks` of them.
     """
 
     __slots__ = ("_allowance", "_chunking", "_most", "_page_size", "left", "prompts", "spent", "work")
@@ -27,8 +27,8 @@ class StepBudget:
         if allowance is not None:
             self.left = max(min(allowance.limit, self.left), page_size)
         elif self._chunking:
-            chunk = max(config.chunked_prefill_size, config.idle_prefill_size) if idle else config.chunked_prefill_size - decodes
-            self.left = max(min(chunk, self.left), page_size)
+            size = config.chunked_prefill_size
+            self.left = max(min(size * config.idle_prefill_chunks if idle else size - decodes, self.left), page_size)
         self.spent = self.prompts = 0
         self.work = 0.0
 

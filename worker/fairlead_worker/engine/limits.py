@@ -27,7 +27,7 @@ class StepLimits:
         if config.itl_target_ms:
             pass  # the chunk follows the time that it takes, up to max_prefill_tokens
         elif config.chunked_prefill_size > 0:
-            prefill = min(prefill, max(config.chunked_prefill_size, config.idle_prefill_size))
+            prefill = min(prefill, config.chunked_prefill_size * config.idle_prefill_chunks)
         else:
             prefill = max(prefill, config.max_model_len)  # a longer prompt has a step to itself
         return cls(max(prefill, page_size), config.max_num_seqs * _rows(config), config.max_model_len)
@@ -46,7 +46,6 @@ def within(config: SchedulerConfig, tokens: int, page_size: int) -> SchedulerCon
         max_num_seqs=seqs,
         max_prefill_tokens=min(config.max_prefill_tokens, prefill),
         chunked_prefill_size=min(chunk, prefill) if chunk > 0 else prefill,
-        idle_prefill_size=min(config.idle_prefill_size, prefill),
     )
 
 
