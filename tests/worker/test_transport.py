@@ -103,3 +103,20 @@ async def _talk() -> None:
 
 def test_messages_of_any_size_and_an_engine_that_dies_within_one() -> None:
     asyncio.run(_talk())
+
+
+def test_a_wait_of_less_than_a_millisecond() -> None:
+    async def talk() -> None:
+        channel = ZmqChannel()
+        end = ZmqEngineEnd(channel.address)
+        try:
+            assert end.receive(0.0002) == []
+            channel.send(Stop())
+            while not (got := end.receive(0.0002)):
+                pass
+            assert got == [Stop()]
+        finally:
+            end.close()
+            channel.close()
+
+    asyncio.run(asyncio.wait_for(talk(), 20))

@@ -58,7 +58,9 @@ class WorkerConfig(BaseSettings):
     block_tokens: Annotated[Positive, Field(description="tokens in a block of the index, a multiple of --page-size")] = 64
     max_model_len: Annotated[NonNegative, Field(description="most tokens of prompt and output; 0: the model's own")] = 0
     max_num_seqs: Annotated[Positive, Field(description="most requests in one step")] = 256
-    chunked_prefill_size: Annotated[int, Field(description="most prompt tokens of one request in a step; 0 or less: off")] = 512
+    chunked_prefill_size: Annotated[
+        int, Field(description="most prompt tokens of a step beside decodes, which count too; 0 or less: off")
+    ] = 512
     idle_prefill_chunks: Annotated[
         Positive, Field(description="chunks of --chunked-prefill-size that a step may prefill while nothing decodes")
     ] = 5

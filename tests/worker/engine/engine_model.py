@@ -81,8 +81,9 @@ class EngineModel:
         self.host_memory = [[0] * page_size for _ in range(host_slots)]
         self.told: dict[str, Told] = {}
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.01
-        self.guess: Callable[[int], int] = lambda right: right
         self.admits: Callable[[], bool] = lambda: True
+        """Whether a step beside others may admit: who gathers says no now and then."""
+        self.guess: Callable[[int], int] = lambda right: right
         """The draft model: a token for what the next one will be. Method "draft" only."""
         self.plans: list[list[tuple[str, int, int]]] = []
         """Each step's rows: request, start, count."""

@@ -48,7 +48,7 @@ class OverlappedModel(EngineModel):
             self._tell(output)
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        self.overlap.step()
+        self.overlap.step(self.admits() or not self.scheduler.running)
         self.between()
         if abort_in_flight is not None:
             self.abort(abort_in_flight)

@@ -14,9 +14,10 @@ from fairlead_worker.engine.gathering import FRESH_SECONDS, MOST_SECONDS, MOST_W
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.messages import FromEngine, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.messages import Abort, FromEngine, Sampling, Step, Stop, Submit, ToEngine
 
 PROMPT = 100
+DECODE_SECONDS = 0.001
 STEP_SECONDS = 0.02
 """Of each step: 5,000 prompt tokens a second where it computes one prompt."""
 
@@ -53,7 +54,7 @@ class Bench:
         assert not self.gathering.seconds(), "nobody waits"
 
     def step(self, plan: StepPlan) -> None:
-        seconds = STEP_SECONDS * plan.prefill_tokens / PROMPT
+        seconds = STEP_SECONDS * plan.prefill_tokens / PROMPT or DECODE_SECONDS
         self.scheduler.advance(plan, StepResult([[7] for row in plan.rows if row.samples], seconds=seconds))
 
 
@@ -135,13 +136,49 @@ def test_beside_decodes_only_those_are_waited_for_that_have_ended() -> None:
     bench.gathering.seconds()
     bench.now += 0.001
     assert not bench.come(1), "the one that has ended is back"
-    bench.come(2)
+    bench.come(7)
     bench.step(bench.scheduler.plan())
+    for _ in range(30):  # decode steps are short
+        bench.step(bench.scheduler.plan())
     bench.gathering.seconds()
-    assert bench.come(1) == pytest.approx(0.1 * 3 * STEP_SECONDS)
+    assert bench.come(1) == pytest.approx(0.1 * 8 * STEP_SECONDS)
     plan = bench.scheduler.plan(admits=False)
     assert plan.decodes == len(plan.rows) == 2
     assert len(bench.scheduler.waiting) == 1
+    bench.now += 0.1 * 8 * STEP_SECONDS - 0.4 * DECODE_SECONDS
+    assert not bench.gathering.seconds(), "the next look would come too late"
+
+
+def test_streams_that_drain_are_forgotten() -> None:
+    bench = Bench()
+    for _ in range(50):
+        bench.wave(1)
+        bench.now += 0.02
+    bench.scheduler.ended += 50
+    bench.gathering.seconds()
+    bench.now += FRESH_SECONDS + 0.01
+    bench.wave(1)
+    bench.scheduler.ended += 1
+    bench.gathering.seconds()
+    assert bench.come(1) == pytest.approx(0.1 * 2 * STEP_SECONDS), "one of two that ended lately is back"
+
+
+def test_a_full_step_waits_for_nobody() -> None:
+    bench = Bench()
+    bench.wave(30)
+    assert bench.come(19)
+    assert not bench.come(1), "2,000 tokens"
+
+
+def test_a_long_prompt_beside_decodes_waits_for_nobody() -> None:
+    bench = Bench()
+    bench.come(1, max_tokens=50)
+    bench.step(bench.scheduler.plan())
+    bench.come(12)
+    bench.step(bench.scheduler.plan())
+    assert bench.scheduler.chunked_req is not None
+    bench.gathering.seconds()
+    assert not bench.come(1)
 
 
 def test_a_queue_for_room_waits_for_nobody() -> None:
@@ -203,3 +240,45 @@ def test_the_loop_computes_a_wave_in_one_step(percent: int, steps: list[int], mo
     pipe = Wave([ask(number) for number in range(100, 108)], [ask(number) for number in range(200, 208)])
     assert run_plain(bench.scheduler, runner, pipe, pipe) == 0
     assert runner.prompts == steps
+
+
+class Long(Wave):
+    """A second request comes while the first one waits; then what else there is, and `Stop` where all are answered."""
+
+    def __init__(self, *messages: ToEngine, expected: int) -> None:
+        super().__init__([ask(1)], list(messages))
+        self.answered, self.expected = 0, expected
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        self.timeouts.append(timeout)
+        if self.batches:
+            return self.batches.popleft()
+        if self.later and timeout:
+            return [self.later.pop(0)]
+        return [Stop()] if not self.later and self.answered >= self.expected else []
+
+    def send(self, message: FromEngine) -> None:
+        if isinstance(message, Step):
+            self.answered += sum(output.finish is not None for output in message.outputs)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound, seconds in (("FRESH_SECONDS", 60.0), ("MOST_SECONDS", 60.0), ("SILENCE", 1.0)):
+        monkeypatch.setattr(gathering, bound, seconds)
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_is_asked_while_requests_wait_is_done() -> None:
+    bench, runner = Bench(100), Counting()
+    pipe = Long(ask(2), Abort("1"), ask(3), expected=3)
+    assert run_plain(bench.scheduler, runner, pipe, pipe) == 0
+    assert runner.prompts == [2], "one has gone, and the others are one step"
+
+
+@pytest.mark.usefixtures("patient")
+def test_stop_does_not_wait() -> None:
+    bench, runner = Bench(100), Counting()
+    pipe = Long(ask(2), Stop(), ask(3), expected=9)
+    assert run_plain(bench.scheduler, runner, pipe, pipe) == 0
+    assert runner.prompts == []

@@ -43,7 +43,7 @@ def largest_step(config: SchedulerConfig, page_size: int, arrivals: list[tuple[i
                 break
             most = max(most, sum(row.count for row in plan.rows))
             samples = max(samples, sum(1 + len(row.draft) for row in plan.rows if row.samples))
-            scheduler.advance(plan, StepResult([[1] * (1 + row.guesses) for row in plan.rows if row.samples]))
+            scheduler.advance(plan, StepResult([[1] * (1 + row.guesses) for row in plan.rows if row.samples], seconds=1e-4))
     assert scheduler.idle
     return most, samples
 
@@ -71,6 +71,14 @@ def test_what_fits_is_left_alone() -> None:
     config = SchedulerConfig(max_model_len=4096)
     assert within(config, 512 + 256, 16) is config
     assert within(config, 512 + 255, 16) != config
+
+
+def test_idle_steps_give_way_first() -> None:
+    config = SchedulerConfig(max_model_len=4096, max_num_seqs=1024, idle_prefill_chunks=5)
+    for tokens, chunks in ((5 * 512 + 1024, 5), (5 * 512 + 1023, 4), (512 + 1024, 1)):
+        kept = within(config, tokens, 16)
+        assert (kept.idle_prefill_chunks, kept.chunked_prefill_size, kept.max_num_seqs) == (chunks, 512, 1024)
+    assert within(config, 512 + 1023, 16).max_num_seqs < 1024
 
 
 @pytest.mark.parametrize(

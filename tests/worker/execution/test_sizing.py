@@ -63,6 +63,15 @@ def test_a_step_that_does_not_fit_is_made_smaller_and_said(caplog: pytest.LogCap
     assert "a step of 8192 tokens does not fit into memory: steps are kept to 1024" in caplog.text
 
 
+def test_the_step_that_most_keep_to_is_tried_before_halves() -> None:
+    device = Given(24 * GIB, 20 * GIB, 4 << 20)
+    room = find_room(device, 0.9, 2816, 32, device.attempt, usual=768)
+    assert device.tried == [2816, 768] and room.step_tokens == 768
+    device.tried.clear()
+    assert find_room(device, 0.9, 1100, 32, device.attempt, usual=1050).step_tokens == 525
+    assert device.tried == [1100, 1050, 525]
+
+
 def test_where_nothing_fits_it_says_what_to_do() -> None:
     device = Given(24 * GIB, 23 * GIB, 0, 2 * GIB)
     with pytest.raises(

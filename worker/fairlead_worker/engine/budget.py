@@ -8,17 +8,14 @@ from fairlead_worker.engine.request import Request
 class StepBudget:
     """Prefill tokens left in one step. Decodes ride along for free, but a chunk gives way to them token for token.
 
-    At least one page is left to prefill however many decodes run: a prompt always gets on. Chunks are for those that decode: while nobody
-    does, a step takes `idle_prefill_chunks` of them.
+    At least one page is left to prefill however many decodes run: a prompt always gets on.
     """
 
     __slots__ = ("_allowance", "_chunking", "_most", "_page_size", "left", "prompts", "spent", "work")
 
-    def __init__(
-        self, config: SchedulerConfig, page_size: int, decodes: int, allowance: Allowance | None = None, idle: bool = False
-    ) -> None:
-        """`allowance`: the tokens of this step by their time, instead of `chunked_prefill_size`. `idle`: nobody decodes, in this step or
-        after it."""
+    def __init__(self, config: SchedulerConfig, page_size: int, decodes: int, allowance: Allowance | None = None, idle: int = 0) -> None:
+        """`allowance`: the tokens of this step by their time, instead of `chunked_prefill_size`. `idle`: what takes its place where nobody
+        decodes, in this step or after it; 0: somebody does."""
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
         self._allowance = allowance
@@ -27,8 +24,7 @@ class StepBudget:
         if allowance is not None:
             self.left = max(min(allowance.limit, self.left), page_size)
         elif self._chunking:
-            size = config.chunked_prefill_size
-            self.left = max(min(size * config.idle_prefill_chunks if idle else size - decodes, self.left), page_size)
+            self.left = max(min(idle or config.chunked_prefill_size - decodes, self.left), page_size)
         self.spent = self.prompts = 0
         self.work = 0.0
 

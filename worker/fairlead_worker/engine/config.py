@@ -17,9 +17,9 @@ class SchedulerConfig:
     max_num_seqs: int = 256
     """Requests that run at once."""
     chunked_prefill_size: int = 512
-    """Tokens of a step with prefill in it, running decodes included; 0 or less: prompts are computed whole."""
+    """Tokens of a step with prefill beside decodes, these included; 0 or less: prompts are computed whole."""
     idle_prefill_chunks: int = 1
-    """Chunks that a step may prefill while nothing decodes, which a longer step would keep waiting."""
+    """Chunks that a step may prefill while nothing decodes that a longer step would keep waiting, where a second is enough for them."""
     max_prefill_tokens: int = 8192
     """Prompt tokens of one step at most; a longer prompt, when chunking is off, has a step to itself."""
     enable_mixed_chunk: bool = True
@@ -27,7 +27,7 @@ class SchedulerConfig:
     prefill_max_requests: int = 0
     """Prompts of one step at most (SGLang's name); 1: one at a time, for comparison; 0: as many as the tokens allow."""
     prefill_delay_percent: int = 0
-    """Share of its own time that prefill may wait, while nothing runs, for requests that are likely to come (`engine/gathering.py`)."""
+    """Of the time that they all take, what waiting prompts may wait for others that are likely to come (`engine/gathering.py`)."""
     itl_target_ms: float = 0.0
     """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
     policy: PolicyName = "lpm"

@@ -4,12 +4,12 @@ Clients that send their next request when the last one is answered come in waves
 milliseconds apart, by as many new prompts. A step begun for the first of them keeps the others waiting until it is over, then they hold up
 the first one's decodes, and that one is ahead of them from there on. So what waits is not admitted yet while fewer have come than have
 just ended. It waits for a share of the time that all of them will take (`prefill_delay_percent`): what may be lost is bounded by what there
-is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs, and so nobody has ended, a moment's silence is
-waited for: a first wave comes in as little as it takes to read eight requests. SGLang's prefill delayer waits for other ranks; this is for
-clients.
+is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and nobody has ended, a moment's silence is
+waited for: a first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other ranks in this way.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from fairlead_worker.engine.scheduler import Scheduler
@@ -27,15 +27,17 @@ SILENCE = 0.25
 class Gathering:
     """Looks at a scheduler's counters between its steps."""
 
-    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_last_arrival", "_last_end", "_scheduler", "_share", "_since")
+    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since")
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._share = scheduler.config.prefill_delay_percent / 100
         self._arrivals, self._ended = scheduler.arrivals, scheduler.ended
+        self._ends: deque[tuple[float, int]] = deque()
+        """When requests ended lately, and how many."""
         self._away = 0
-        """Requests that have ended lately, less those that have come since."""
-        self._last_end = self._last_arrival = 0.0
+        """Of these, those that nobody has come in place of."""
+        self._last_arrival = 0.0
         self._since = 0.0
         """When the queue was empty last; 0 while it is."""
 
@@ -48,25 +50,32 @@ class Gathering:
             return 0.0
         self._ended, self._arrivals = scheduler.ended, scheduler.arrivals
         now = self._clock()
+        while self._ends and now - self._ends[0][0] > FRESH_SECONDS:
+            self._away = max(self._away - self._ends.popleft()[1], 0)
         if ended:
-            self._away = ended + (self._away if now - self._last_end <= FRESH_SECONDS else 0)
-            self._last_end = now
+            self._ends.append((now, ended))
+            self._away += ended
         if came:
             self._away = max(self._away - came, 0)
             self._last_arrival = now
         self._since = (self._since or now) if waiting else 0.0
         # A queue that has been there for longer is no wave: its requests wait for room.
-        if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS:
+        if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS or scheduler.waiting.urgent:
             return 0.0
-        return max(self._until(waiting, now) - now, 0.0)
+        left = self._until(waiting, now) - now
+        # Beside decodes nobody looks again before a step is over: most of it must be worth the wait.
+        return left if left > (scheduler.meter.step_seconds / 2 if scheduler.running else 0.0) else 0.0
 
     def _until(self, waiting: int, now: float) -> float:
-        rate = self._scheduler.meter.prefill_rate
-        if not rate:
+        scheduler, config = self._scheduler, self._scheduler.config
+        uncached, rate = scheduler.waiting.uncached(), scheduler.meter.prefill_rate
+        if not rate or scheduler.chunked_req is not None or waiting >= (config.prefill_max_requests or MOST_WAITING):
             return now
-        wait = self._share * self._scheduler.waiting.uncached() / rate
-        if now - self._last_end <= FRESH_SECONDS:
+        if 0 < (config.chunked_prefill_size if scheduler.running else scheduler.idle_prefill) <= uncached:
+            return now  # the step is full
+        wait = self._share * uncached / rate
+        if self._ends:
             return self._since + min(wait * (1 + self._away / waiting), MOST_SECONDS) if self._away else now
-        if self._scheduler.running:
+        if scheduler.running:
             return now
         return min(self._last_arrival + SILENCE * wait, self._since + wait, self._since + MOST_SECONDS)

@@ -34,9 +34,11 @@ class StepLimits:
 
 
 def within(config: SchedulerConfig, tokens: int, page_size: int) -> SchedulerConfig:
-    """`config`, or as much of it as keeps every step to `tokens` tokens: half of them for decodes at most, the rest for prompts."""
-    limits = StepLimits.of(config, page_size)
-    if limits.tokens <= tokens:
+    """`config`, or as much of it as keeps every step to `tokens` tokens: fewer chunks in idle steps; where one is too much already, half of
+    the tokens for decodes at most and the rest for prompts."""
+    while (large := StepLimits.of(config, page_size).tokens > tokens) and config.idle_prefill_chunks > 1:
+        config = replace(config, idle_prefill_chunks=config.idle_prefill_chunks - 1)
+    if not large:
         return config
     seqs = min(config.max_num_seqs, max(1, tokens // 2 // _rows(config)))
     prefill = max(page_size, tokens - seqs * _rows(config))

@@ -103,8 +103,11 @@ class Desk:
         watch: StepWatch,
         adapters: Adapters | None = None,
         compiler: GrammarCompiler | None = None,
+        settle: Callable[[], object] = bool,
     ) -> None:
+        """`settle`: waits for the step that is out, if one is. No adapter is changed beside a step."""
         self._scheduler, self._inbox, self._outbox, self._watch, self._adapters = scheduler, inbox, outbox, watch, adapters
+        self._settle = settle
         self._gate = Gate(_guarded(scheduler), compiler)
         self._gathering = Gathering(scheduler)
         self.admits = True
@@ -130,6 +133,7 @@ class Desk:
             if isinstance(message, Stop):
                 return None
             if isinstance(message, LoadAdapter | UnloadAdapter):
+                self._settle()
                 self._outbox.send(_change(self._adapters, message))
                 continue
             if isinstance(message, AskHot):

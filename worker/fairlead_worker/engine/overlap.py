@@ -14,7 +14,7 @@ from fairlead_worker.engine.lookahead import LookaheadScheduler
 from fairlead_worker.engine.loop import Adapters, Desk, Inbox, Outbox
 from fairlead_worker.engine.plan import Row, Runner, StepPlan, StepResult
 from fairlead_worker.engine.watch import StepWatch
-from fairlead_worker.messages import LoadAdapter, Output, UnloadAdapter
+from fairlead_worker.messages import Output
 
 
 class Launched(Protocol):
@@ -50,7 +50,6 @@ def run_overlapped(
 ) -> int:
     """As `run_plain`. A trace of the schedule has the steps alone that were not launched ahead: it is for the plain loop."""
     watch = watch or StepWatch()
-    desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler)
     pending: list[Output] = []
     """To be told with the next report."""
 
@@ -60,11 +59,10 @@ def run_overlapped(
         outbox.send(watch.report(plan, result, told, scheduler.drain_events(), scheduler.load()))
 
     overlap = Overlap(scheduler, runner, watch, tell)
+    desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler, overlap.settle)
     while True:
         messages = desk.receive(overlap.busy)
         try:
-            if any(isinstance(message, LoadAdapter | UnloadAdapter) for message in messages):
-                overlap.settle()  # whose weights are changed now
             outputs = desk.serve(messages)
             if outputs is None:
                 overlap.settle()

@@ -120,7 +120,7 @@ class Pacer:
     It stays within an eighth of `chunked_prefill_size` and four times it: prompts always get on, even where the decodes alone miss the
     target, and no step is ever huge. It grows to twice the largest recent step at most: the fit is not trusted far from what was seen.
     Without decodes there is nobody to wait, and before enough steps were timed nothing is known: then there is no allowance, and the
-    fixed size holds. A chunk follows from the fit alone and not from the last chunk, so there is no loop that could swing.
+    fixed sizes hold. A chunk follows from the fit alone and not from the last chunk, so there is no loop that could swing.
     """
 
     __slots__ = ("_fixed", "_floor", "_limit", "_seen", "_target", "time")

@@ -47,10 +47,15 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._requests) + len(self._retracted)
 
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody waits who is to wait for nobody: one that was retracted, or, where there are priorities, anyone."""
+        return bool(self._retracted) or self._priority
+
     def uncached(self) -> int:
         """Known tokens of all that wait which the cache does not have, as of when each came or was looked at last. Looks at each one."""
-        watches = [*self._requests, *(request.watch for request in self._retracted if request.watch is not None)]
-        return self.tokens - sum([watch.depth for watch in watches]) * self._page_size
+        retracted = [request.watch.depth for request in self._retracted if request.watch is not None]
+        return self.tokens - sum([*[watch.depth for watch in self._requests], *retracted]) * self._page_size
 
     def add(self, request: Request) -> None:
         """It has come, or was preempted: among its equals it is where its arrival puts it, but nobody's turn is put off by it."""

@@ -23,6 +23,8 @@ from fairlead_worker.engine.speculation import Speculation
 from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 
 NO_ENDINGS: Mapping[str, str] = {}
+IDLE_SECONDS = 1.0
+"""Of a step with several chunks."""
 
 
 class Scheduler:
@@ -86,6 +88,13 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing to compute."""
         return not self._requests
+
+    @property
+    def idle_prefill(self) -> int:
+        """Tokens that a step may prefill while nothing decodes: chunks are for those that do. What comes meanwhile waits for it, so
+        several of them are what a second or so computes."""
+        size = self.config.chunked_prefill_size
+        return max(size, min(size * self.config.idle_prefill_chunks, int(IDLE_SECONDS * self.meter.prefill_rate)))
 
     # A step
 
@@ -304,7 +313,7 @@ class Scheduler:
     def _add_prefill(self, plan: StepPlan, admits: bool) -> None:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
         allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context)
-        budget = StepBudget(self.config, self._page_size, plan.decodes, allowance, idle=not self._decodes)
+        budget = StepBudget(self.config, self._page_size, plan.decodes, allowance, 0 if self._decodes else self.idle_prefill)
         prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
         if self.chunked_req is not None:
             if self.chunked_req.scoring and plan.decodes:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -202,10 +203,12 @@ def make_runner(
 
         stack_for(_prepared(make_backend(backend, spec, 1), progress, deterministic))
         progress("profile", 0)
-        tokens = StepLimits.of(steps, page_size).tokens
-        # A rank that finds no memory leaves the others in the midst of the step: of a divided model only the largest is tried.
-        least = 2 * page_size if loaded.ranks == 1 else tokens
-        found = find_room(memory, mem_fraction_static, tokens, least, attempt)
+        usual = StepLimits.of(replace(steps, idle_prefill_chunks=1), page_size).tokens
+        tokens, least = StepLimits.of(steps, page_size).tokens, 2 * page_size
+        if loaded.ranks > 1:
+            # A rank that finds no memory leaves the others in the midst of the step: of a divided model one size is tried, which must do.
+            tokens = least = usual
+        found = find_room(memory, mem_fraction_static, tokens, least, attempt, usual)
         step_tokens, room = found.step_tokens, found.kv_bytes
 
         def graph_bytes(model: LoadedModel, layout: KVSpec, rows: int, invariant: bool = False, adapters: AdapterSet | None = None) -> int:

@@ -71,12 +71,14 @@ class Room:
     """What it takes besides weights and KV."""
 
 
-def find_room(memory: DeviceMemory, fraction: float, tokens: int, least: int, attempt: Callable[[int], None]) -> Room:
+def find_room(
+    memory: DeviceMemory, fraction: float, tokens: int, least: int, attempt: Callable[[int], None], usual: int | None = None
+) -> Room:
     """The room for KV on a device whose weights are loaded.
 
     fraction: of the device's memory, for weights and KV pages together at most (SGLang's --mem-fraction-static). Less where a step needs
-    more than the rest of it. `attempt(tokens)` runs the worst step of that many tokens and keeps nothing; where it finds no memory, half as
-    many are tried, down to `least`.
+    more than the rest of it. `attempt(tokens)` runs the worst step of that many tokens and keeps nothing; where it finds no memory, `usual`
+    are tried, which most steps keep to, and then half as many, down to `least`.
 
     Raises MemoryError where not even those fit.
     """
@@ -91,7 +93,7 @@ def find_room(memory: DeviceMemory, fraction: float, tokens: int, least: int, at
                     f"a step of {tokens} tokens does not fit beside the weights: {_gib(memory.free())} of {_gib(memory.total)} are free; "
                     "lower --max-num-seqs or --max-model-len, or take a larger device"
                 ) from error
-            tokens = max(least, tokens // 2)
+            tokens = usual if usual is not None and usual < tokens else max(least, tokens // 2)
     free = memory.free()
     spare = max(LEAST_SPARE, int(memory.total * SPARE))
     room = min(free - step_bytes - spare, free - int(memory.total * (1 - fraction)))

@@ -17,8 +17,6 @@ LINE = 64
 """Bytes of a cache line."""
 PAGE = 4096
 HUGE_PAGE = 2 << 20
-SLICE = 256
-"""KV pages made resident before the next tensor has its turn: the first pages are there first."""
 MADV_POPULATE_WRITE = 23
 """Linux 5.14."""
 NICENESS = 19
@@ -53,26 +51,32 @@ class Arena:
 
 
 class Resident:
-    """Keeps the pages that are used next resident: those up to the highest one used, and `ahead` more. Pages are used from the lowest on,
-    so a worker takes as much memory as it has had to do, and a step hardly ever waits for any.
+    """Keeps the pages that are used next resident, `ahead` of them beyond the highest one used. Pages are used from the lowest on, so a
+    worker takes as much memory as it has had work, and a step hardly ever waits for any.
 
     A thread of the least priority does it, one for each stretch; it ends with its stretch.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], ahead: int) -> None:
         """tensors: each [pages, ...], contiguous, on the CPU."""
-        self._tensors, self._ahead = tensors, max(ahead, SLICE)
+        self._tensors, self._ahead = tensors, max(ahead, 1)
         self._pages = len(tensors[0])
         self._until = 0
         self._thread: threading.Thread | None = None
 
     def used(self, page: int) -> None:
-        """That page is used from now on. Costs nothing but for once in `ahead` pages."""
-        if page + self._ahead < self._until or self._until == self._pages or (self._thread is not None and self._thread.is_alive()):
+        """That page is used from now on. Costs next to nothing but for once in half of `ahead` pages."""
+        if page + self._ahead // 2 < self._until or self._until == self._pages or (self._thread is not None and self._thread.is_alive()):
             return
-        start, self._until = self._until, min(page + 2 * self._ahead, self._pages)
-        self._thread = threading.Thread(target=_populate, args=(self._tensors, start, self._until), name="kv memory")
-        self._thread.start()
+        start, self._until = self._until, min(page + 1 + self._ahead, self._pages)
+        thread = threading.Thread(target=_populate, args=(self._tensors, start, self._until), name="kv memory")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.warning("KV memory is made resident as it is used: %s", error)
+            self._until = self._pages
+            return
+        self._thread = thread
 
     def wait(self) -> None:
         """Until what was begun is done."""
@@ -81,13 +85,15 @@ class Resident:
 
 
 def _populate(tensors: Sequence[torch.Tensor], start: int, end: int) -> None:
+    """Pages `start` to `end` of all tensors, the first ones first; a huge page at a time, as whoever maps memory waits meanwhile."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for first in range(start, end, SLICE):
-        for tensor in tensors:
-            size = tensor[0].nbytes
-            begin, stop = tensor.data_ptr() + first * size, tensor.data_ptr() + min(first + SLICE, end) * size
+    sizes = [tensor[0].nbytes for tensor in tensors]
+    few = max(HUGE_PAGE // max(sizes), 1)
+    for first in range(start, end, few):
+        for tensor, size in zip(tensors, sizes, strict=True):
+            begin, stop = tensor.data_ptr() + first * size, tensor.data_ptr() + min(first + few, end) * size
             begin -= begin % PAGE
             if madvise(begin, stop - begin, MADV_POPULATE_WRITE):
                 logger.info("KV memory is made resident as it is used: %s", os.strerror(ctypes.get_errno()))
