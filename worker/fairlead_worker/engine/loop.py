@@ -103,7 +103,7 @@ class Desk:
         watch: StepWatch,
         adapters: Adapters | None = None,
         compiler: GrammarCompiler | None = None,
-        settle: Callable[[], object] = bool,
+        settle: Callable[[], object] = lambda: None,
     ) -> None:
         """`settle`: waits for the step that is out, if one is. No adapter is changed beside a step."""
         self._scheduler, self._inbox, self._outbox, self._watch, self._adapters = scheduler, inbox, outbox, watch, adapters

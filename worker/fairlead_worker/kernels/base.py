@@ -13,12 +13,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-LINE = 64
-"""Bytes of a cache line. KV begins at one: a vector across two takes twice as long to load."""
+from fairlead_worker.native.memory import LINE
 
 
 def zeroed(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros for KV. On a CPU the operating system's own, which take memory when they are written: `torch.zeros` takes all of it at once."""
+    """Zeros for KV, from the beginning of a cache line on. On a CPU the operating system's own, which take memory when they are written:
+    `torch.zeros` takes all of it at once."""
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
