@@ -80,21 +80,24 @@ static Block block_of(const Queries *q, int64_t block) {
     return found;
 }
 
-/* Tiles lie anywhere, which no prefetcher in hardware foresees: asks for them while other work is done. */
-static void fetch(const void *storage, int64_t bytes, const Block *block) {
+/* The tiles of a block in `storage`, whose tokens are of `bytes`. */
+static void stored(const void *storage, int64_t bytes, const Block *block, const Word **tiles) {
     for (int t = 0; t < block->count; t++)
+        tiles[t] = (const Word *)((const char *)storage + block->slots[t] * bytes);
+}
+
+/* What is to be asked for while `tiles` are used (page_tiles.h): the tiles of `next`, each while its counterpart is. Those that have none are
+ * asked for here; where `next` has fewer, the rest are tiles that are there already. */
+static const Word *const *ahead_of(const void *storage, int64_t bytes, const Block *next, const Word *const *tiles, int count, const Word **ahead) {
+    if (next->count == 0)
+        return NULL;
+    stored(storage, bytes, next, ahead);
+    for (int t = next->count; t <= count; t++)
+        ahead[t] = tiles[0];
+    for (int t = count; t < next->count; t++)
         for (int64_t byte = 0; byte < bytes * TILE; byte += 64)
-            _mm_prefetch((const char *)storage + block->slots[t] * bytes + byte, _MM_HINT_T0);
-}
-
-static void fetch_keys(const Job *job, const Block *block) {
-    if (job->tiled_keys)
-        fetch(job->layer->keys, job->layer->key_dim * (int64_t)size_of(job->step), block);
-}
-
-static void fetch_values(const Job *job, const Block *block) {
-    if (job->tiled_values)
-        fetch(job->layer->values, job->layer->value_dim * (int64_t)size_of(job->step), block);
+            ask((const char *)ahead[t] + byte);
+    return ahead;
 }
 
 static void find_tiles(const Queries *q, const Block *block, const Word **keys, const Word **values) {
@@ -102,17 +105,20 @@ static void find_tiles(const Queries *q, const Block *block, const Word **keys, 
     const Attention *layer = job->layer;
     int64_t size = size_of(job->step);
     Word *key_tile = q->key_tiles, *value_tile = q->value_tiles;
+    const Word *found[TILES];
+    if (job->tiled_keys)
+        stored(layer->keys, layer->key_dim * size, block, keys);
+    if (job->tiled_values)
+        stored(layer->values, layer->value_dim * size, block, found);
     for (int t = 0; t < block->count; t++) {
         int64_t tile = block->first + t;
         int64_t from = most(0, q->first - tile * TILE), to = least(TILE, q->keys - tile * TILE);
-        if (job->tiled_keys)
-            keys[t] = (const Word *)((const char *)layer->keys + block->slots[t] * layer->key_dim * size);
-        else {
+        if (!job->tiled_keys) {
             gather(q, layer->keys, layer->key_dim, 1, tile, from, to, key_tile);
             keys[t] = key_tile;
             key_tile += job->key_words * TILE;
         }
-        const Word *at = job->tiled_values ? (const Word *)((const char *)layer->values + block->slots[t] * layer->value_dim * size) : NULL;
+        const Word *at = job->tiled_values ? found[t] : NULL;
         int whole = at && from == 0 && to == TILE;
         values[t] = whole ? at : value_tile;
         if (whole)
@@ -128,10 +134,11 @@ static void find_tiles(const Queries *q, const Block *block, const Word **keys, 
 
 static __mmask16 below(int64_t n) { return n >= 16 ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
 
-/* Scores [rows][BLOCK] of keys from `base` become weights, as floats or pairs of bfloat16 in the same place. */
-INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *scores, float *max, float *sum, float *keep) {
+/* Scores [rows][BLOCK] of keys from `base` become weights, as floats or pairs of bfloat16 in the same place. Meanwhile the first half of each
+ * tile of values at `ahead` (NULL: none) is asked for, a share for each row. */
+INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *scores, float *max, float *sum, float *keep, const Word *const *ahead) {
     const Attention *layer = q->job->layer;
-    int64_t rows = q->tokens * q->heads;
+    int64_t rows = q->tokens * q->heads, lines = layer->value_dim * TILE * (kind == BFLOAT16 ? 2 : 4) / 2 / 64;
     __m512 scaling = _mm512_set1_ps(layer->scaling), cap = _mm512_set1_ps(layer->softcap), hidden = _mm512_set1_ps(-INFINITY);
     float sums[BLOCK_ROWS];
     for (int64_t r = 0; r < rows; r++) {
@@ -152,6 +159,8 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
         /* Nothing seen so far: any finite number will do, as all the weights are 0. */
         __m512 reference = _mm512_set1_ps(now == -INFINITY ? 0 : now), total = _mm512_setzero_ps();
         for (int t = 0; t < count; t++) {
+            for (int64_t line = lines * r / rows; ahead && line < lines * (r + 1) / rows; line++)
+                ask((const char *)ahead[t] + 64 * line);
             __m512 weight = exp16(_mm512_sub_ps(s[t], reference));
             total = _mm512_add_ps(total, weight);
             if (kind == BFLOAT16)
@@ -177,20 +186,22 @@ INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Q
                            float *output, int64_t stride) {
     _Alignas(64) float scores[BLOCK_ROWS * BLOCK], keep[BLOCK_ROWS] = {0};
     const Job *job = q->job;
-    int64_t rows = q->tokens * q->heads, end = least(q->position + q->tokens, (segment + 1) * SEGMENT);
+    const Attention *layer = job->layer;
+    int64_t rows = q->tokens * q->heads, end = least(q->position + q->tokens, (segment + 1) * SEGMENT), size = size_of(job->step);
     for (int64_t r = 0; r < rows; r++)
         max[r] = -INFINITY, sum[r] = 0;
     memset(output, 0, rows * stride * sizeof(float));
     int64_t at = first_block(q, segment);
     for (Block block = block_of(q, at), next; at < end; at += BLOCK, block = next) {
         next = at + BLOCK < end ? block_of(q, at + BLOCK) : then ? block_of(then, then_block) : (Block){0};
-        const Word *keys[TILES + 1], *values[TILES + 1];
+        const Word *keys[TILES + 1], *values[TILES + 1], *next_keys[TILES + 1], *next_values[TILES + 1];
         find_tiles(q, &block, keys, values);
-        score_all(kind, rows, q->query, job->key_words, keys, block.count, scores);
-        fetch_keys(job, &next);
-        soften(kind, q, block.first * TILE, block.count, scores, max, sum, keep);
-        fetch_values(job, &next);
-        mix_all(kind, rows, scores, values, block.count, job->layer->value_dim, keep, output, stride);
+        const int count = block.count;
+        const Word *const *ahead = job->tiled_keys ? ahead_of(layer->keys, layer->key_dim * size, &next, keys, count, next_keys) : NULL;
+        score_all(kind, rows, q->query, job->key_words, keys, ahead, count, scores);
+        ahead = job->tiled_values ? ahead_of(layer->values, layer->value_dim * size, &next, values, count, next_values) : NULL;
+        soften(kind, q, block.first * TILE, count, scores, max, sum, keep, ahead);
+        mix_all(kind, rows, scores, values, ahead, count, layer->value_dim, keep, output, stride);
     }
 }
 

@@ -2,7 +2,10 @@
  *
  * A tile of keys is [key_words][16] words (word w of key k at [w][k]), a tile of values [words][value_dim] (for bfloat16 a word holds one
  * dimension of two neighbouring keys). So both products multiply a broadcast word of a row by a vector of 64 bytes, and add up in
- * registers; the order of additions within a row is the same whatever number of rows goes together. */
+ * registers; the order of additions within a row is the same whatever number of rows goes together.
+ *
+ * Tiles lie anywhere, which no prefetcher in hardware foresees. `ahead` (NULL: nothing) are those wanted next: for each line that is used the
+ * same line of theirs is asked for, so that memory is read all the time and not in bursts, which cores hold back. */
 #ifndef FAIRLEAD_PAGE_TILES_H
 #define FAIRLEAD_PAGE_TILES_H
 #include <immintrin.h>
@@ -22,8 +25,10 @@ INLINE __m512 multiply_add(Kind kind, uint32_t word, __m512i vector, __m512 sum)
     return _mm512_fmadd_ps(_mm512_castsi512_ps(words), _mm512_castsi512_ps(vector), sum);
 }
 
+INLINE void ask(const void *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
+
 /* scores[row][tile * 16 + key] of `rows` rows by `n` tiles of keys, both constant where it is called. */
-INLINE void score(Kind kind, int rows, int n, const Word *query, int64_t words, const Word *const *tiles, float *scores) {
+INLINE void score(Kind kind, int rows, int n, const Word *query, int64_t words, const Word *const *tiles, const Word *const *ahead, float *scores) {
     __m512 sums[ROWS][4];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -35,6 +40,10 @@ INLINE void score(Kind kind, int rows, int n, const Word *query, int64_t words, 
 #pragma GCC unroll 4
         for (int t = 0; t < n; t++)
             keys[t] = _mm512_loadu_si512(tiles[t] + w * TILE);
+        if (ahead)
+#pragma GCC unroll 4
+            for (int t = 0; t < n; t++)
+                ask(ahead[t] + w * TILE);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -48,9 +57,10 @@ INLINE void score(Kind kind, int rows, int n, const Word *query, int64_t words, 
             _mm512_storeu_ps(scores + r * TILES * TILE + t * TILE, sums[r][t]);
 }
 
-/* output[row] = output[row] * keep[row] + weights[row] * values, `n` vectors of dimensions of it; `tail` where the only one is partial. */
-INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *const *tiles, int count, int64_t dim, const float *keep, float *output,
-                int64_t stride, __mmask16 tail) {
+/* output[row] = output[row] * keep[row] + weights[row] * values, `n` vectors of dimensions of it; `tail` where the only one is partial. Of the
+ * tiles ahead the second half is asked for: the first has been while scores became weights. */
+INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *const *tiles, const Word *const *ahead, int count, int64_t dim,
+                const float *keep, float *output, int64_t stride, __mmask16 tail) {
     __m512 sums[ROWS][4];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -60,12 +70,16 @@ INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *co
     int words = kind == BFLOAT16 ? TILE / 2 : TILE;
     for (int t = 0; t < count; t++) {
         const Word *row = (const Word *)weights + t * words;
-        const Word *tile = tiles[t];
+        const Word *tile = tiles[t], *next = ahead ? ahead[t] : NULL;
         for (int w = 0; w < words; w++) {
             __m512i values[4];
 #pragma GCC unroll 4
             for (int d = 0; d < n; d++)
                 values[d] = n == 1 ? _mm512_maskz_loadu_epi32(tail, tile + w * dim) : _mm512_loadu_si512(tile + w * dim + d * 16);
+            if (next && 2 * w >= words)
+#pragma GCC unroll 4
+                for (int d = 0; d < n; d++)
+                    ask(next + w * dim + d * 16);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -91,14 +105,16 @@ INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *co
     }
 
 /* All `rows` by all `count` tiles (1 to 8); `tiles` has an entry to spare where the count is odd. */
-INLINE void score_all(Kind kind, int64_t rows, const Word *query, int64_t words, const Word *const *tiles, int count, float *scores) {
+INLINE void score_all(Kind kind, int64_t rows, const Word *query, int64_t words, const Word *const *tiles, const Word *const *ahead, int count,
+                      float *scores) {
     for (int t = 0; t < count;) {
         int n = count - t > 2 ? 4 : 2;
         for (int64_t r = 0; r < rows; r += ROWS) {
             const Word *q = query + r * words;
+            const Word *const *asked = ahead && r == 0 ? ahead + t : NULL; /* once, whatever the number of rows */
             float *s = scores + r * TILES * TILE + t * TILE;
-#define FOUR(m) score(kind, m, 4, q, words, tiles + t, s)
-#define TWO(m) score(kind, m, 2, q, words, tiles + t, s)
+#define FOUR(m) score(kind, m, 4, q, words, tiles + t, asked, s)
+#define TWO(m) score(kind, m, 2, q, words, tiles + t, asked, s)
             if (n == 4)
                 EACH_ROWS(rows - r, FOUR)
             else
@@ -108,20 +124,21 @@ INLINE void score_all(Kind kind, int64_t rows, const Word *query, int64_t words,
     }
 }
 
-INLINE void mix_all(Kind kind, int64_t rows, const float *weights, const Word *const *tiles, int count, int64_t dim, const float *keep, float *output,
-                    int64_t stride) {
+INLINE void mix_all(Kind kind, int64_t rows, const float *weights, const Word *const *tiles, const Word *const *ahead, int count, int64_t dim,
+                    const float *keep, float *output, int64_t stride) {
     for (int64_t d = 0; d < dim;) {
         int n = dim - d >= 64 ? 4 : dim - d >= 32 ? 2 : 1;
         __mmask16 tail = dim - d >= 16 ? 0xFFFF : (__mmask16)((1u << (dim - d)) - 1);
-        const Word *at[TILES];
+        const Word *at[TILES], *to[TILES];
         for (int t = 0; t < count; t++)
-            at[t] = tiles[t] + d;
+            at[t] = tiles[t] + d, to[t] = ahead ? ahead[t] + d : NULL;
         for (int64_t r = 0; r < rows; r += ROWS) {
             const float *w = weights + r * TILES * TILE, *k = keep + r;
+            const Word *const *asked = ahead && r == 0 ? to : NULL;
             float *o = output + r * stride + d;
-#define MIX4(m) mix(kind, m, 4, w, at, count, dim, k, o, stride, tail)
-#define MIX2(m) mix(kind, m, 2, w, at, count, dim, k, o, stride, tail)
-#define MIX1(m) mix(kind, m, 1, w, at, count, dim, k, o, stride, tail)
+#define MIX4(m) mix(kind, m, 4, w, at, asked, count, dim, k, o, stride, tail)
+#define MIX2(m) mix(kind, m, 2, w, at, asked, count, dim, k, o, stride, tail)
+#define MIX1(m) mix(kind, m, 1, w, at, asked, count, dim, k, o, stride, tail)
             if (n == 4)
                 EACH_ROWS(rows - r, MIX4)
             else if (n == 2)

@@ -29,6 +29,7 @@ INLINE void tile(const Tile *job, const int rows, const int step_bytes, Load loa
     char *kept = job->sums;
     const char *weights = job->weights, *ahead = job->ahead;
     const int64_t stride = job->x_stride, ahead_step = job->ahead_step;
+    const int passing = job->passing;
     /* Rows by fours: four rows need three registers of addresses, [x], [x + stride], [x + 2 * stride] and [x + stride3]. */
     const char *x0 = job->x, *x4 = x0 + 4 * stride, *x8 = x0 + 8 * stride;
 #pragma GCC unroll 12
@@ -38,9 +39,11 @@ INLINE void tile(const Tile *job, const int rows, const int step_bytes, Load loa
             sums[row][half] = _mm512_loadu_si512(kept + 128 * row + 64 * half);
     for (int64_t step = 0; step < job->steps; step++) {
         __m512i left = load(weights, 0), right = load(weights, 1);
-        _mm_prefetch(ahead, _MM_HINT_T0);
-        if (step_bytes > 64)
-            _mm_prefetch(ahead + 64, _MM_HINT_T0);
+        for (int byte = 0; byte < step_bytes; byte += 64)
+            if (passing)
+                _mm_prefetch(ahead + byte, _MM_HINT_T1);
+            else
+                _mm_prefetch(ahead + byte, _MM_HINT_T0);
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
             const char *at = (row < 4 ? x0 : row < 8 ? x4 : x8) + row % 4 * stride;
