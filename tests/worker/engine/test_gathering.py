@@ -9,7 +9,7 @@ from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine import gathering
-from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.config import PolicyName, SchedulerConfig
 from fairlead_worker.engine.gathering import FRESH_SECONDS, MOST_SECONDS, MOST_WAITING, SILENCE, Gathering
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.plan import StepPlan, StepResult
@@ -30,8 +30,10 @@ def ask(number: int, max_tokens: int = 1, first: int | None = None) -> Submit:
 class Bench:
     """A scheduler whose prefill rate is known, and a clock that is moved by hand."""
 
-    def __init__(self, percent: int = 10) -> None:
-        config = SchedulerConfig(max_model_len=400, chunked_prefill_size=1000, idle_prefill_chunks=2, prefill_delay_percent=percent)
+    def __init__(self, percent: int = 10, policy: PolicyName = "lpm") -> None:
+        config = SchedulerConfig(
+            max_model_len=400, chunked_prefill_size=1000, idle_prefill_chunks=2, prefill_delay_percent=percent, policy=policy
+        )
         self.scheduler = Scheduler(config, PrefixCache(PagePool(5000, 4), 16, extend))
         self.now = 100.0
         self.gathering = Gathering(self.scheduler, lambda: self.now)
@@ -187,6 +189,12 @@ def test_a_queue_for_room_waits_for_nobody() -> None:
     bench.now += MOST_SECONDS
     assert not bench.come(0)
     bench.scheduler.ended += 2
+    assert not bench.come(1)
+
+
+def test_where_there_are_priorities_nobody_waits() -> None:
+    bench = Bench(policy="priority")
+    bench.wave(8)
     assert not bench.come(1)
 
 
