@@ -129,26 +129,45 @@ def test_a_client_alone_does_not_wait() -> None:
         assert not bench.come(1), "it is back, and nobody else has ended"
 
 
-def test_beside_decodes_only_those_are_waited_for_that_have_ended() -> None:
+def beside_streams(left: int) -> Bench:
+    """Four streams with so many tokens to come, at a pace that is known."""
     bench = Bench()
-    bench.come(2, max_tokens=50)
-    bench.step(bench.scheduler.plan())
-    assert not bench.come(1), "nobody has ended"
-    bench.step(bench.scheduler.plan())
-    bench.gathering.seconds()
-    bench.now += 0.001
-    assert not bench.come(1), "the one that has ended is back"
-    bench.come(7)
-    bench.step(bench.scheduler.plan())
-    for _ in range(30):  # decode steps are short
+    bench.come(4, max_tokens=80)
+    for _ in range(80 - left):
         bench.step(bench.scheduler.plan())
     bench.gathering.seconds()
-    assert bench.come(1) == pytest.approx(0.1 * 8 * STEP_SECONDS)
-    plan = bench.scheduler.plan(admits=False)
-    assert plan.decodes == len(plan.rows) == 2
-    assert len(bench.scheduler.waiting) == 1
-    bench.now += 0.1 * 8 * STEP_SECONDS - 0.4 * DECODE_SECONDS
-    assert not bench.gathering.seconds(), "the next look would come too late"
+    assert bench.scheduler.meter.step_seconds == pytest.approx(DECODE_SECONDS, rel=0.05)
+    return bench
+
+
+def test_streams_that_are_about_to_end_are_waited_for() -> None:
+    bench = beside_streams(left=3)
+    wait = 0.1 * 5 * STEP_SECONDS
+    assert bench.come(1) == pytest.approx(wait), "a tenth of what all five will take"
+    for passed in (1, 2, 3):
+        plan = bench.scheduler.plan(admits=False)
+        assert plan.decodes == len(plan.rows) == 4, passed
+        bench.step(plan)
+        bench.now += DECODE_SECONDS
+        assert bench.gathering.seconds() == pytest.approx(wait - passed * DECODE_SECONDS), passed
+    assert not bench.scheduler.running
+    assert bench.come(3), "one of four is missing"
+    assert not bench.come(1), "all are there"
+
+
+def test_beside_streams_that_go_on_nobody_waits() -> None:
+    assert not beside_streams(left=11).come(1), "the wait for all five is ten steps"
+    bench = beside_streams(left=30)
+    bench.come(8)
+    bench.step(bench.scheduler.plan())  # a long step: the eight have ended
+    assert not bench.come(1)
+
+
+def test_the_next_look_must_not_come_too_late() -> None:
+    bench = beside_streams(left=3)
+    assert bench.come(1)
+    bench.now += 0.1 * 5 * STEP_SECONDS - 0.4 * DECODE_SECONDS
+    assert not bench.gathering.seconds(), "beside decodes: one more would take longer than what is left"
 
 
 def test_streams_that_drain_are_forgotten() -> None:

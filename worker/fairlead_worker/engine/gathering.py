@@ -3,9 +3,12 @@
 Clients that send their next request when the last one is answered come in waves: streams that end in one step are followed, a few
 milliseconds apart, by as many new prompts. A step begun for the first of them keeps the others waiting until it is over, then they hold up
 the first one's decodes, and that one is ahead of them from there on. So what waits is not admitted yet while fewer have come than have
-just ended. It waits for a share of the time that all of them will take (`prefill_delay_percent`): what may be lost is bounded by what there
-is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and nobody has ended, a moment's silence is
-waited for: a first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other ranks in this way.
+just ended, or while the streams that still run are about to end for length: a wave that a step has cut in two would else stay so for ever,
+each part holding up the decodes of the other. Where some streams go on for longer nobody waits: one step more is one short stall more.
+
+The wait is a share of the time that all of them will take (`prefill_delay_percent`): what may be lost is bounded by what there is to do,
+and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and nobody has ended, a moment's silence is waited for: a
+first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other ranks in this way.
 """
 
 import time
@@ -20,7 +23,7 @@ MOST_SECONDS = 0.05
 """Longest wait, whatever the prompts take."""
 MOST_WAITING = 64
 """Requests that are a wave by themselves."""
-SILENCE = 0.25
+SILENCE = 0.5
 """Of the share: how long nobody must have come for an engine that runs nothing to begin, with no reason to expect anybody."""
 
 
@@ -71,11 +74,18 @@ class Gathering:
         uncached, rate = scheduler.waiting.uncached(), scheduler.meter.prefill_rate
         if not rate or scheduler.chunked_req is not None or waiting >= (config.prefill_max_requests or MOST_WAITING):
             return now
-        if 0 < (config.chunked_prefill_size if scheduler.running else scheduler.idle_prefill) <= uncached:
+        if 0 < scheduler.idle_prefill <= uncached:
             return now  # the step is full
         wait = self._share * uncached / rate
+        if coming := self._away + len(scheduler.running):
+            until = self._since + min(wait * (1 + coming / waiting), MOST_SECONDS)
+            return until if now + self._last_end() <= until else now
         if self._ends:
-            return self._since + min(wait * (1 + self._away / waiting), MOST_SECONDS) if self._away else now
-        if scheduler.running:
             return now
         return min(self._last_arrival + SILENCE * wait, self._since + wait, self._since + MOST_SECONDS)
+
+    def _last_end(self) -> float:
+        """Seconds until all streams have ended for length, at the pace of recent steps."""
+        scheduler = self._scheduler
+        steps = max((request.length_limit - len(request.tokens) for request in scheduler.running), default=0)
+        return steps * scheduler.meter.step_seconds
