@@ -22,8 +22,8 @@ STEP_SECONDS = 0.02
 """Of each step: 5,000 prompt tokens a second where it computes one prompt."""
 
 
-def ask(number: int, max_tokens: int = 1, first: int | None = None) -> Submit:
-    tokens = array("I", [number if first is None else first, *range(1, PROMPT)])
+def ask(number: int, max_tokens: int = 1, first: int | None = None, length: int = PROMPT) -> Submit:
+    tokens = array("I", [number if first is None else first, *range(1, length)])
     return Submit(str(number), tokens.tobytes(), Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True), 1)
 
 
@@ -129,10 +129,11 @@ def test_a_client_alone_does_not_wait() -> None:
         assert not bench.come(1), "it is back, and nobody else has ended"
 
 
-def beside_streams(left: int) -> Bench:
-    """Four streams with so many tokens to come, at a pace that is known."""
+def beside_streams(left: int, longer: int = 0) -> Bench:
+    """Four streams with so many tokens to come, one of them with some more, at a pace that is known."""
     bench = Bench()
-    bench.come(4, max_tokens=80)
+    bench.come(3, max_tokens=80)
+    bench.come(1, max_tokens=80 + longer)
     for _ in range(80 - left):
         bench.step(bench.scheduler.plan())
     bench.gathering.seconds()
@@ -157,17 +158,25 @@ def test_streams_that_are_about_to_end_are_waited_for() -> None:
 
 def test_beside_streams_that_go_on_nobody_waits() -> None:
     assert not beside_streams(left=11).come(1), "the wait for all five is ten steps"
+    assert not beside_streams(left=3, longer=20).come(1), "one of them goes on"
     bench = beside_streams(left=30)
     bench.come(8)
-    bench.step(bench.scheduler.plan())  # a long step: the eight have ended
+    bench.step(bench.scheduler.plan())  # the eight have ended
     assert not bench.come(1)
 
 
-def test_the_next_look_must_not_come_too_late() -> None:
+def test_who_ends_too_late_is_not_waited_for() -> None:
     bench = beside_streams(left=3)
     assert bench.come(1)
-    bench.now += 0.1 * 5 * STEP_SECONDS - 0.4 * DECODE_SECONDS
-    assert not bench.gathering.seconds(), "beside decodes: one more would take longer than what is left"
+    bench.now += 0.1 * 5 * STEP_SECONDS - 2.5 * DECODE_SECONDS
+    assert not bench.gathering.seconds()
+
+
+def test_nobody_waits_for_streams_of_unknown_pace() -> None:
+    bench = Bench()
+    bench.come(1, max_tokens=2)
+    bench.step(bench.scheduler.plan())
+    assert not bench.come(1), "no step with decodes has been measured"
 
 
 def test_streams_that_drain_are_forgotten() -> None:
@@ -191,15 +200,15 @@ def test_a_full_step_waits_for_nobody() -> None:
     assert not bench.come(1), "2,000 tokens"
 
 
-def test_a_long_prompt_beside_decodes_waits_for_nobody() -> None:
-    bench = Bench()
-    bench.come(1, max_tokens=50)
+def test_a_prompt_that_is_partly_computed_waits_for_nobody() -> None:
+    bench = beside_streams(left=1)
     bench.step(bench.scheduler.plan())
-    bench.come(12)
+    bench.come(19)
+    assert bench.scheduler.submit(ask(999, length=150)) is None
     bench.step(bench.scheduler.plan())
-    assert bench.scheduler.chunked_req is not None
+    assert bench.scheduler.running == [bench.scheduler.chunked_req]
     bench.gathering.seconds()
-    assert not bench.come(1)
+    assert not bench.come(1), "nor do those beside it, though 19 have just ended"
 
 
 def test_a_queue_for_room_waits_for_nobody() -> None:

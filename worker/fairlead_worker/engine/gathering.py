@@ -14,6 +14,7 @@ first wave comes within what it takes to read its requests. SGLang's prefill del
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from fairlead_worker.engine.scheduler import Scheduler
 
@@ -24,7 +25,8 @@ MOST_SECONDS = 0.05
 MOST_WAITING = 64
 """Requests that are a wave by themselves."""
 SILENCE = 0.5
-"""Of the share: how long nobody must have come for an engine that runs nothing to begin, with no reason to expect anybody."""
+"""Of the share: how long nobody must have come for an engine that runs nothing to begin, with no reason to expect anybody. Longer than the
+API takes for the next request of a wave: a fortieth of a prompt's prefill was not, where both processes share two cores."""
 
 
 class Gathering:
@@ -65,9 +67,7 @@ class Gathering:
         # A queue that has been there for longer is no wave: its requests wait for room.
         if not 0 < waiting <= MOST_WAITING or now - self._since >= MOST_SECONDS or scheduler.waiting.urgent:
             return 0.0
-        left = self._until(waiting, now) - now
-        # Beside decodes nobody looks again before a step is over: most of it must be worth the wait.
-        return left if left > (scheduler.meter.step_seconds / 2 if scheduler.running else 0.0) else 0.0
+        return max(self._until(waiting, now) - now, 0.0)
 
     def _until(self, waiting: int, now: float) -> float:
         scheduler, config = self._scheduler, self._scheduler.config
@@ -85,7 +85,9 @@ class Gathering:
         return min(self._last_arrival + SILENCE * wait, self._since + wait, self._since + MOST_SECONDS)
 
     def _last_end(self) -> float:
-        """Seconds until all streams have ended for length, at the pace of recent steps."""
-        scheduler = self._scheduler
-        steps = max((request.length_limit - len(request.tokens) for request in scheduler.running), default=0)
-        return steps * scheduler.meter.step_seconds
+        """Seconds until all streams have ended for length, at the pace of recent decodes; before the first ones no end is in sight."""
+        running = self._scheduler.running
+        if not running:
+            return 0.0
+        steps = max(request.length_limit - len(request.tokens) for request in running)
+        return steps * (self._scheduler.meter.step_seconds or inf)

@@ -87,7 +87,7 @@ static void stored(const void *storage, int64_t bytes, const Block *block, const
 }
 
 /* What is to be asked for while `tiles` are used (page_tiles.h): the tiles of `next`, each while its counterpart is. Those that have none are
- * asked for here; where `next` has fewer, the rest are tiles that are there already. */
+ * asked for here; where `next` has fewer, the rest are tiles that are there already, up to the spare one of an odd count (`score_all`). */
 static const Word *const *ahead_of(const void *storage, int64_t bytes, const Block *next, const Word *const *tiles, int count, const Word **ahead) {
     if (next->count == 0)
         return NULL;
@@ -155,11 +155,12 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
                 s[t] = _mm512_mask_mov_ps(hidden, below(end - t * TILE) & ~below(begin - t * TILE), s[t]);
             highest = _mm512_max_ps(highest, s[t]);
         }
+        const int64_t from = ahead ? lines * r / rows : 0, to = ahead ? lines * (r + 1) / rows : 0;
         float now = fmaxf(max[r], _mm512_reduce_max_ps(highest));
         /* Nothing seen so far: any finite number will do, as all the weights are 0. */
         __m512 reference = _mm512_set1_ps(now == -INFINITY ? 0 : now), total = _mm512_setzero_ps();
         for (int t = 0; t < count; t++) {
-            for (int64_t line = lines * r / rows; ahead && line < lines * (r + 1) / rows; line++)
+            for (int64_t line = from; line < to; line++)
                 ask((const char *)ahead[t] + 64 * line);
             __m512 weight = exp16(_mm512_sub_ps(s[t], reference));
             total = _mm512_add_ps(total, weight);

@@ -81,8 +81,9 @@ static void put_gated(const Job *job, const float *gates, const float *ups, int6
 }
 
 /* Few rows are done with a line of weights as fast as it can be read, so the lines asked for are the ones that come next: AHEAD bytes on, and
- * near the run's end those where the next one begins. 4 to 8 KiB were best of 2 to 64 here, on one chiplet and on two. */
-static void run_tile(int32_t kind, Tile tile, int64_t rows, const char *next) {
+ * near the run's end those where the next one begins, at `ahead`. 4 to 8 KiB were best of 2 to 64 here, on one chiplet and on two. */
+static void run_tile(int32_t kind, Tile tile, int64_t rows) {
+    const char *next = tile.ahead;
     const int64_t size = step_bytes(kind), last = smaller(AHEAD / size, tile.steps);
     tile.steps -= last;
     tile.ahead = tile.weights + last * size;
@@ -117,7 +118,7 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
             .sums = (char *)sums + done * PANEL * 4,
         };
         if (tiles == 1)
-            run_tile(kind, tile, now, next);
+            run_tile(kind, tile, now);
         else
             multiply_tile(kind, &tile, now);
         done += now;

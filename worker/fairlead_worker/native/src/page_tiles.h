@@ -4,8 +4,8 @@
  * dimension of two neighbouring keys). So both products multiply a broadcast word of a row by a vector of 64 bytes, and add up in
  * registers; the order of additions within a row is the same whatever number of rows goes together.
  *
- * Tiles lie anywhere, which no prefetcher in hardware foresees. `ahead` (NULL: nothing) are those wanted next: for each line that is used the
- * same line of theirs is asked for, so that memory is read all the time and not in bursts, which cores hold back. */
+ * Tiles lie anywhere, which no prefetcher in hardware foresees. `ahead` (NULL: nothing) are those wanted next: for each line that is used one
+ * of theirs is asked for, mostly the same, so that memory is read all the time and not in bursts, which cores hold back. */
 #ifndef FAIRLEAD_PAGE_TILES_H
 #define FAIRLEAD_PAGE_TILES_H
 #include <immintrin.h>
@@ -104,7 +104,7 @@ INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *co
     default: call(6); break;                                                                                                           \
     }
 
-/* All `rows` by all `count` tiles (1 to 8); `tiles` has an entry to spare where the count is odd. */
+/* All `rows` by all `count` tiles (1 to 8); `tiles` and `ahead` have an entry to spare where the count is odd. */
 INLINE void score_all(Kind kind, int64_t rows, const Word *query, int64_t words, const Word *const *tiles, const Word *const *ahead, int count,
                       float *scores) {
     for (int t = 0; t < count;) {

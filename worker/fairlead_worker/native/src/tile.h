@@ -13,7 +13,7 @@ typedef struct {
     int64_t steps;
     const char *ahead; /* fetched into the caches meanwhile, `ahead_step` bytes at each step */
     int64_t ahead_step;
-    int32_t passing; /* into the second cache alone, for weights that are used once: quicker for few rows, slower for many */
+    int32_t passing; /* into the second cache alone: a fifth faster where one or two tiles use the weights, some percent slower for more */
     void *sums; /* [rows][32] floats, or int32 for INT8; added to */
 } Tile;
 
