@@ -10,7 +10,7 @@ BUNDLE := build/gpu-bundle
 BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients kubernetes demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ s3-server: install ## an S3 server for the tests, in an environment of its own i
 
 clients: install ## LangChain, LlamaIndex and LiteLLM for the tests, in an environment of their own in the user's cache: half a minute, once
 	@$(BIN)/python -m tests.clients.test_frameworks
+
+kubernetes: install ## etcd, Kubernetes and Helm for e2e, and for the tests that need an API server, into the user's cache: minutes, once
+	@$(BIN)/python -m e2e.cluster build
 
 test: install redis-servers s3-server clients ## unit and component tests; no cluster, no GPU
 	@# What fails beside others, on a machine that has too little for both, must pass alone. Properties are tried on the same examples each

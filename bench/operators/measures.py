@@ -167,6 +167,6 @@ def sizes(server: ApiServer) -> Figures:
         raise SystemExit(f"kubectl apply of {CRD}: {applied.stderr}")
     helm = program("helm")
     if helm is None:
-        raise SystemExit("helm not found: run `python -m e2e.cluster.binaries` once")
+        raise SystemExit("helm not found: run `make kubernetes` once")
     rendered = subprocess.run([str(helm), "template", "fl", "charts/fairlead"], capture_output=True, check=True).stdout
     return {"crd_kb": CRD.stat().st_size / 1000, "chart_kb": len(rendered) / 1000}

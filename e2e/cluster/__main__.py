@@ -1,4 +1,4 @@
-"""`python -m e2e.cluster up | down | status | env | exec -- COMMAND | kubectl ... | helm ...`"""
+"""`python -m e2e.cluster build | up | down | status | env | exec -- COMMAND | kubectl ... | helm ...`"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--name", default="default", help="several clusters can be up at once under different names")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for action, text in {
+        "build": "what a cluster is made of, into the cache: Debian's packages and Kubernetes' programs; minutes, once on a machine",
         "up": "build what is missing, start the cluster; does nothing when it is up",
         "down": "end it and remove all its state but the cache",
         "status": "whether it is up, and how to use it",
@@ -31,6 +32,10 @@ def main() -> int:
     options = parser.parse_args()
     kubernetes = LocalKubernetes(options.name)
     try:
+        if options.action == "build":
+            packages.ensure()
+            binaries.build()
+            return 0
         if options.action == "up":
             kubernetes.up(keep=True)
         elif options.action == "down":

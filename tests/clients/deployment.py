@@ -1,6 +1,7 @@
 """One real worker on a tiny random model and the routers in front of it, shared by every client's suite."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,7 +69,9 @@ def deployed(folder: Path) -> Iterator[Endpoints]:
             stack.callback(process.kill)
             return f"http://127.0.0.1:{port}"
 
-        there, nowhere = (f"static://127.0.0.1:{port}" for port in (worker.port, free_port()))
+        nobody = stack.enter_context(socket.socket())
+        nobody.bind(("127.0.0.1", 0))  # and never listens: a port that is merely free is soon that of another test's worker
+        there, nowhere = (f"static://127.0.0.1:{port}" for port in (worker.port, nobody.getsockname()[1]))
         endpoints = Endpoints(
             worker=worker.url,
             router=router("--workers", there, *index),

@@ -17,7 +17,7 @@ EVERYTHING = ("podMonitors", "rules", "dashboards")
 def helm(*arguments: str, kubeconfig: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
     program = apiserver.program("helm")
     if program is None:
-        pytest.skip("helm not found: run `python -m e2e.cluster.binaries` once (Go 1.26; minutes)")
+        pytest.skip("helm not found: run `make kubernetes` once (root on Debian, Go 1.26; minutes)")
     environment = {**os.environ, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})}
     return subprocess.run([str(program), *arguments], input=stdin, env=environment, capture_output=True, text=True, timeout=120)
 

@@ -21,7 +21,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 def missing() -> str:
     """What is needed and not there; empty when `running` can start."""
     names = [name for name in ("kube-controller-manager", "kube-scheduler") if apiserver.program(name) is None]
-    return apiserver.missing() or (f"{' and '.join(names)} not found: run `python -m e2e.cluster.binaries` once" if names else "")
+    return apiserver.missing() or (f"{' and '.join(names)} not found: run `make kubernetes` once" if names else "")
 
 
 @contextmanager

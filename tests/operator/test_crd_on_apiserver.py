@@ -164,7 +164,7 @@ def test_names_that_no_service_could_have(server: apiserver.ApiServer, namespace
 
 def test_kubectl_apply_refuses_unknown_fields_and_prints_columns(server: apiserver.ApiServer, namespace: str) -> None:
     if apiserver.program("kubectl") is None:
-        pytest.skip("kubectl not found: run `python -m e2e.cluster.binaries` once")
+        pytest.skip("kubectl not found: run `make kubernetes` once")
     wrong = yaml.safe_dump(manifest("qwen", namespace, replica=3))
     refused = server.kubectl("apply", "-f", "-", stdin=wrong)
     assert refused.returncode != 0 and 'unknown field "spec.replica"' in refused.stderr

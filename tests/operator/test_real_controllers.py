@@ -76,7 +76,7 @@ def metrics(tmp_path: Path) -> Iterator[Metrics]:
 def controlled(metrics: Metrics, tmp_path: Path) -> Iterator[apiserver.ApiServer]:
     """An API server of the test's own, since controllers act on all that there is."""
     manager = apiserver.program("kube-controller-manager")
-    problem = apiserver.missing() or ("" if manager else "kube-controller-manager not found: run `python -m e2e.cluster.binaries` once")
+    problem = apiserver.missing() or ("" if manager else "kube-controller-manager not found: run `make kubernetes` once")
     if problem:
         pytest.skip(problem)
     with apiserver.running() as server:

@@ -206,6 +206,15 @@ INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Q
     }
 }
 
+/* The same for the step's kind, compiled once: it is called in three places. */
+static __attribute__((noinline)) void attend_keys(const Queries *q, int64_t segment, const Queries *then, int64_t then_block, float *max, float *sum,
+                                                  float *output, int64_t stride) {
+    if (q->job->step->kind == BFLOAT16)
+        attend_segment(BFLOAT16, q, segment, then, then_block, max, sum, output, stride);
+    else
+        attend_segment(FLOAT32, q, segment, then, then_block, max, sum, output, stride);
+}
+
 /* Adds a later segment's result to what there is. */
 static void merge(float *max, float *sum, float *output, float other_max, float other_sum, const float *other, int64_t stride) {
     float now = fmaxf(*max, other_max);
@@ -262,7 +271,8 @@ static Queries queries_of(const Job *job, int64_t item, int64_t *segment) {
     return q;
 }
 
-INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
+static void attend_item(const void *args, int64_t item) {
+    const Job *job = args;
     const Attention *layer = job->layer;
     const Step *step = job->step;
     int64_t segment, then_segment = 0;
@@ -283,7 +293,7 @@ INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
 
     if (split) {
         int64_t size = partial_size(layer);
-        attend_segment(kind, &q, segment, more ? &then : NULL, then_block, max, sum, output, stride);
+        attend_keys(&q, segment, more ? &then : NULL, then_block, max, sum, output, stride);
         int64_t local = segment - first_key(layer, start) / SEGMENT;
         for (int64_t r = 0; r < rows; r++) {
             int64_t slot = job->slots[row] + local * count + q.token + r / q.heads;
@@ -295,12 +305,12 @@ INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
     }
     int64_t last = (q.position + q.tokens - 1) / SEGMENT;
     const Queries *following = segment < last ? &q : more ? &then : NULL;
-    attend_segment(kind, &q, segment, following, segment < last ? (segment + 1) * SEGMENT : then_block, max, sum, output, stride);
+    attend_keys(&q, segment, following, segment < last ? (segment + 1) * SEGMENT : then_block, max, sum, output, stride);
     if (segment < last) {
         float other[rows * stride], other_max[BLOCK_ROWS], other_sum[BLOCK_ROWS];
         while (++segment <= last) {
             following = segment < last ? &q : more ? &then : NULL;
-            attend_segment(kind, &q, segment, following, segment < last ? (segment + 1) * SEGMENT : then_block, other_max, other_sum, other, stride);
+            attend_keys(&q, segment, following, segment < last ? (segment + 1) * SEGMENT : then_block, other_max, other_sum, other, stride);
             for (int64_t r = 0; r < rows; r++)
                 merge(max + r, sum + r, output + r * stride, other_max[r], other_sum[r], other + r * stride, stride);
         }
@@ -308,9 +318,6 @@ INLINE void attend_item(Kind kind, const Job *job, int64_t item) {
     for (int64_t r = 0; r < rows; r++)
         write_row(job, token + r / q.heads, head + r % q.heads, output + r * stride, sum[r]);
 }
-
-static void attend_float32(const void *job, int64_t item) { attend_item(FLOAT32, job, item); }
-static void attend_bfloat16(const void *job, int64_t item) { attend_item(BFLOAT16, job, item); }
 
 /* The segments of one row's tokens for the heads of one KV head. */
 static void merge_item(const void *args, int64_t item) {
@@ -347,7 +354,7 @@ void attend(Member *member, const Attention *layer, const Step *step, const void
         if (parts)
             split[job.merges++] = r;
     }
-    share(member, items[step->rows], step->kind == BFLOAT16 ? attend_bfloat16 : attend_float32, &job);
+    share(member, items[step->rows], attend_item, &job);
     if (job.merges)
         share(member, job.merges * layer->kv_heads, merge_item, &job);
 }
