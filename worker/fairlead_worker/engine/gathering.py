@@ -18,9 +18,9 @@ from math import inf
 
 from fairlead_worker.engine.scheduler import Scheduler
 
-FRESH_SECONDS = 0.05
+FRESH_SECONDS = 0.1
 """Whoever has not come again so long after an end is not about to."""
-MOST_SECONDS = 0.05
+MOST_SECONDS = 0.1
 """Longest wait, whatever the prompts take."""
 MOST_WAITING = 64
 """Requests that are a wave by themselves."""
