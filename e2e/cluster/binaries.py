@@ -99,8 +99,3 @@ def _compile(module: GoModule, package: str, binary: Path) -> None:
         raise BuildFailed(f"go build of {package} in {module.folder} failed:\n{tail}")
     partial.replace(binary)
     print(f"[build] {binary.name} built in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    for program, path in build().items():
-        print(program, path)
