@@ -269,10 +269,6 @@ class WorkerConfig(BaseSettings):
                 f"try --block-tokens {-(-self.block_tokens // self.page_size) * self.page_size}"
             )
         self._check_nodes()
-        if self.tensor_parallel > 1 and (self.lora or self.allow_runtime_lora_updating):
-            raise ValueError(
-                f"--tensor-parallel {self.tensor_parallel} serves no LoRA adapters: leave out --lora and --allow-runtime-lora-updating"
-            )
         if self.deterministic and (self.tensor_parallel > 1 or self.lora or self.allow_runtime_lora_updating):
             raise ValueError(
                 "--deterministic is for one device and without LoRA adapters: "

@@ -28,6 +28,7 @@ from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 if TYPE_CHECKING:
     from fairlead_index.prompt import PromptFormat
     from fairlead_worker.engine.config import SchedulerConfig
+    from fairlead_worker.engine.loop import Adapters
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.grammars import Grammars
@@ -127,7 +128,7 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
             profiled.close()
 
 
-def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, AdapterSet | None]":
+def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "tuple[Scheduler, ModelRunner, Ready, Adapters | None]":
     """Config to model, pages and scheduler, with progress on the way. Imports torch, which takes seconds: the first of the steps."""
     end.send(Loading(phase="imports", percent=0))
     from fairlead_worker.model.lean import import_transformers
@@ -140,12 +141,11 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.engine.lookahead import LookaheadScheduler
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.model.adapter_source import adapter_folder
-    from fairlead_worker.model.adapters import AdapterSet
     from fairlead_worker.model.cache import ModelCache
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.parallel.group import check_devices
-    from fairlead_worker.parallel.lead import Located, lead
+    from fairlead_worker.parallel.lead import LedAdapters, Located, lead
 
     cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
     group = None
@@ -162,13 +162,14 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     if config.speculative_model:
         draft = load_draft(config.speculative_model, loaded, dtype=config.dtype, progress=_reporter(end, "of the draft model"), cache=cache)
     # Before the KV cache, which takes what memory is left.
-    adapters = None
-    if config.max_loras and ranks is None:
-        adapters = AdapterSet(loaded, config.max_loras, config.max_lora_rank, growing=config.allow_runtime_lora_updating)
+    adapters = adapters_of(config, loaded, group)
     for number, (name, uri) in enumerate(config.loras.items(), 1):
         end.send(Loading(phase="adapters", percent=100 * (number - 1) // len(config.lora), detail=name))
         assert adapters is not None, "the configuration counts them"
-        adapters.load(number, name, uri, adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache))
+        folder = adapter_folder(name, uri, _reporter(end, f"of adapter {name}"), cache)
+        if ranks is not None:
+            ranks.fetched(number, folder)
+        adapters.load(number, name, uri, folder)
     if config.deterministic:
         from fairlead_worker.execution.invariant import check_invariance, settle
         from fairlead_worker.model.fixed_rows import fix_rows
@@ -206,7 +207,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         pooling=loaded.pooling if runner.forward.can_score else Pooling(refused="this model's hidden states cannot be had apart"),
         generates=loaded.generates,
     )
-    return scheduler, runner, ready, adapters
+    return scheduler, runner, ready, adapters if adapters is None or ranks is None else LedAdapters(adapters, ranks)
 
 
 def load(
@@ -238,6 +239,15 @@ def load(
         group=group,
         locate=locate or resolve,
     )
+
+
+def adapters_of(config: WorkerConfig, loaded: "LoadedModel", group: "Group | None" = None) -> "AdapterSet | None":
+    """For the LoRA adapters of `loaded`, none of them loaded: as `load`. None: none are served."""
+    from fairlead_worker.model.adapters import AdapterSet
+
+    if not config.max_loras:
+        return None
+    return AdapterSet(loaded, config.max_loras, config.max_lora_rank, growing=config.allow_runtime_lora_updating, group=group)
 
 
 def make(

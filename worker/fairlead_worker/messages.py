@@ -93,6 +93,16 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
     """End the engine process once the current step is done."""
 
 
+class FetchAdapter(msgspec.Struct, tag="fetch_adapter", frozen=True):
+    """Have a LoRA adapter's files fetched on the other nodes of the model, beside the steps. Answered by `AdapterChanged`, once they are
+    there or cannot be had."""
+
+    number: int
+    """Of the `LoadAdapter` that follows."""
+    name: str
+    uri: str
+
+
 class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
     """Read a LoRA adapter between two steps. Answered by `AdapterChanged`."""
 
@@ -264,7 +274,7 @@ class AdapterInfo(msgspec.Struct, frozen=True):
 
 
 class AdapterChanged(msgspec.Struct, tag="adapter_changed", frozen=True):
-    """What came of a `LoadAdapter` or an `UnloadAdapter`."""
+    """What came of a `FetchAdapter`, a `LoadAdapter` or an `UnloadAdapter`."""
 
     number: int
     info: AdapterInfo | None = None
@@ -330,5 +340,5 @@ class Hot(msgspec.Struct, tag="hot", frozen=True):
     prefixes: tuple[HotPrefix, ...]
 
 
-ToEngine = Submit | Abort | AskHot | Stop | LoadAdapter | UnloadAdapter
+ToEngine = Submit | Abort | AskHot | Stop | FetchAdapter | LoadAdapter | UnloadAdapter
 FromEngine = Step | Loading | Ready | Hot | Failed | AdapterChanged

@@ -19,9 +19,10 @@ import zmq
 from fairlead_worker.api.load_watch import ENOUGH_BYTES, ENOUGH_CPU, Work
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.model.cache import ModelCache
+from fairlead_worker.model.errors import AdapterError
 from fairlead_worker.parallel.keys import unlock
 from fairlead_worker.parallel.links import FAILED, Socket, endpoint, happened, made, monitor
-from fairlead_worker.parallel.messages import End, Hello, Load, Lost, Progress, Refused, Welcome
+from fairlead_worker.parallel.messages import End, Fetch, Fetched, Hello, Here, Load, Lost, Progress, Refused, Welcome
 from fairlead_worker.parallel.nodes import shared
 from fairlead_worker.parallel.processes import Processes
 from fairlead_worker.version import release
@@ -65,8 +66,9 @@ class Node:
         self._door = self._socket(zmq.DEALER, port)
         self._watch = monitor(self._door)
         self._processes: Processes | None = None
-        self._news: queue.SimpleQueue[Over | Path | Progress] = queue.SimpleQueue()
-        """From other threads: why this node ends, the model's folder, how far its download is."""
+        self._news: queue.SimpleQueue[Over | Path | Progress | Fetched | Here] = queue.SimpleQueue()
+        """From other threads: why this node ends, the folders of the model and of adapters, how far a download is, or why it failed."""
+        self._cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
         self._report = Progress(config.node_rank, "imports", 0, "", 0, 0, 0)
         self._work, self._loading = Work(), True
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,7 +92,11 @@ class Node:
         while True:
             ready: dict[object, int] = dict(poller.poll(int(AGAIN * 100)))
             while steps in ready and steps.poll(0):
-                self._pass_on(self._processes, steps.recv())
+                *addressed, data = steps.recv_multipart()
+                if addressed:
+                    self._fetch(msgspec.msgpack.decode(data, type=Fetch))
+                else:
+                    self._pass_on(self._processes, data)
             events = happened(watch) if watch in ready else []
             if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
                 logger.info("hears the steps of the leader")
@@ -157,6 +163,12 @@ class Node:
                     self._report = msgspec.structs.replace(self._report, phase="weights", percent=0, detail="", done=0, total=0)
                 case Progress() as report:
                     self._report = report
+                case Fetched(number=number) as fetched:
+                    assert processes is not None
+                    processes.tell(msgspec.msgpack.encode(fetched))  # before the leader hears of it, and tells them to read it
+                    self._say(msgspec.msgpack.encode(Here(self._config.node_rank, number)))
+                case Here() as failed:
+                    self._say(msgspec.msgpack.encode(failed))
                 case Over() as over:
                     if str(over) and processes is not None:
                         self._say(msgspec.msgpack.encode(Lost(self._config.node_rank, str(over))))
@@ -175,19 +187,35 @@ class Node:
             self._door.send(data, zmq.NOBLOCK)
 
     def _locate(self) -> None:
-        """The model's files, on this node."""
+        """The files of the model and of `--lora`, on this node."""
         from fairlead_worker.engine_process import reason_of
+        from fairlead_worker.model.adapter_source import adapter_folder
         from fairlead_worker.model.uri import resolve
 
         def progress(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
             self._news.put(Progress(self._config.node_rank, phase, percent, note, done, total, done))
 
-        cache = ModelCache(Path(self._config.model_cache), self._config.pod) if self._config.model_cache else None
         try:
-            self._news.put(resolve(self._config.model, progress, cache).absolute())
+            self._news.put(resolve(self._config.model, progress, self._cache).absolute())
+            for number, (name, uri) in enumerate(self._config.loras.items(), 1):
+                self._news.put(Fetched(number, str(adapter_folder(name, uri, progress, self._cache).absolute())))
         except Exception as error:
-            logger.exception("the model cannot be had")
+            logger.exception("the files cannot be had")
             self._news.put(Over(reason_of(error)))
+
+    def _fetch(self, wanted: Fetch) -> None:
+        """An adapter's files, while the ranks compute; one that hangs holds up no other."""
+        from fairlead_worker.model.adapter_source import adapter_folder
+
+        def fetch() -> None:
+            try:
+                self._news.put(Fetched(wanted.number, str(adapter_folder(wanted.name, wanted.uri, cache=self._cache).absolute())))
+            except Exception as error:
+                logger.warning("%s", error)
+                cause = error.cause if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"
+                self._news.put(Here(self._config.node_rank, wanted.number, cause))
+
+        threading.Thread(target=fetch, name=f"fetch {wanted.name}", daemon=True).start()
 
     def _rank_lost(self, reason: str) -> None:
         """On a thread of the rank's own."""

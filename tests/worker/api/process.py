@@ -29,7 +29,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
 class WorkerProcess:
     """`fairlead-worker` on a free port of the loopback."""
 
-    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
+    def __init__(self, model: Path, folder: Path, *flags: str, cwd: Path | None = None) -> None:
         folder.mkdir(exist_ok=True)
         self.log = folder / "log"
         self.termination_log = folder / "termination"
@@ -37,7 +37,7 @@ class WorkerProcess:
         command = [sys.executable, "-m", "fairlead_worker.main", *standard, "--termination-log", str(self.termination_log), *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")}
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=cwd, start_new_session=True)
         self.port = int(until(lambda: self._logged(r"listening on http://127\.0\.0\.1:(\d+)"), "listening"))
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=60)

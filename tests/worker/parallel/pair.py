@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -16,19 +16,26 @@ import torch.distributed as dist
 import zmq
 from tests.worker.exactness.harness import Engine
 
+from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.execution.host import PlainHostStore
-from fairlead_worker.execution.runner import make_runner
-from fairlead_worker.model.loader import load_model
+from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.parallel.follower import Ear, serve
 from fairlead_worker.parallel.group import Group
-from fairlead_worker.parallel.lead import LedForward, LedHost
+from fairlead_worker.parallel.lead import LedAdapters, LedForward, LedHost
 from fairlead_worker.parallel.meeting import store
-from fairlead_worker.parallel.messages import End, Join, Load, ToRank
+from fairlead_worker.parallel.messages import End, Fetch, Fetched, Join, Load, ToRank
 from fairlead_worker.parallel.ranks import Ranks
+
+MAX_LORAS, MAX_LORA_RANK = 3, 16
 
 
 class Pair:
     """Rank 0's side. Has of `Ranks` what leading takes."""
+
+    adapters: LedAdapters
+    """Of the latest engine."""
 
     def __init__(self, directory: Path) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PUSH)
@@ -38,9 +45,18 @@ class Pair:
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(join) + b"\n")
         self.group = Group.join(store(directory), 0, 2)
+        self.elsewhere: dict[int, Path] = {}
+        """number of an adapter -> folder in which the second rank finds its files, where that is another."""
 
     def tell(self, message: ToRank) -> None:
         self._socket.send(msgspec.msgpack.encode(message))
+
+    def fetched(self, number: int, folder: Path) -> None:
+        self.tell(Fetched(number, str(self.elsewhere.get(number, folder))))
+
+    @staticmethod
+    def fetch(wanted: Fetch) -> bool:
+        return False
 
     @staticmethod
     def together() -> nullcontext[None]:
@@ -52,8 +68,10 @@ class Pair:
         sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
         self.tell(Load(json.dumps(sizes | {"model": str(model)})))
         loaded = load_model(str(model), group=self.group)
-        engine = Engine(loaded, **sizes, **options)
+        adapters = adapters_of(loaded, self.group)
+        engine = Engine(loaded, adapters=adapters, **sizes, **options)
         ranks = cast(Ranks, self)
+        self.adapters = LedAdapters(adapters, ranks)
         engine.runner.forward = LedForward(engine.runner.forward, ranks)
         if engine.runner.host is not None:
             engine.runner.host = LedHost(engine.runner.host, ranks)
@@ -62,11 +80,43 @@ class Pair:
         finally:
             self.tell(End())
 
+    def profiled(self, model: Path, memory: "Plenty") -> ModelRunner:
+        """A runner whose pages are what both ranks have room for beside the largest step."""
+        self.tell(Load(json.dumps({"model": str(model), "profiled": memory.total})))
+        try:
+            return profiled(model, self.group, memory)
+        finally:
+            self.tell(End())
+
     def close(self) -> None:
         self.tell(End())
         assert self.process.wait(60) == 0
         self._socket.close()
         dist.destroy_process_group()
+
+
+class Plenty:
+    """Implements `execution.sizing.DeviceMemory` where there is room for everything."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def free(self) -> int:
+        return self.total
+
+    def peak_of(self, run: Callable[[], None]) -> int:
+        run()
+        return 1 << 20
+
+
+def adapters_of(loaded: LoadedModel, group: Group) -> AdapterSet:
+    return AdapterSet(loaded, MAX_LORAS, MAX_LORA_RANK, group=group)
+
+
+def profiled(model: Path, group: Group, memory: Plenty) -> ModelRunner:
+    loaded = load_model(str(model), group=group)
+    steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
+    return make_runner(loaded, page_size=16, adapters=adapters_of(loaded, group), steps=steps, memory=memory, agree=group.least)
 
 
 def main() -> None:
@@ -78,11 +128,15 @@ def main() -> None:
     group = Group.join(store(Path(join.directory)), 1, 2)
     while isinstance(message := ear.hear(), Load):
         wanted = json.loads(message.folder)
+        if "profiled" in wanted:
+            serve(ear, profiled(wanted["model"], group, Plenty(wanted["profiled"])))
+            continue
         loaded = load_model(wanted["model"], group=group)
-        runner = make_runner(loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"])
+        adapters = adapters_of(loaded, group)
+        runner = make_runner(loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"], adapters=adapters)
         if wanted["host_slots"]:
             runner.host = PlainHostStore(runner.backend, wanted["host_slots"])
-        serve(ear, runner)
+        serve(ear, runner, adapters)
 
 
 def _end_with_parent() -> None:

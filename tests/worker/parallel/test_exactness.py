@@ -1,6 +1,5 @@
 """A model over two ranks says what it says on one: transformers' `generate`, token for token, in float32."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "a vocabulary that two do not divide": ("llama", {"vocab_size": 511}),
 }
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp("pair"))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(("family", "changes"), MODELS.values(), ids=MODELS)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from tests.lora import save_adapter
 from tests.worker.api.process import WorkerProcess, until
-from tests.worker.parallel.test_worker import FLAGS, PROMPT, children, gone
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tests.worker.parallel.test_worker import FLAGS, children, gone, loads, plain, said, told
 
 from fairlead.random_model.build import make_model
 from fairlead_worker.config import WorkerConfig
@@ -30,7 +30,7 @@ class OtherNode:
     """`fairlead-worker` as a node other than the leader."""
 
     def __init__(self, model: Path, folder: Path, *flags: str, secret: str = SECRET, **variables: str) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.log, self.termination_log = folder / "log", folder / "termination"
         command = [
             sys.executable,
@@ -47,7 +47,7 @@ class OtherNode:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("FAIRLEAD_", "LWS_"))}
         environment |= {"FAIRLEAD_NODES_SECRET": secret} | variables
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True)
 
     def ended(self, seconds: float = 120) -> tuple[int, str]:
         """Exit status, and the last words."""
@@ -74,11 +74,10 @@ class Nodes:
         self._others: list[OtherNode] = []
 
     def leader(self, *flags: str) -> WorkerProcess:
-        self._leaders.append(
-            WorkerProcess(
-                self._model, self._folder / "leader", *FLAGS, "--nodes", "2", "--leader", self.address, "--nodes-secret", SECRET, *flags
-            )
-        )
+        folder = self._folder / "leader"
+        folder.mkdir(exist_ok=True)
+        flags = (*FLAGS, "--nodes", "2", "--leader", self.address, "--nodes-secret", SECRET, *flags)
+        self._leaders.append(WorkerProcess(self._model, folder, *flags, cwd=folder))
         return self._leaders[-1]
 
     def other(self, *flags: str, name: str = "other", secret: str = SECRET, **variables: str) -> OtherNode:
@@ -109,26 +108,55 @@ WRONG = [
 ]
 
 
-def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_with_its_name(model: Path, nodes: Nodes) -> None:
-    leader = nodes.leader()
+OWN = "file:///proc/self/cwd"
+"""A folder that is another one on each node, as the same path is on two machines."""
+ADAPTERS = ("--lora", f"first={OWN}/first", "--allow-runtime-lora-updating")
+
+
+def place(model: Path, folder: Path) -> dict[str, str]:
+    """Adapters in the folders of both nodes: the same, and two that are not. What each says to PROMPT."""
+    answers = {}
+    for seed, name in enumerate(("first", "second", "third")):
+        answers[name] = said(model, save_adapter(plain(model), folder / "leader" / name, seed))
+        shutil.copytree(folder / "leader" / name, folder / "other" / name)
+    config = folder / "other" / "second" / "adapter_config.json"
+    config.write_text(config.read_text() + " ")
+    shutil.rmtree(folder / "other" / "third")
+    shutil.copytree(folder / "other" / "first", folder / "other" / "fourth")
+    return answers
+
+
+def test_two_nodes_answer_as_one_others_are_refused_and_a_lost_rank_ends_both_with_its_name(
+    model: Path, nodes: Nodes, tmp_path: Path
+) -> None:
+    answers = place(model, tmp_path)
+    leader = nodes.leader(*ADAPTERS)
     waits = until(lambda: (told := leader.client.get("/ready").json()).get("stage") == "Waiting" and told, "a leader that waits")
     assert "waits for node 1 of 2" in waits["reason"]
-    wrong = [nodes.other(*flags, name=f"wrong-{number}", secret=secret) for number, (flags, secret, _) in enumerate(WRONG)]
+    wrong = [nodes.other(*ADAPTERS, *flags, name=f"wrong-{number}", secret=secret) for number, (flags, secret, _) in enumerate(WRONG)]
     for one, (_, _, words) in zip(wrong, WRONG, strict=True):
-        status, said = one.ended()
-        assert status == 1 and words in said
+        status, last_words = one.ended()
+        assert status == 1 and words in last_words
     until(lambda: " was refused: " in leader.client.get("/ready").json()["reason"], "the leader's words on them")
 
     host, _ = nodes.address.split(":")  # late, and waited for
-    other = nodes.other(LWS_LEADER_ADDRESS=host, LWS_GROUP_SIZE="2", LWS_WORKER_INDEX="1", FAIRLEAD_LEADER=nodes.address)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
-    expected = plain.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)[0, prompt.shape[1] :]
+    other = nodes.other(*ADAPTERS, LWS_LEADER_ADDRESS=host, LWS_GROUP_SIZE="2", LWS_WORKER_INDEX="1", FAIRLEAD_LEADER=nodes.address)
+    want = said(model, plain(model))
     leader.wait_ready()
-    cold, warm = (leader.complete(prompt=prompt[0].tolist(), max_tokens=24, temperature=0, ignore_eos=True) for _ in range(2))
-    assert cold["choices"][0]["text"] == warm["choices"][0]["text"] == tokenizer.decode(expected)
-    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= prompt.shape[1] // 16 * 16 - 16
+    cold, warm = told(leader), told(leader)
+    assert cold == (want, 0) and warm[0] == want and warm[1] > 0
+    assert told(leader, model="first")[0] == answers["first"]
+
+    # Each node has fetched its own by itself: what differs, or is not on all of them, is served by none.
+    status, why = loads(leader, "second", f"{OWN}/second")
+    assert status == 400 and "rank 1 of 2 has read other files than rank 0" in why
+    status, why = loads(leader, "third", f"{OWN}/third")
+    assert status == 400 and "node 1 of 2 (other): there is no /proc/self/cwd/third" in why
+    status, why = loads(leader, "fourth", f"{OWN}/fourth")
+    assert status == 400 and "there is no /proc/self/cwd/fourth" in why and "node" not in why
+    assert leader.post("/v1/unload_lora_adapter", lora_name="first").status_code == 200
+    assert loads(leader, "again", f"{OWN}/first")[0] == 200
+    assert told(leader, model="again")[0] == answers["first"] and told(leader)[0] == want
 
     ranks = children(other.process.pid)
     assert len(ranks) == 1

@@ -8,6 +8,8 @@ from tests.models import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.model.adapter_files import Pair
+from fairlead_worker.parallel.adapter_parts import part_of
 from fairlead_worker.parallel.shards import Cut, Shards, Unshardable
 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -71,8 +73,39 @@ def test_what_cannot_be_divided_says_why(family: str, changes: dict[str, Any], s
         Shards(0, size).shrink(build(family, **changes))
 
 
-def test_adapters_are_refused_with_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for flag in ("--lora=sql=hf://a/b", "--allow-runtime-lora-updating"):
-        with pytest.raises(SystemExit):
-            WorkerConfig.from_command_line(["--model=hf://a/b", "--tensor-parallel=2", flag])
-        assert "--tensor-parallel 2 serves no LoRA adapters: leave out --lora" in capsys.readouterr().err
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_all_ranks_add_for_an_adapter_is_what_it_adds(size: int) -> None:
+    """Of every layer of a model with biases and two KV heads, which four ranks share."""
+    whole = build("qwen2", num_key_value_heads=2)
+    parts = []
+    for rank in range(size):
+        parts.append(Shards(rank, size))
+        parts[-1].shrink(build("qwen2", num_key_value_heads=2))
+    generator, layers = torch.Generator().manual_seed(3), 0
+    for path, module in whole.named_modules():
+        if not isinstance(module, torch.nn.Linear) or path == "lm_head":
+            continue
+        layers += 1
+        pair = Pair(torch.randn(4, module.in_features, generator=generator), torch.randn(module.out_features, 4, generator=generator))
+        hidden = torch.randn(3, module.in_features, generator=generator)
+        want = hidden @ pair.down.T @ pair.up.T
+        answer = torch.zeros_like(want)
+        for shards in parts:
+            divided = shards.divided[path]
+            assert divided.sizes == (module.in_features, module.out_features)
+            down, up = part_of(pair, divided.cut)
+            begin, end = divided.cut.begin, divided.cut.end
+            if path in shards.summed:
+                answer += hidden[:, begin:end] @ down.T @ up.T
+            else:
+                answer[:, begin:end] = hidden @ down.T @ up.T
+        torch.testing.assert_close(answer, want)
+    assert layers == 14
+
+
+def test_flags_for_adapters_go_with_those_for_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model=hf://a/b", "--tensor-parallel=2", "--lora=sql=hf://a/sql", "--allow-runtime-lora-updating"]
+    assert WorkerConfig.from_command_line(flags).loras == {"sql": "hf://a/sql"}
+    with pytest.raises(SystemExit):
+        WorkerConfig.from_command_line([*flags, "--deterministic"])
+    assert "--deterministic is for one device and without LoRA adapters" in capsys.readouterr().err

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.lora import save_adapter
 from tests.worker.api.process import WorkerProcess, until
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairlead.random_model.build import make_model
 
@@ -62,16 +63,51 @@ def second_rank(worker: WorkerProcess) -> int:
     return int(until(lambda: [pid for engine in children(worker.process.pid) for pid in children(engine)], "a second rank")[0])
 
 
-def test_it_answers_as_one_and_a_lost_rank_ends_it_with_the_reason(model: Path, start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--speculative-method", "ngram").wait_ready()
-    rank = second_rank(worker)
+def plain(model: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+def said(model: Path, by: PreTrainedModel) -> str:
+    """What transformers answers to PROMPT."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
-    said = plain.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)[0, prompt.shape[1] :]
-    cold, warm = (worker.complete(prompt=prompt[0].tolist(), max_tokens=24, temperature=0, ignore_eos=True) for _ in range(2))
-    assert cold["choices"][0]["text"] == warm["choices"][0]["text"] == tokenizer.decode(said)
-    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= prompt.shape[1] // 16 * 16 - 16
+    tokens = by.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)[0, prompt.shape[1] :]
+    return tokenizer.decode(tokens)
+
+
+def told(worker: WorkerProcess, **more: object) -> tuple[str, int]:
+    """The same of the worker, and how much of the prompt was cached."""
+    answer = worker.complete(**{"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True} | more)
+    return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def loads(worker: WorkerProcess, name: str, path: object) -> tuple[int, str]:
+    answer = worker.post("/v1/load_lora_adapter", lora_name=name, lora_path=str(path))
+    return answer.status_code, answer.text
+
+
+def test_it_answers_as_one_and_a_lost_rank_ends_it_with_the_reason(
+    model: Path, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    adapted = {name: said(model, save_adapter(plain(model), tmp_path / name, seed)) for seed, name in enumerate(("first", "second"))}
+    flags = ("--lora", f"first=file://{tmp_path / 'first'}", "--allow-runtime-lora-updating", "--max-loras", "2")
+    worker = start("--speculative-method", "ngram", *flags).wait_ready()
+    rank = second_rank(worker)
+    want, cached = said(model, plain(model)), len(AutoTokenizer.from_pretrained(model)(PROMPT).input_ids) // 16 * 16 - 16
+    cold, warm = told(worker), told(worker)
+    assert cold == (want, 0) and warm[0] == want and warm[1] >= cached
+
+    assert told(worker, model="first") == (adapted["first"], 0), "no KV of the model's"
+    assert loads(worker, "second", tmp_path / "second")[0] == 200
+    assert told(worker, model="second") == (adapted["second"], 0)
+    assert told(worker, model="first")[1] >= cached and told(worker)[0] == want
+    status, why = loads(worker, "third", tmp_path / "second")
+    assert status == 400 and "--max-loras" in why
+    assert worker.post("/v1/unload_lora_adapter", lora_name="second").status_code == 200
+    (tmp_path / "second" / "adapter_model.safetensors").unlink()
+    status, why = loads(worker, "third", tmp_path / "second")
+    assert status == 400 and "there is no adapter_model.safetensors" in why
+    assert told(worker, model="first")[0] == adapted["first"], "everything goes on"
 
     drawn = [worker.complete(prompt="x", max_tokens=12, seed=4, n=2, ignore_eos=True)["choices"] for _ in range(2)]
     assert [each["text"] for each in drawn[0]] == [each["text"] for each in drawn[1]]
@@ -101,10 +137,14 @@ def test_a_rank_that_cannot_start_says_so_and_a_stop_leaves_nothing(
     # What rank 0 takes of it is there, and what rank 1 takes is not.
     tensors[name] = tensors[name][:, : tensors[name].shape[1] // 2].contiguous()
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    worker, served = start(of=broken), start().wait_ready()
-    assert worker.wait(120) == 1
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "adapter_config.json").write_text("{}")
+    worker, adapted, served = start(of=broken), start("--lora", f"sql=file://{tmp_path}/empty"), start().wait_ready()
+    assert worker.wait(120) == adapted.wait(120) == 1
     reason = worker.termination_log.read_text()
     assert "rank 1 of 2: " in reason and "has no part" in reason
+    reason = adapted.termination_log.read_text()
+    assert "cannot load LoRA adapter sql from file://" in reason and "there is no adapter_model.safetensors" in reason
 
     processes = [*children(served.process.pid), second_rank(served)]
     assert served.stop() == 0

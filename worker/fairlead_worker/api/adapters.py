@@ -14,7 +14,7 @@ from typing import Any
 from fairlead_worker.api.engine_client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
-from fairlead_worker.messages import AdapterInfo, LoadAdapter, UnloadAdapter
+from fairlead_worker.messages import AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
 from fairlead_worker.model.adapter_source import adapter_folder
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import AdapterError
@@ -101,13 +101,13 @@ class Adapters:
         if name in self._config.names:
             raise invalid(f"lora_name: {name!r} is the model's own name; give the adapter another", param="lora_name")
         self._named_twice(name, in_place)
+        number = next(self._numbers)
         try:  # outside the lock: a hub that does not answer holds up nobody else's adapters
-            folder = await asyncio.to_thread(adapter_folder, name, uri, cache=self._cache)
+            folder = await self._fetch(number, name, uri)
         except AdapterError as error:
             raise invalid(f"lora_path: {error}", param="lora_path") from error
         async with self._changing:
             old = self._named_twice(name, in_place)
-            number = next(self._numbers)
             changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
             if changed.info is None:
                 raise invalid(f"lora_path: cannot load LoRA adapter {name} from {uri}: {changed.error}", param="lora_path")
@@ -115,6 +115,16 @@ class Adapters:
             logger.info("LoRA adapter %s loaded from %s", name, uri)
         if old is not None:
             self._retire(old)
+
+    async def _fetch(self, number: int, name: str, uri: str) -> Path:
+        """Its folder, and then other nodes of the model have it too. Raises AdapterError."""
+        here = asyncio.to_thread(adapter_folder, name, uri, cache=self._cache)
+        if self._config.nodes == 1:
+            return await here
+        folder, there = await asyncio.gather(here, self._engine.change_adapter(FetchAdapter(number, name, uri)))
+        if there.error:
+            raise AdapterError(name, uri, there.error)
+        return folder
 
     def _named_twice(self, name: str, in_place: bool) -> Adapter | None:
         """The one that has the name and gives it up. Raises ApiError 400."""

@@ -17,6 +17,7 @@ from fairlead_worker.messages import (
     AskHot,
     CacheEvent,
     Failed,
+    FetchAdapter,
     FromEngine,
     Hot,
     HotPrefix,
@@ -258,8 +259,8 @@ class EngineClient:
         if self._receivers.pop(id, None) is not None and self.serving:
             self._channel.send(Abort(id=id))
 
-    async def change_adapter(self, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
-        """What came of it, after the engine's current step. Raises EngineGone."""
+    async def change_adapter(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        """What came of it, after the engine's current step, or of a `FetchAdapter` once other nodes have said. Raises EngineGone."""
         if not self.serving:
             raise EngineRefuses(self.state.reason or "the engine is not ready")
         change: asyncio.Future[AdapterChanged] = asyncio.get_running_loop().create_future()

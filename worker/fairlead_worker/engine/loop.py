@@ -16,6 +16,7 @@ from fairlead_worker.messages import (
     AdapterChanged,
     AskHot,
     Failed,
+    FetchAdapter,
     FromEngine,
     Hot,
     LoadAdapter,
@@ -53,8 +54,8 @@ class Adapters(Protocol):
 
     def __contains__(self, number: int) -> bool: ...
 
-    def change(self, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
-        """Never raises: what cannot be loaded is told, and everything else goes on."""
+    def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
+        """None: the answer comes later, by itself. What cannot be loaded is told, and everything else goes on."""
         ...
 
 
@@ -75,10 +76,11 @@ def run_plain(
     watch = watch or StepWatch()
     desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler)
     while True:
-        outputs = desk.serve(desk.receive(busy))
-        if outputs is None:
-            return 0
+        messages = desk.receive(busy)
         try:
+            outputs = desk.serve(messages)
+            if outputs is None:
+                return 0
             plan, result = scheduler.plan(desk.admits), StepResult([])
             busy = bool(plan)
             if busy:
@@ -132,9 +134,10 @@ class Desk:
         for message in messages:
             if isinstance(message, Stop):
                 return None
-            if isinstance(message, LoadAdapter | UnloadAdapter):
+            if isinstance(message, FetchAdapter | LoadAdapter | UnloadAdapter):
                 self._settle()
-                self._outbox.send(_change(self._adapters, message))
+                if (changed := _change(self._adapters, message)) is not None:
+                    self._outbox.send(changed)
                 continue
             if isinstance(message, AskHot):
                 self._outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
@@ -183,7 +186,7 @@ def _not_taken(message: Submit, error: Exception) -> Output:
     return refusal(message.id, f"the engine could not take this request: {type(error).__name__}: {error}")
 
 
-def _change(adapters: Adapters | None, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+def _change(adapters: Adapters | None, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
     if adapters is None:
         return AdapterChanged(message.number, error="no LoRA adapters are served here: start the worker with --max-loras above 0")
     return adapters.change(message)

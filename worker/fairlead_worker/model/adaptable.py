@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model.fuse import Stack
 from fairlead_worker.model.probe import trial_logits
+from fairlead_worker.parallel.group import Gathered, Summed
 
 TRIAL_TOKENS = 5
 """Of `trial_logits`."""
@@ -20,15 +21,22 @@ def sizes_of(module: nn.Module) -> tuple[int, int] | None:
     return (int(inputs), int(outputs)) if inputs and outputs else None
 
 
+def site_of(model: PreTrainedModel, path: str) -> nn.Module:
+    """Where what an adapter adds to the layer at `path` is added: where ranks sum a layer's answers, before they do, so that one sum has
+    both. AttributeError where there is no such module."""
+    module = model.get_submodule(path)
+    return module.layer if isinstance(module, Summed) else module
+
+
 def refused(model: PreTrainedModel, path: str) -> str:
     """Why no adapter can be on the module at `path`; empty where one can. AttributeError where there is no such module."""
     module, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
-    if sizes_of(module) is None or isinstance(module, Stack) or isinstance(parent, Stack):
+    if module is model.get_output_embeddings():
+        return f"{path} is the model's head: adapters of lm_head are not served"
+    if sizes_of(module) is None or isinstance(module, Stack) or isinstance(parent, Stack | Summed | Gathered):
         return f"{path} is no linear layer of the model (but {type(module).__name__})"
     if ".experts." in path:  # it sees some of a step's tokens, and which ones is known to its parent alone
         return f"{path} is of one expert: adapters of experts are not served"
-    if module is model.get_output_embeddings():
-        return f"{path} is the model's head: adapters of lm_head are not served"
     return ""
 
 

@@ -5,6 +5,9 @@ that one pass serves requests of several adapters and of none (the idea is Punic
 Where projections are stacked, the hook is on the slice that stands for one of them. A layer that no adapter touches has no hook.
 
 Where decodes run as CUDA graphs, the matrices lie in the slots that graphs read (`model/slots.py`), and the hooks here have views of them.
+
+Of a divided model each rank has a part of each adapter (`parallel/adapter_parts.py`), and loads and unloads it at the same point between
+the same steps: what one of them cannot load is loaded on none.
 """
 
 import logging
@@ -19,14 +22,16 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.messages import AdapterChanged, AdapterInfo, LoadAdapter, UnloadAdapter
-from fairlead_worker.model.adaptable import TRIAL_TOKENS, adaptable, refused, sizes_of
+from fairlead_worker.messages import AdapterChanged, AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
+from fairlead_worker.model.adaptable import TRIAL_TOKENS, adaptable, refused, site_of, sizes_of
 from fairlead_worker.model.adapter_files import AdapterFiles, Pair, read_adapter
 from fairlead_worker.model.errors import AdapterError
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.packed import DTYPES, maker_for
 from fairlead_worker.model.probe import trial_logits
 from fairlead_worker.model.slots import AdapterSlots
+from fairlead_worker.parallel.adapter_parts import part_of
+from fairlead_worker.parallel.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +65,8 @@ class _Active:
     def __init__(self) -> None:
         self.segments: Sequence[Segment] = ()
         self.tokens = 0
+        self.failures: list[Exception] | None = None
+        """Of the hooks, in a pass that is a trial; None: it is none, and what fails ends it."""
 
 
 class _Adapted:
@@ -80,7 +87,16 @@ class _Adapted:
         """The layer's answer [..., T, out_features], with what the adapters of the step's tokens add to it, in place."""
         if not self.listens:
             return answer
-        rows = inputs[0].reshape(-1, inputs[0].shape[-1])
+        if self._active.failures is None:
+            return self._add(inputs[0], answer)
+        try:
+            return self._add(inputs[0], answer)
+        except Exception as error:
+            self._active.failures.append(error)
+            return answer
+
+    def _add(self, hidden: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        rows = hidden.reshape(-1, hidden.shape[-1])
         if len(rows) != self._active.tokens:
             raise RuntimeError(f"{self.path} sees {len(rows)} rows of a step of {self._active.tokens} tokens")
         for adapter, tokens in self._active.segments:
@@ -101,9 +117,9 @@ class _Adapted:
 class AdapterSet:
     """The adapters of one model, by number. Loading and unloading happen between steps."""
 
-    def __init__(self, loaded: LoadedModel, max_loras: int, max_rank: int, growing: bool = True) -> None:
-        """`growing`: more are loaded while it serves."""
-        self._loaded = loaded
+    def __init__(self, loaded: LoadedModel, max_loras: int, max_rank: int, growing: bool = True, group: Group | None = None) -> None:
+        """`growing`: more are loaded while it serves. `group`: the ranks that `loaded` is divided over."""
+        self._loaded, self._group = loaded, group
         self._most, self._max_rank, self._growing = max_loras, max_rank, growing
         self._layers: dict[str, _Adapted] = {}
         self._active = _Active()
@@ -116,19 +132,15 @@ class AdapterSet:
 
     @torch.inference_mode()
     def load(self, number: int, name: str, uri: str, folder: Path) -> AdapterInfo:
-        """Read and try the adapter in `folder`. Raises AdapterError; then everything is as it was."""
-        if len(self.infos) >= self._most:
-            raise AdapterError(name, uri, f"{len(self.infos)} adapters are loaded, and at most {self._most} may be: raise --max-loras")
-        files = read_adapter(name, uri, folder, self._max_rank)
-        for path, pair in files.pairs.items():
-            self._check(name, uri, path, pair)
-        try:
-            self._install(number, files)
-            self._try(number)
-        except Exception as error:
+        """Read and try the adapter in `folder`. Raises AdapterError; then everything is as it was.
+
+        Of a divided model on all ranks at once, and with the same outcome: none goes on before all have said how they fared.
+        """
+        files, cause = self._prepared(number, name, uri, folder)
+        cause = self._agreed(cause, files.digest if files is not None else "") or self._agreed(self._tried(number))
+        if cause or files is None:
             self.unload(number)
-            cause = error.cause if isinstance(error, AdapterError) else f"the model does not run with it: {error}"
-            raise AdapterError(name, uri, cause) from error
+            raise AdapterError(name, uri, cause)
         info = self.infos[number] = AdapterInfo(number, name, uri, files.digest, files.rank)
         logger.info("LoRA adapter %s: rank %d, %d layers, from %s", name, files.rank, len(files.pairs), uri)
         return info
@@ -152,7 +164,7 @@ class AdapterSet:
             return
         sizes = adaptable(self._loaded.model)
         paths = sizes if self._growing else sizes.keys() & self._layers.keys()
-        layers = {path: (self._loaded.model.get_submodule(path), sizes[path]) for path in paths}
+        layers = {path: (site_of(self._loaded.model, path), sizes[path]) for path in paths}
         slots = self._most if self._growing else len(self.infos)
         rank = self._max_rank if self._growing else max(info.rank for info in self.infos.values())
         self.slots = AdapterSlots(layers, slots, rank, self._loaded.dtype, self._loaded.device)
@@ -177,19 +189,17 @@ class AdapterSet:
         finally:
             self.unload(IMAGINED)
 
-    def change(self, message: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+    def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
         """Implements `engine.loop.Adapters`."""
+        if isinstance(message, LoadAdapter):
+            try:
+                return AdapterChanged(message.number, self.load(message.number, message.name, message.uri, Path(message.path)))
+            except AdapterError as error:
+                logger.warning("%s", error)
+                return AdapterChanged(message.number, error=error.cause)
         if isinstance(message, UnloadAdapter):
             self.unload(message.number)
-            return AdapterChanged(message.number)
-        try:
-            return AdapterChanged(message.number, self.load(message.number, message.name, message.uri, Path(message.path)))
-        except AdapterError as error:
-            logger.warning("%s", error)
-            return AdapterChanged(message.number, error=error.cause)
-        except Exception as error:  # what nobody foresaw of a stranger's files is no reason to end either
-            logger.exception("LoRA adapter %s could not be loaded", message.name)
-            return AdapterChanged(message.number, error=f"{type(error).__name__}: {error}")
+        return AdapterChanged(message.number)
 
     @contextmanager
     def over(self, numbers: Sequence[int], counts: Sequence[int]) -> Iterator[None]:
@@ -200,28 +210,50 @@ class AdapterSet:
         finally:
             self._active.segments = ()
 
-    def _check(self, name: str, uri: str, path: str, pair: Pair) -> None:
-        model = self._loaded.model
+    def _agreed(self, cause: str, digest: str = "") -> str:
+        """Why not all ranks can go on; empty where they can."""
+        return cause if self._group is None else self._group.objection(cause, digest)
+
+    def _prepared(self, number: int, name: str, uri: str, folder: Path) -> tuple[AdapterFiles | None, str]:
+        """What is in `folder`, with hooks that compute it; or why there is nothing."""
+        try:
+            if len(self.infos) >= self._most:
+                raise AdapterError(name, uri, f"{len(self.infos)} adapters are loaded, and at most {self._most} may be: raise --max-loras")
+            files = read_adapter(name, uri, folder, self._max_rank)
+            self._install(name, uri, number, {path: self._part(name, uri, path, pair) for path, pair in files.pairs.items()})
+        except AdapterError as error:
+            return None, error.cause
+        except Exception as error:  # what nobody foresaw of a stranger's files is no reason to end
+            logger.exception("LoRA adapter %s could not be read", name)
+            return None, f"{type(error).__name__}: {error}"
+        return files, ""
+
+    def _part(self, name: str, uri: str, path: str, pair: Pair) -> Pair:
+        """What is this rank's of the matrices of one layer. Raises AdapterError where the model has no such layer."""
+        model, shards = self._loaded.model, self._loaded.shards
         try:
             why = refused(model, path)
         except AttributeError:
             raise AdapterError(name, uri, f"the model has no {path}: is it an adapter of another model?") from None
         if why:
             raise AdapterError(name, uri, why)
+        divided = None if shards is None else shards.divided.get(path)
         sizes, wanted = sizes_of(model.get_submodule(path)), (pair.down.shape[1], pair.up.shape[0])
+        sizes = sizes if divided is None else divided.sizes
         assert sizes is not None, "it is not refused"
         if sizes != wanted:
             raise AdapterError(
                 name, uri, f"{path} is of {sizes[0]} to {sizes[1]} values, and the adapter's part of {wanted[0]} to {wanted[1]}"
             )
+        return pair if divided is None else part_of(pair, divided.cut)
 
-    def _install(self, number: int, files: AdapterFiles) -> None:
-        """From the host's memory: a device has room for its slot, and perhaps for no more."""
+    def _install(self, name: str, uri: str, number: int, read: dict[str, Pair]) -> None:
+        """From the host's memory: a device has room for its slot, and perhaps for no more. Raises AdapterError."""
         dtype, pairs = self._loaded.dtype, dict[str, Pair]()
-        for path, pair in files.pairs.items():
+        for path, pair in read.items():
             pairs[path] = Pair(*(half.to(dtype).contiguous() for half in pair))
             if not all(half.isfinite().all() for half in pairs[path]):
-                raise RuntimeError(f"the part of {path} has values too large for {str(dtype).removeprefix('torch.')}")
+                raise AdapterError(name, uri, f"the part of {path} has values too large for {str(dtype).removeprefix('torch.')}")
         self._hook(number, pairs)
 
     def _hook(self, number: int, pairs: dict[str, Pair]) -> None:
@@ -239,15 +271,28 @@ class AdapterSet:
 
     def _layer(self, path: str) -> _Adapted:
         if path not in self._layers:
-            self._layers[path] = _Adapted(path, self._loaded.model.get_submodule(path), self._active)
+            self._layers[path] = _Adapted(path, site_of(self._loaded.model, path), self._active)
         return self._layers[path]
 
-    def _try(self, number: int) -> None:
-        """A few tokens through the model: every layer must see each of them, and the logits must be numbers."""
-        with self.over((0, number), (1, TRIAL_TOKENS - 1)):
-            logits = trial_logits(self._loaded.model)
-        if not logits.isfinite().all():
-            raise RuntimeError("its logits are no finite numbers")
+    def _tried(self, number: int) -> str:
+        """A few tokens through the model: every layer must see each of them, and the logits must be numbers. Why it does not do; or empty.
+
+        Where a hook fails the pass goes on without it: other ranks wait for this one's part of each sum. What else fails in the midst of a
+        pass that ranks make together is the end of this rank, and so of all, as in any step.
+        """
+        failures = self._active.failures = []
+        try:
+            with self.over((0, number), (1, TRIAL_TOKENS - 1)):
+                finite = bool(trial_logits(self._loaded.model).isfinite().all())
+        except Exception as error:
+            if self._group is not None:
+                raise
+            failures.append(error)
+        finally:
+            self._active.failures = None
+        if failures:
+            return f"the model does not run with it: {failures[0]}"
+        return "" if finite else "the model does not run with it: its logits are no finite numbers"
 
 
 def _segments(numbers: Sequence[int], counts: Sequence[int], device: torch.device) -> list[Segment]:

@@ -63,6 +63,8 @@ class LoadedModel:
     device: torch.device
     ranks: int = 1
     """Over how many it is divided: `model` and `layers` are one rank's part."""
+    shards: Shards | None = None
+    """Which part; None: all of it."""
     pooling: Pooling = field(default_factory=Pooling)
     """How it makes embeddings, as its files say or `--pooling`."""
     generates: bool = True
@@ -110,7 +112,10 @@ def load_model(
     given = made_at_load(uri, quantization, torch.device(device), ranks)
     files = _check_weights(uri, folder)
     progress("config", 100)
-    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, group, given)
+    shards = None if group is None else Shards(group.rank, group.size)
+    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given)
+    if group is not None and shards is not None:
+        connect(model, shards, group)
     settle_rope(model, limit)
     try:
         layers = probe_layers(model)
@@ -135,6 +140,7 @@ def load_model(
         dtype=torch_dtype,
         device=model.device,
         ranks=ranks,
+        shards=shards,
         pooling=read_pooling(folder, config, pooling, matryoshka),
         generates=generates,
         fused=fused,
@@ -205,7 +211,7 @@ def _read_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
-    group: Group | None,
+    shards: Shards | None,
     further: dict[str, Any],
 ) -> tuple[PreTrainedModel, bool]:
     """The model, and whether it has a head of its own. Tensor after tensor goes from the mapped files onto the device: what the host holds
@@ -216,7 +222,6 @@ def _read_weights(
     if device.type != "cpu" and find_spec("accelerate"):  # without it, transformers reads to the host first
         given["device_map"] = {"": device}
     given |= further
-    shards = None if group is None else Shards(group.rank, group.size)
     try:
         with _weight_progress(progress, size), ExitStack() as opened:
             if shards is None:
@@ -227,7 +232,7 @@ def _read_weights(
                 tensors = opened.enter_context(parts(folder, files, shards))
                 model, info = part_class(config, shards).from_pretrained(None, state_dict=tensors, **given)
     except Unshardable as error:
-        raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {group.size if group else 1}): {error}") from error
+        raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {shards.size if shards else 1}): {error}") from error
     except Exception as error:
         raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
     missing = sorted(info["missing_keys"])
@@ -235,8 +240,6 @@ def _read_weights(
     if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = (model if "device_map" in given else model.to(device)).eval().requires_grad_(False)
-    if group is not None and shards is not None:
-        connect(model, shards, group)
     progress("weights", 100, size, size)
     return model, not headless
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,12 @@ import msgspec
 import zmq
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.parallel.messages import Copy, End, Join, LastWords, Load, Look, Run, ToRank
+from fairlead_worker.parallel.messages import Adopt, Copy, Drop, End, Fetched, Join, LastWords, Load, Look, Run, ToRank
 
 if TYPE_CHECKING:
     from fairlead_worker.execution.forward import Places
     from fairlead_worker.execution.runner import ModelRunner
+    from fairlead_worker.model.adapters import AdapterSet
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ def main() -> int:
 
 def follow(join: Join, ear: Ear) -> None:
     """Until `End`. Whatever fails is the end of all ranks."""
-    from fairlead_worker.engine_process import load, make
+    from fairlead_worker.engine_process import adapters_of, load, make
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()
@@ -96,16 +98,25 @@ def follow(join: Join, ear: Ear) -> None:
     loaded = load(config, group=group, locate=lambda uri, progress, cache: folder)
     if config.nodes > 1:
         group.check_same(config.model, loaded.digest)
-    runner = make(config, loaded, group)
+    adapters = adapters_of(config, loaded, group)
+    for number, (name, uri) in enumerate(config.loras.items(), 1):
+        fetched = ear.hear()
+        if not isinstance(fetched, Fetched):
+            return
+        assert adapters is not None and fetched.number == number, "the configuration counts them"
+        adapters.load(number, name, uri, Path(fetched.folder))
+    runner = make(config, loaded, group, adapters=adapters)
     logger.info("rank %d of %d is ready on %s", join.rank, join.size, loaded.device)
-    serve(ear, runner)
+    serve(ear, runner, adapters)
 
 
-def serve(ear: Ear, runner: "ModelRunner") -> None:
+def serve(ear: Ear, runner: "ModelRunner", adapters: "AdapterSet | None" = None) -> None:
     """Computes what rank 0 computes, until `End`."""
+    from fairlead_worker.model.errors import AdapterError
     from fairlead_worker.parallel.lead import to_step
 
     seen: Places | None = None
+    folders: dict[int, Path] = {}
     while True:
         match ear.hear():
             case Run() as run:
@@ -116,6 +127,15 @@ def serve(ear: Ear, runner: "ModelRunner") -> None:
             case Copy(saves=saves, loads=loads):
                 assert runner.host is not None, "rank 0 has a host tier of the same configuration"
                 runner.host.copy(saves, loads)
+            case Fetched(number=number, folder=folder):
+                folders[number] = Path(folder)
+            case Adopt(number=number, name=name, uri=uri):
+                assert adapters is not None, "rank 0 has adapters of the same configuration"
+                with suppress(AdapterError):  # no rank has it then, and rank 0 says why
+                    adapters.load(number, name, uri, folders.pop(number))
+            case Drop(number=number):
+                assert adapters is not None, "rank 0 has adapters of the same configuration"
+                adapters.unload(number)
             case Load():
                 raise AssertionError("a rank loads once")
             case End():

@@ -1,5 +1,6 @@
 """The ranks of a model as torch.distributed sees them, and the two layers that speak to the other ranks."""
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,6 +10,9 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.parallel.meeting import LOADING, Store
 from fairlead_worker.parallel.shards import Shards
+
+SAME_FILES = "name a commit (@REVISION), and give all nodes the same"
+"""What to do where a branch has moved between two downloads, or a volume is another."""
 
 
 class Group:
@@ -46,6 +50,28 @@ class Group:
         dist.all_reduce(told, dist.ReduceOp.MIN)
         return int(told)
 
+    def objection(self, error: str, digest: str = "") -> str:
+        """Why the ranks cannot go on, the same words on each; empty: all can, and `digest`, of what they have read, is the same.
+
+        All of them have to ask at the same point, also those for which something has gone wrong before: `error` says what.
+        """
+        said = [msgspec.msgpack.decode(words, type=tuple[str, str]) for words in self._told(msgspec.msgpack.encode((error, digest)))]
+        if failed := [rank for rank, (words, _) in enumerate(said) if words]:
+            words, _ = said[failed[0]]
+            alike = len({words for words, _ in said}) == 1
+            return words if alike else f"rank {failed[0]} of {self.size}: {words}"
+        if others := [rank for rank, (_, read) in enumerate(said) if read != said[0][1]]:
+            return f"rank {others[0]} of {self.size} has read other files than rank 0: {SAME_FILES}"
+        return ""
+
+    def _told(self, words: bytes) -> list[bytes]:
+        """What each rank says, on every rank."""
+        sizes = self.gather(torch.tensor([len(words)], device=self.device)).tolist()
+        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        own[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+        rows = self.gather(own.to(self.device)).cpu().view(self.size, -1).numpy()
+        return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+
     def check_same(self, uri: str, digest: str) -> None:
         """Raises ModelLoadError on every rank where two have read different files: a branch has moved, or a volume is another."""
         told = torch.frombuffer(bytearray(bytes.fromhex(digest)), dtype=torch.uint8).to(self.device)
@@ -53,10 +79,7 @@ class Group:
         dist.all_gather(parts, told)
         others = [rank for rank, part in enumerate(parts) if not torch.equal(part, parts[0])]
         if others:
-            raise ModelLoadError(
-                uri,
-                f"rank {others[0]} has read other files than rank 0: name a commit of the model (@REVISION), and give all nodes the same",
-            )
+            raise ModelLoadError(uri, f"rank {others[0]} has read other files than rank 0: {SAME_FILES}")
 
 
 def check_devices(config: WorkerConfig) -> None:

@@ -1,4 +1,4 @@
-"""What rank 0 computes, computed by all ranks: each pass and each copy is told to the others before it is begun."""
+"""What rank 0 computes, computed by all ranks: passes, copies and changes of adapters are told to the others before they are begun."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +10,12 @@ from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
+from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.progress import Progress
 from fairlead_worker.model.uri import resolve
-from fairlead_worker.parallel.messages import Copy, Look, Run
+from fairlead_worker.parallel.messages import Adopt, Copy, Drop, Fetch, Look, Run
 from fairlead_worker.parallel.ranks import Ranks
 
 
@@ -89,10 +91,31 @@ class LedHost:
         self._inner.copy(saves, loads)
 
 
+class LedAdapters:
+    """Implements `engine.loop.Adapters`: each rank has its part of each adapter, and between the same steps."""
+
+    def __init__(self, inner: AdapterSet, ranks: Ranks) -> None:
+        self._inner, self._ranks = inner, ranks
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._inner
+
+    def change(self, message: FetchAdapter | LoadAdapter | UnloadAdapter) -> AdapterChanged | None:
+        """None: other nodes fetch its files, and the answer is sent when they have."""
+        match message:
+            case FetchAdapter(number=number, name=name, uri=uri):
+                return None if self._ranks.fetch(Fetch(number, name, uri)) else AdapterChanged(number)
+            case LoadAdapter(number=number, name=name, uri=uri, path=path):
+                self._ranks.fetched(number, Path(path))
+                self._ranks.tell(Adopt(number, name, uri))
+            case UnloadAdapter(number=number):
+                self._ranks.tell(Drop(number))
+        with self._ranks.together():
+            return self._inner.change(message)
+
+
 def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
-    """Waits for the device, where the step's tensors are on one. ValueError for LoRA adapters, which ranks do not know."""
-    if step.adapters:
-        raise ValueError("LoRA adapters are not divided over ranks")
+    """Waits for the device, where the step's tensors are on one."""
     return Run(
         tokens=_bytes(step.tokens),
         positions=_bytes(step.positions),
@@ -103,6 +126,7 @@ def to_message(step: PackedStep, places: torch.Tensor | None = None) -> Run:
         page_indices=_bytes(step.page_indices),
         sampling=_bytes(step.sampling),
         places=None if places is None else _bytes(places),
+        adapters=list(step.adapters),
     )
 
 
@@ -117,6 +141,7 @@ def to_step(message: Run, device: torch.device) -> tuple[PackedStep, torch.Tenso
         page_indptr=_tensor(message.page_indptr, np.int32),
         page_indices=_tensor(message.page_indices, np.int32),
         sampling=_tensor(message.sampling).to(device),
+        adapters=message.adapters,
     )
     return step, None if message.places is None else _tensor(message.places).to(device)
 

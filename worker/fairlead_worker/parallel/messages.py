@@ -38,6 +38,8 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     sampling: bytes
     places: bytes | None = None
     """Tokens of the step that are looked at too, int64; None: none."""
+    adapters: list[int] = []
+    """Number of each row's adapter, 0 being none; empty: no row has one."""
 
 
 class Look(msgspec.Struct, tag="look", frozen=True):
@@ -52,6 +54,27 @@ class Copy(msgspec.Struct, tag="copy", frozen=True):
 
     saves: list[tuple[int, int]]
     loads: list[tuple[int, int]]
+
+
+class Fetched(msgspec.Struct, tag="fetched", frozen=True):
+    """The files of an adapter are in `folder`: said on each node by itself, and before `Adopt`."""
+
+    number: int
+    folder: str
+
+
+class Adopt(msgspec.Struct, tag="adopt", frozen=True):
+    """Read your part of an adapter, try it, and keep it if all ranks can."""
+
+    number: int
+    name: str
+    uri: str
+
+
+class Drop(msgspec.Struct, tag="drop", frozen=True):
+    """Forget an adapter: no step has it any more."""
+
+    number: int
 
 
 class End(msgspec.Struct, tag="end", frozen=True):
@@ -89,6 +112,23 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
     """Moves on while its processes read or compute."""
 
 
+class Fetch(msgspec.Struct, tag="fetch", frozen=True):
+    """For a node, not for its ranks: fetch an adapter's files, beside the steps, and tell the ranks where they are (`Fetched`)."""
+
+    number: int
+    name: str
+    uri: str
+
+
+class Here(msgspec.Struct, tag="here", frozen=True):
+    """What came of a `Fetch`: the ranks of this node know of the files."""
+
+    node: int
+    number: int
+    error: str = ""
+    """Why they are not there."""
+
+
 class Lost(msgspec.Struct, tag="lost", frozen=True):
     """Why a node ends, and so all of them."""
 
@@ -111,6 +151,6 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
     reason: str
 
 
-ToRank = Load | Run | Look | Copy | End
-FromNode = Hello | Progress | Lost
+ToRank = Load | Run | Look | Copy | Fetched | Adopt | Drop | End
+FromNode = Hello | Progress | Here | Lost
 ToNode = Welcome | Refused

@@ -13,10 +13,10 @@ import zmq
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
-from fairlead_worker.messages import Loading
+from fairlead_worker.messages import AdapterChanged, Loading
 from fairlead_worker.parallel.keys import authenticator, guard
 from fairlead_worker.parallel.links import Socket, bound, happened, made, monitor
-from fairlead_worker.parallel.messages import FromNode, Hello, Lost, Progress, Refused, ToNode, Welcome
+from fairlead_worker.parallel.messages import Fetch, FromNode, Hello, Here, Lost, Progress, Refused, ToNode, Welcome
 from fairlead_worker.version import release
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Nodes:
         """node -> name of its pod, of those that are in."""
         self._refused = ""
         self._loads: dict[int, Progress] = {}
+        self._fetching: dict[int, set[int]] = {}
+        """number of an adapter -> nodes that have not fetched its files yet."""
         self._welcomed: dict[int, float] = {}
         self._connected: set[int] = set()
         self._gone: set[int] = set()
@@ -95,6 +97,12 @@ class Nodes:
         self.report = False
         for steps in self._steps.values():
             steps.send(data)
+
+    def fetch(self, wanted: Fetch) -> None:
+        """Has all of them fetch an adapter's files. Sends an `AdapterChanged` once they have, or one of them cannot."""
+        self._fetching[wanted.number] = set(self._steps)
+        for steps in self._steps.values():
+            steps.send_multipart([b"", msgspec.msgpack.encode(wanted)])  # two parts: for the node itself
 
     def wait_gone(self, seconds: float) -> None:
         """Until those that were in have ended, at most `seconds`."""
@@ -140,8 +148,20 @@ class Nodes:
                 door.send_multipart([who, msgspec.msgpack.encode(answer)])
             case Progress(node=node):
                 self._loads[node] = message
+            case Here():
+                self._count(message)
             case Lost(node=node, reason=reason):
                 self._lost(f"{self._named(node)}: {reason}")
+
+    def _count(self, here: Here) -> None:
+        """One more node has an adapter's files, or never will."""
+        missing = self._fetching.get(here.number)
+        if missing is None:  # of --lora, which nobody waits for here; or another node has failed before
+            return
+        missing.discard(here.node)
+        if here.error or not missing:
+            del self._fetching[here.number]
+            self._outbox.send(AdapterChanged(here.number, error=here.error and f"{self._named(here.node)}: {here.error}"))
 
     def _answer(self, hello: Hello) -> ToNode:
         here, ours = self._here.get(hello.node), release()

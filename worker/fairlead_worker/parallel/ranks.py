@@ -18,7 +18,7 @@ import msgspec
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.loop import Outbox
 from fairlead_worker.messages import Failed
-from fairlead_worker.parallel.messages import End, Load, ToRank
+from fairlead_worker.parallel.messages import End, Fetch, Fetched, Load, ToRank
 from fairlead_worker.parallel.nodes import Nodes
 from fairlead_worker.parallel.processes import LAST_WORDS_SECONDS, Processes
 
@@ -68,6 +68,16 @@ class Ranks:
     def load(self, folder: Path) -> None:
         """The model's files are there, on this node: others find them by themselves."""
         self._processes.tell(self._encoder.encode(Load(str(folder.absolute()))))
+
+    def fetched(self, number: int, folder: Path) -> None:
+        """An adapter's files are there, on this node."""
+        self._processes.tell(self._encoder.encode(Fetched(number, str(folder.absolute()))))
+
+    def fetch(self, wanted: Fetch) -> bool:
+        """Has the other nodes fetch an adapter's files by themselves; what comes of it is sent by itself. False: there are none."""
+        if self._nodes is not None:
+            self._nodes.fetch(wanted)
+        return self._nodes is not None
 
     def loaded(self) -> None:
         """Rank 0 has its part: from now on the load of the others is what is waited for."""

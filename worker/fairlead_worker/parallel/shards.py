@@ -7,6 +7,7 @@ al. 2019, Megatron-LM). Projections of attention are cut between heads; where th
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -39,12 +40,23 @@ class Cut:
         return (*(slice(None) for _ in range(dim)), slice(self.begin, self.end))
 
 
+class Divided(NamedTuple):
+    """A linear layer of which each rank has a part."""
+
+    cut: Cut
+    """Of its weight [out_features, in_features]."""
+    sizes: tuple[int, int]
+    """(in_features, out_features) of the whole."""
+
+
 class Shards:
     """The parts of one rank, for modules and for the tensors of a checkpoint."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._cuts: dict[str, Cut] = {}
+        self.divided: dict[str, Divided] = {}
+        """Linear layers by their path; of all others every rank has the whole, but for experts."""
         self.summed: list[str] = []
         """Modules whose answers are summed over the ranks."""
         self.head = ""
@@ -120,10 +132,11 @@ class Shards:
         self.summed.append(path)
 
     def _keep(self, path: str, module: nn.Linear, weight: Cut, bias: Cut | None = None) -> None:
-        shape = list(module.weight.shape)
+        shape, sizes = list(module.weight.shape), (module.in_features, module.out_features)
         shape[weight.dim] = weight.end - weight.begin
         module.weight = _empty(module.weight, *shape)
         self._cuts[_relative(f"{path}.weight")] = weight
+        self.divided[path] = Divided(weight, sizes)
         if module.bias is not None and bias is not None:
             module.bias = _empty(module.bias, bias.end - bias.begin)
             self._cuts[_relative(f"{path}.bias")] = bias
