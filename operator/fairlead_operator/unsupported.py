@@ -23,11 +23,6 @@ def unsupported(service: InferenceService, served: Collection[str], unsure: Coll
             f"spec.engine.tensorParallel is {ranks}{over}, and a pod's GPUs are one node's: set it to {MOST_GPUS * nodes} or less, or "
             f"divide the model over more nodes in a new service (spec.engine.nodes: {-(-ranks // MOST_GPUS)}). {stays}"
         )
-    if ranks > 1 and service.spec.model.adapters:
-        return REASON, (
-            f"spec.engine.tensorParallel is {ranks}, and LoRA adapters are not served by models divided over GPUs: leave out "
-            f"spec.model.adapters, or set spec.engine.tensorParallel to 1. {stays}"
-        )
     if nodes > 1 and groups.KIND in unsure:
         return MISSING, (
             f"spec.engine.nodes is {nodes}, which takes {groups.KIND} ({groups.API_VERSION}), and the API server has not said yet whether "

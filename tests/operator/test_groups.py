@@ -99,7 +99,8 @@ def test_a_set_of_groups_stands_where_the_deployment_stood() -> None:
 
 
 def test_both_pods_commands_are_the_workers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = wanted(service(engine=ENGINE))
+    adapters = [{"name": "sql", "uri": "hf://lab/sql@v1"}, {"name": "tone", "uri": "pvc://loras/tone"}]
+    body = wanted(service(engine=ENGINE, model={"uri": "pvc://models/big", "adapters": adapters}))
     for rank, template in enumerate(("leaderTemplate", "workerTemplate")):
         (one,) = body["spec"]["leaderWorkerTemplate"][template]["spec"]["containers"]
         for variable in one["env"]:
@@ -110,6 +111,9 @@ def test_both_pods_commands_are_the_workers_own(monkeypatch: pytest.MonkeyPatch)
         config = WorkerConfig.from_command_line([arg.replace("$(POD_IP)", "10.0.0.7") for arg in one["args"]])
         assert (config.nodes, config.node_rank, config.local_ranks) == (2, rank, 8)
         assert config.leader_address == ("qwen-worker-0.qwen-worker.default", 8001)
+        # Each node fetches adapters by itself, from its own cache and its own mount.
+        assert config.loras == {"sql": "hf://lab/sql@v1", "tone": "file:///mnt/adapters/1/tone"} and config.model_cache
+        assert "/mnt/adapters/1" in {mount["mountPath"] for mount in one["volumeMounts"]}
 
 
 def test_the_secret_is_of_the_service_and_of_the_revision() -> None:
@@ -224,6 +228,8 @@ def test_what_this_cluster_cannot_do_is_said(engine: Any, served: tuple[str, ...
 
 def test_what_can_be_done_is() -> None:
     assert unsupported(service(engine=ENGINE), ("LeaderWorkerSet",)) is None
+    adapted = service(engine={"tensorParallel": 2}, model={"uri": "hf://a/b", "adapters": [{"name": "sql", "uri": "hf://a/sql"}]})
+    assert unsupported(adapted, ()) is None
     with pytest.raises(InvalidManifest, match=r"must be a multiple of spec\.engine\.nodes"):
         service(engine={"tensorParallel": 9, "nodes": 2})
 
