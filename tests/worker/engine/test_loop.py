@@ -158,3 +158,20 @@ def test_adapters_change_when_no_step_is_out(batches: list[list[ToEngine]]) -> N
     assert run_overlapped(machine.scheduler, machine, pipe, pipe, adapters=Weights()) == 0
     assert out == [False] and machine.launched
     assert any(isinstance(message, AdapterChanged) for message in pipe.sent)
+
+
+@pytest.mark.parametrize("loop", [run_plain, run_overlapped])
+def test_a_change_of_adapters_in_which_a_rank_is_lost_ends_the_engine_with_its_reason(loop: Callable[..., int]) -> None:
+    """What cannot be loaded is told; but with a part of the model gone, nothing goes on."""
+
+    class Parted:
+        def __contains__(self, number: int) -> bool:
+            return False
+
+        def change(self, message: object) -> AdapterChanged:
+            raise RuntimeError("out of cheese")
+
+    machine = OverlappedModel(64, 4)
+    pipe = Pipe([LoadAdapter(1, "a", "file:///a", "/a")])
+    assert loop(machine.scheduler, machine, pipe, pipe, adapters=Parted()) == 1
+    assert isinstance(pipe.sent[-1], Failed) and "out of cheese" in pipe.sent[-1].reason

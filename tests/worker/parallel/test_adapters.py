@@ -155,6 +155,8 @@ def test_what_a_rank_cannot_load_none_has_and_everything_goes_on(pair: Pair, tmp
         error = load(pair, 32, good)
         assert error.startswith("3 adapters are loaded, and at most 3") and "rank" not in error, "on both ranks"
         mixed(engine, [*want, *([] for _ in range(28)), want[1], want[1]], (30, 0, 31, 1))
+        pair.adapters.change(UnloadAdapter(30))
+        assert load(pair, 33, good) == "", "what is unloaded is gone from both ranks"
 
 
 def raising(*_: object) -> torch.Tensor:

@@ -44,7 +44,7 @@ def shared(config: WorkerConfig) -> dict[str, object]:
 
 
 class Nodes:
-    """The nodes from 1 on. `wait`, `tell` and `store` are for one thread; a thread of its own attends to all that comes."""
+    """The nodes from 1 on. `wait`, `tell`, `fetch` and `store` are for one thread; a thread of its own attends to all that comes."""
 
     def __init__(self, config: WorkerConfig, outbox: Outbox, lost: Callable[[str], None]) -> None:
         """Listens. `lost(reason)`: on that thread, of the first node that is gone. Raises OSError where a port is taken."""
