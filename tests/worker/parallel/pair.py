@@ -47,11 +47,13 @@ class Pair:
         return nullcontext()
 
     @contextmanager
-    def engine(self, model: Path, pages: int = 512, page_size: int = 16, host_slots: int = 0, **options: Any) -> Iterator[Engine]:
+    def engine(
+        self, model: Path, pages: int = 512, page_size: int = 16, host_slots: int = 0, quantization: str = "none", **options: Any
+    ) -> Iterator[Engine]:
         """A model that both ranks have a part of, behind the real scheduler."""
         sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
-        self.tell(Load(json.dumps(sizes | {"model": str(model)})))
-        loaded = load_model(str(model), group=self.group)
+        self.tell(Load(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
+        loaded = load_model(str(model), group=self.group, quantization=quantization)
         engine = Engine(loaded, **sizes, **options)
         ranks = cast(Ranks, self)
         engine.runner.forward = LedForward(engine.runner.forward, ranks)
@@ -78,7 +80,7 @@ def main() -> None:
     group = Group.join(store(Path(join.directory)), 1, 2)
     while isinstance(message := ear.hear(), Load):
         wanted = json.loads(message.folder)
-        loaded = load_model(wanted["model"], group=group)
+        loaded = load_model(wanted["model"], group=group, quantization=wanted["quantization"])
         runner = make_runner(loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"])
         if wanted["host_slots"]:
             runner.host = PlainHostStore(runner.backend, wanted["host_slots"])
