@@ -28,7 +28,7 @@ from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
-from fairlead_worker.model.quantized import by_itself, check_checkpoint, groups_of, made_at_load, read_plainly
+from fairlead_worker.model.quantized import by_itself, check_checkpoint, groups_of, made_at_load, read_plainly, widen
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.model.uri import resolve
@@ -238,6 +238,7 @@ def _read_weights(
     if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = (model if "device_map" in given else model.to(device)).eval().requires_grad_(False)
+    widen(model)
     if group is not None and shards is not None:
         connect(model, shards, group)
     progress("weights", 100, size, size)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import CompressedTensorsConfig, PreTrainedConfig
+from transformers import CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.parallel.scales import Groups
@@ -119,12 +119,32 @@ def by_itself(config: PreTrainedConfig) -> Iterator[None]:
         yield
 
 
+def widen(model: PreTrainedModel) -> None:
+    """Widens the weights of compressed-tensors, layer after layer, in place. It would do so by itself before the first forward pass, and also
+    put its own storage behind each module, which sends the weights of one rank to the others."""
+    hook = getattr(model, "ct_decompress_hook", None)
+    if hook is None:
+        return
+    from compressed_tensors.compressors import decompress_module
+    from compressed_tensors.quantization import QuantizationMetadata
+
+    hook.remove()
+    del model.ct_decompress_hook
+    for module in model.modules():
+        decompress_module(module)
+        if hasattr(module, "quantization_scheme") and not _rounds(module):  # from now on a layer like any other
+            QuantizationMetadata.clear_quantization(module)
+
+
+def _rounds(module: nn.Module) -> bool:
+    """Inputs or outputs: what compressed-tensors goes on doing with wide weights, where a checkpoint says so."""
+    scheme: Any = getattr(module, "quantization_scheme", None)
+    return scheme is not None and (scheme.input_activations is not None or scheme.output_activations is not None)
+
+
 def plain(module: nn.Module) -> bool:
-    """Its weight is a tensor like any other, and not a library's own kind; and is all that its answer depends on: compressed-tensors, which
-    widens weights, goes on rounding inputs where a checkpoint says so."""
-    scheme = getattr(module, "quantization_scheme", None)
-    rounds = scheme is not None and (scheme.input_activations is not None or scheme.output_activations is not None)
-    return type(getattr(module, "weight", None)) in (torch.Tensor, nn.Parameter) and not rounds
+    """Its weight is a tensor like any other, and not a library's own kind; and is all that its answer depends on."""
+    return type(getattr(module, "weight", None)) in (torch.Tensor, nn.Parameter) and not _rounds(module)
 
 
 def _need(uri: str, what: str, package: str) -> None:
