@@ -104,6 +104,7 @@ FORMS: dict[str, Form] = {
     "float8 in blocks of compressed-tensors": Form(
         blocks(16, 32, "weight_scale"), compressed("float-quantized", EIGHT | {"strategy": "block", "block_structure": [16, 32]})
     ),
+    "float8, a scale for each tensor": Form(fp8_of_tensors, {"quant_method": "fp8", "activation_scheme": "static"}),
     "float8 in blocks": Form(blocks(16, 32, "weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [16, 32]}),
 }
 

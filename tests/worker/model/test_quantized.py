@@ -81,3 +81,14 @@ def test_what_cannot_be_had_is_refused_by_name(
     monkeypatch.setattr(quantized, "find_spec", lambda name: None if name in missing else name)
     with pytest.raises(ModelLoadError, match=cause):
         load_model(str(tmp_path), quantization=quantization)
+
+
+def test_groups_in_any_order_are_refused(tmp_path: Path) -> None:
+    """GPTQ's act-order, which compressed-tensors gave up."""
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    form = FORMS["int4 in groups"]
+    save_quantized(form, tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"group_size": 32', '"group_size": 32, "actorder": "group"'))
+    with pytest.raises(ModelLoadError, match=r"its quantization_config cannot be read: .*actorder"):
+        load_model(str(tmp_path))

@@ -83,7 +83,9 @@ def test_parts_of_a_checkpoint_are_the_whole(form: Form, pair: Pair, tmp_path: P
     with pair.engine(tmp_path, chunk=64) as engine:
         assert engine.loaded.ranks == 2
         assert engine.serve(PROMPTS) == generate(model, PROMPTS)
-        assert (scores(engine) - want).abs().max() < 1e-4 * want.abs().max()
+        assert (scores(engine) - want).abs().max() < 1e-5 * want.abs().max()
+    if form.make is fp8_of_tensors:
+        return  # every rank has the scale
     monkeypatch.setattr(weights, "beside", of_the_other_rank)
     assert far(divided(pair, tmp_path), want) > 1e-2, "whoever takes the other rank's scales is seen"
 
@@ -145,7 +147,10 @@ def load_first(folder: Path, quantization: str = "none") -> None:
             r"it cannot be divided \(--tensor-parallel 2\): model.layers.0.mlp.down_proj.weight_scale has one entry for 32 inputs, "
             r"and a rank's part \(inputs 0 to 48 of 96\) does not begin and end between two of them",
         ),
-        (Form(fp8, {"quant_method": "awq"}), r"quantized \(awq\), and those are not divided: .* or take a checkpoint of compressed-tensors or fp8"),
+        (
+            Form(fp8, {"quant_method": "awq"}),
+            r"quantized \(awq\), and those are not divided: .* or take a checkpoint of compressed-tensors or fp8",
+        ),
         (Form(fp8, {"quant_method": "torchao"}), r"quantized \(torchao\), and those are not divided: leave out --tensor-parallel 2"),
     ],
     ids=["within a group", "awq", "torchao"],

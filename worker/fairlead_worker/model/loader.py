@@ -102,13 +102,12 @@ def load_model(
     stored = hasattr(config, "quantization_config")
     if stored and quantization != "none":
         raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
-    if stored:
-        read_plainly(config)
+    named = read_plainly(uri, config) if stored else {}
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     if quantization == "int8":
         _check_int8(uri, torch_dtype, torch.device(device))
-    given = made_at_load(uri, quantization, torch.device(device))
+    given = made_at_load(uri, quantization, torch.device(device)) | named
     groups = Groups() if group is None else groups_of(config, quantization)
     files = _check_weights(uri, folder)
     progress("config", 100)

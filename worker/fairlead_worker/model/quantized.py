@@ -35,8 +35,8 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
     if ranks > 1 and method not in DIVIDED:
         raise ModelLoadError(
             uri,
-            f"its weights are quantized ({method}), and those are not divided: leave out --tensor-parallel {ranks}, or take a checkpoint of "
-            f"{' or '.join(DIVIDED)}, or unquantized weights with --quantization",
+            f"its weights are quantized ({method}), and those are not divided: leave out --tensor-parallel {ranks}, or take a checkpoint "
+            f"of {' or '.join(DIVIDED)}, or unquantized weights with --quantization",
         )
     _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
 
@@ -67,13 +67,19 @@ def made_at_load(uri: str, quantization: str, device: torch.device) -> dict[str,
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
 
 
-def read_plainly(config: PreTrainedConfig) -> None:
+def read_plainly(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
     """Has weights widened while they are read where that is the way in which they can be: float8 in blocks (DeepSeek's and Qwen's), whose
-    kernels transformers fetches at run time, and packed integers with zero points, for which compressed-tensors makes no room."""
+    kernels transformers fetches at run time, and packed integers with zero points, for which compressed-tensors makes no room. Returns
+    arguments of `from_pretrained`. Raises ModelLoadError."""
     given = config.quantization_config
-    zeros = [not weights.symmetric for weights in _schemes(given)] if given.get("format") == "pack-quantized" else []
+    try:
+        zeros = [given.get("format") == "pack-quantized" and not weights.symmetric for weights in _schemes(given)]
+    except ValueError as error:
+        raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
     if given["quant_method"] == "fp8" or zeros == [True]:  # of several kinds of layers, all would be widened as the first one
         config.quantization_config = {**given, "dequantize": True}
+    # AutoFP8's checkpoints have a scale for each tensor, under another name.
+    return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
 
 
 def _schemes(given: dict[str, Any]) -> list[Any]:
@@ -97,7 +103,8 @@ def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
             weights = _schemes(given)
             blocks = [each.block_structure for each in weights if each.block_structure]
             return Groups(
-                _sizes(*(block[0] for block in blocks)), _sizes(*(block[1] for block in blocks), *(each.group_size or 0 for each in weights))
+                _sizes(*(block[0] for block in blocks)),
+                _sizes(*(block[1] for block in blocks), *(each.group_size or 0 for each in weights)),
             )
     return Groups()
 
@@ -108,8 +115,8 @@ def _sizes(*sizes: int) -> frozenset[int]:
 
 @contextmanager
 def by_itself(config: PreTrainedConfig) -> Iterator[None]:
-    """While a quantized checkpoint is read: compressed-tensors divides what it does over the ranks that it finds, and has them send each other
-    the results, as if all read the same layers. Ranks read different parts, and a draft model is rank 0's alone."""
+    """While a quantized checkpoint is read: compressed-tensors divides what it does over the ranks that it finds, and has them send each
+    other the results, as if all read the same layers. Ranks read different parts, and a draft model is rank 0's alone."""
     if getattr(config, "quantization_config", {}).get("quant_method") != "compressed-tensors":
         yield
         return
@@ -120,8 +127,8 @@ def by_itself(config: PreTrainedConfig) -> Iterator[None]:
 
 
 def widen(model: PreTrainedModel) -> None:
-    """Widens the weights of compressed-tensors, layer after layer, in place. It would do so by itself before the first forward pass, and also
-    put its own storage behind each module, which sends the weights of one rank to the others."""
+    """Widens the weights of compressed-tensors, layer after layer, in place. It would do so by itself before the first forward pass, and
+    also put its own storage behind each module, which sends the weights of one rank to the others."""
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:
         return

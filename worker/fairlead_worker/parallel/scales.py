@@ -1,7 +1,7 @@
 """A rank's part of what lies beside a quantized weight in a checkpoint: scales, zero points, several numbers packed into a word.
 
-Each entry of these is for a run of the weight's outputs or inputs. The cut of the weight, in outputs or inputs, becomes one in runs; where it
-does not fall between two, the part has no entries of its own, and is refused. Weights that are widened while they are read are another
+Each entry of these is for a run of the weight's outputs or inputs. The cut of the weight, in outputs or inputs, becomes one in runs; where
+it does not fall between two, the part has no entries of its own, and is refused. Weights that are widened while they are read are another
 matter: a finer grid says the same there, so a run that two ranks share is told to both.
 """
 
@@ -15,7 +15,15 @@ from fairlead_worker.parallel.shards import Cut, Unshardable
 
 RUNS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point")
 """Of runs of a weight's outputs and inputs."""
-ONE = ("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "activation_scale")
+ONE = (
+    "weight_global_scale",
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "output_scale",
+    "output_zero_point",
+    "activation_scale",
+)
 """One for the whole layer, so the same on every rank."""
 SHAPE = "weight_shape"
 WORD_BITS = {"I32": 32, "U8": 8}
@@ -89,7 +97,9 @@ def beside(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> C
     if cut.begin % each == 0 and (cut.end % each == 0 or (cut.end == cut.whole and not groups.widened)):
         return Cut(cut.dim, cut.begin // each, -(-cut.end // each))
     if not groups.widened:
-        raise Unshardable(f"{key} has one entry for {each} {_what(cut)}, and {_part(cut)} does not begin and end between two of them")
+        raise Unshardable(
+            f"{key} has one entry for {each} {_what(cut)}, and {_part(cut)} does not begin and end between two of them: use fewer ranks"
+        )
     finer = math.gcd(cut.begin, cut.end, each)
     return Spread(cut.dim, tuple(place // each for place in range(cut.begin, cut.end, finer)))
 
@@ -98,7 +108,8 @@ def check_made(path: str, inputs: int, whole: int, groups: Groups) -> None:
     """Raises Unshardable where a row-wise layer could be made of fewer bits, and the `inputs` of one rank cannot."""
     if groups.made and inputs % groups.made and not whole % groups.made:
         raise Unshardable(
-            f"{path} is made of fewer bits in groups of {groups.made} inputs, and a rank would have {inputs} of its {whole}, no multiple of them"
+            f"{path} is made of fewer bits in groups of {groups.made} inputs, and a rank would have {inputs} of its {whole}, "
+            "no multiple of them: use fewer ranks, or --quantization fp8"
         )
 
 
@@ -106,7 +117,8 @@ def _words(key: str, count: int, bits: int, cut: Cut) -> Cut:
     each = bits * count // cut.whole  # of a number
     if cut.begin * each % bits or (cut.end * each % bits and cut.end != cut.whole):
         raise Unshardable(
-            f"{key} has {bits}-bit words of numbers of {each} bits, and {_part(cut)} does not begin and end between two words"
+            f"{key} has {bits}-bit words of numbers of {each} bits, and {_part(cut)} does not begin and end between two words: "
+            "use fewer ranks"
         )
     return Cut(cut.dim, cut.begin * each // bits, -(-cut.end * each // bits))
 
