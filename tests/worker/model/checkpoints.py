@@ -107,6 +107,13 @@ FORMS: dict[str, Form] = {
     "float8, a scale for each tensor": Form(fp8_of_tensors, {"quant_method": "fp8", "activation_scheme": "static"}),
     "float8 in blocks": Form(blocks(16, 32, "weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [16, 32]}),
 }
+TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
+DYNAMIC = Form(int8, compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, TOKEN | {"type": "int"}))
+"""Inputs are rounded too, by the largest of each token's."""
+STATIC = Form(
+    fp8_of_tensors, compressed("float-quantized", EIGHT | {"strategy": "tensor"}, EIGHT | {"strategy": "tensor", "dynamic": False})
+)
+"""Inputs are rounded too, by a scale that the checkpoint has."""
 
 
 def save_quantized(form: Form, folder: Path) -> PreTrainedModel:

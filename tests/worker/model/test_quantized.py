@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.models import save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.model.checkpoints import FORMS, Form, save_quantized
+from tests.worker.model.checkpoints import DYNAMIC, FORMS, STATIC, Form, save_quantized
+from torch import nn
 
 from fairlead_worker.model import quantized
 from fairlead_worker.model.errors import ModelLoadError
@@ -26,6 +27,16 @@ def test_a_checkpoint_says_what_its_numbers_say(form: Form, tmp_path: Path) -> N
     loaded = load_model(str(tmp_path), dtype="float32")
     assert loaded.dtype == torch.float32
     assert Engine(loaded, chunk=64).serve(PROMPTS) == generate(model, PROMPTS)
+
+
+@pytest.mark.parametrize("form", [DYNAMIC, STATIC], ids=["of each token", "by one scale"])
+def test_inputs_that_are_rounded_stay_so(form: Form, tmp_path: Path) -> None:
+    """In bfloat16 a layer that does not round them is near enough to be taken for the same one."""
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    save_quantized(form, tmp_path)
+    model = load_model(str(tmp_path), dtype="bfloat16").model
+    rounding = [name for name, module in model.named_modules() if hasattr(module, "quantization_scheme")]
+    assert len(rounding) == 14 and type(model.get_submodule("model.layers.1.self_attn.q_proj")) is nn.Linear
 
 
 def test_fp8_is_made_at_load(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.models import FAMILIES, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.model.checkpoints import EIGHT, FORMS, Form, blocks, compressed, fp8, fp8_of_tensors, int4, int8, save_quantized
+from tests.worker.model.checkpoints import DYNAMIC, FORMS, STATIC, Form, blocks, fp8, fp8_of_tensors, int4, save_quantized
 from tests.worker.parallel.pair import Pair
 from transformers import AutoConfig
 
@@ -35,11 +35,6 @@ CUT_EXACTLY: dict[str, Form] = FORMS | {
     ),
     "experts of int4 in groups": Form(int4, FORMS["int4 in groups"].about, EXPERTS, "qwen3_moe"),
 }
-TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
-DYNAMIC = Form(int8, compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, TOKEN | {"type": "int"}))
-STATIC = Form(
-    fp8_of_tensors, compressed("float-quantized", EIGHT | {"strategy": "tensor"}, EIGHT | {"strategy": "tensor", "dynamic": False})
-)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +77,8 @@ def test_parts_of_a_checkpoint_are_the_whole(form: Form, pair: Pair, tmp_path: P
     want = whole(tmp_path, dtype="float32")
     with pair.engine(tmp_path, chunk=64) as engine:
         assert engine.loaded.ranks == 2
+        names = {name.rpartition(".")[2] for name, _ in engine.loaded.model.named_parameters()}
+        assert names <= {"weight", "gate_up_proj", "down_proj"}, "nothing narrow takes room beside the wide weights"
         assert engine.serve(PROMPTS) == generate(model, PROMPTS)
         assert (scores(engine) - want).abs().max() < 1e-5 * want.abs().max()
     if form.make is fp8_of_tensors:
