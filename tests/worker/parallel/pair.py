@@ -63,11 +63,13 @@ class Pair:
         return nullcontext()
 
     @contextmanager
-    def engine(self, model: Path, pages: int = 512, page_size: int = 16, host_slots: int = 0, **options: Any) -> Iterator[Engine]:
+    def engine(
+        self, model: Path, pages: int = 512, page_size: int = 16, host_slots: int = 0, quantization: str = "none", **options: Any
+    ) -> Iterator[Engine]:
         """A model that both ranks have a part of, behind the real scheduler."""
         sizes = {"pages": pages, "page_size": page_size, "host_slots": host_slots}
-        self.tell(Load(json.dumps(sizes | {"model": str(model)})))
-        loaded = load_model(str(model), group=self.group)
+        self.tell(Load(json.dumps(sizes | {"model": str(model), "quantization": quantization})))
+        loaded = load_model(str(model), group=self.group, quantization=quantization)
         adapters = adapters_of(loaded, self.group)
         engine = Engine(loaded, adapters=adapters, **sizes, **options)
         ranks = cast(Ranks, self)
@@ -131,7 +133,7 @@ def main() -> None:
         if "profiled" in wanted:
             serve(ear, profiled(wanted["model"], group, Plenty(wanted["profiled"])))
             continue
-        loaded = load_model(wanted["model"], group=group)
+        loaded = load_model(wanted["model"], group=group, quantization=wanted["quantization"])
         adapters = adapters_of(loaded, group)
         runner = make_runner(loaded, page_size=wanted["page_size"], kv_pages=wanted["pages"], adapters=adapters)
         if wanted["host_slots"]:

@@ -28,12 +28,13 @@ from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
-from fairlead_worker.model.quantized import check_checkpoint, made_at_load, read_plainly
+from fairlead_worker.model.quantized import by_itself, check_checkpoint, groups_of, made_at_load, read_plainly, widen
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.model.uri import resolve
 from fairlead_worker.native.library import native
 from fairlead_worker.parallel.group import Group, connect
+from fairlead_worker.parallel.scales import Groups
 from fairlead_worker.parallel.shards import Shards, Unshardable
 from fairlead_worker.parallel.weights import part_class, parts
 
@@ -103,17 +104,17 @@ def load_model(
     stored = hasattr(config, "quantization_config")
     if stored and quantization != "none":
         raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
-    if stored:
-        read_plainly(config)
+    named = read_plainly(uri, config) if stored else {}
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     if quantization == "int8":
         _check_int8(uri, torch_dtype, torch.device(device))
-    given = made_at_load(uri, quantization, torch.device(device), ranks)
+    given = made_at_load(uri, quantization, torch.device(device)) | named
+    groups = Groups() if group is None else groups_of(config, quantization)
     files = _check_weights(uri, folder)
     progress("config", 100)
     shards = None if group is None else Shards(group.rank, group.size)
-    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given)
+    model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
     if group is not None and shards is not None:
         connect(model, shards, group)
     settle_rope(model, limit)
@@ -213,6 +214,7 @@ def _read_weights(
     progress: Progress,
     shards: Shards | None,
     further: dict[str, Any],
+    groups: Groups,
 ) -> tuple[PreTrainedModel, bool]:
     """The model, and whether it has a head of its own. Tensor after tensor goes from the mapped files onto the device: what the host holds
     of them is the kernel's file cache, and no copy."""
@@ -223,14 +225,14 @@ def _read_weights(
         given["device_map"] = {"": device}
     given |= further
     try:
-        with _weight_progress(progress, size), ExitStack() as opened:
+        with _weight_progress(progress, size), by_itself(config), ExitStack() as opened:
             if shards is None:
                 model, info = AutoModelForCausalLM.from_pretrained(
                     folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, **given
                 )
             else:
-                tensors = opened.enter_context(parts(folder, files, shards))
-                model, info = part_class(config, shards).from_pretrained(None, state_dict=tensors, **given)
+                tensors = opened.enter_context(parts(folder, files, shards, groups))
+                model, info = part_class(config, shards, tensors, groups).from_pretrained(None, state_dict=tensors, **given)
     except Unshardable as error:
         raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {shards.size if shards else 1}): {error}") from error
     except Exception as error:
@@ -240,6 +242,7 @@ def _read_weights(
     if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = (model if "device_map" in given else model.to(device)).eval().requires_grad_(False)
+    widen(model)
     progress("weights", 100, size, size)
     return model, not headless
 

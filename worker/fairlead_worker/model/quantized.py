@@ -3,17 +3,24 @@
 Layers with such weights are left as they are: neither stacked nor packed, for both would take the weights apart.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.parallel.scales import Groups
 
 LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "gptqmodel", "gptq": "gptqmodel", "fp8": "accelerate"}
 """`quant_method` of a checkpoint -> the package that reads it, through transformers."""
+DIVIDED = ("compressed-tensors", "fp8")
+"""Of these, which a rank can read its part of. Others have layouts that are their kernels' own."""
+INT4_GROUP = 128
+"""Inputs that share a scale, where int4 is made at load."""
 ROWWISE_FP8 = (8, 9)
 """Compute capability from which GPUs multiply float8: Ada and Hopper."""
 
@@ -25,16 +32,21 @@ def check_checkpoint(uri: str, method: str, ranks: int) -> None:
         raise ModelLoadError(
             uri, f"its weights are quantized ({method}), which is not supported; use one of {known}, or unquantized weights"
         )
-    if ranks > 1:
-        raise ModelLoadError(uri, f"its weights are quantized ({method}), and those are not divided: leave out --tensor-parallel {ranks}")
+    if ranks > 1 and method not in DIVIDED:
+        raise ModelLoadError(
+            uri,
+            f"its weights are quantized ({method}), and those are not divided: leave out --tensor-parallel {ranks}, or take a checkpoint "
+            f"of {' or '.join(DIVIDED)}, or unquantized weights with --quantization",
+        )
     _need(uri, f"its weights are quantized ({method})", LIBRARIES[method])
 
 
-def made_at_load(uri: str, quantization: str, device: torch.device, ranks: int) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for `--quantization fp8` or `int4`; {} for others. Raises ModelLoadError."""
+def made_at_load(uri: str, quantization: str, device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for `--quantization fp8` or `int4`; {} for others. Raises ModelLoadError.
+
+    Of a part of a model, each rank makes its own: a row's scale is then that of the inputs which the rank has of it, so as fine or finer.
+    """
     wanted = f"--quantization {quantization}"
-    if ranks > 1 and quantization != "none":  # scales of a part are not those of the whole
-        raise ModelLoadError(uri, f"{wanted} goes with one device: leave out --tensor-parallel {ranks}, or the quantization")
     if quantization not in ("fp8", "int4"):
         return {}
     if quantization == "int4" and device.type == "cpu":
@@ -45,8 +57,8 @@ def made_at_load(uri: str, quantization: str, device: torch.device, ranks: int) 
     from transformers import TorchAoConfig
 
     if quantization == "int4":
-        # Of groups of 128 inputs, in the layout that torch's own kernel reads.
-        kind = torchao.Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d")
+        # In the layout that torch's own kernel reads.
+        kind = torchao.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) >= ROWWISE_FP8:
         # A scale for each row: what a row computes does not depend on who shares its step.
         kind = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
@@ -55,16 +67,91 @@ def made_at_load(uri: str, quantization: str, device: torch.device, ranks: int) 
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
 
 
-def read_plainly(config: PreTrainedConfig) -> None:
-    """Has float8 in blocks (DeepSeek's and Qwen's) read as plain weights: transformers' kernels for it are fetched at run time."""
+def read_plainly(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
+    """Has weights widened while they are read where that is the way in which they can be: float8 in blocks (DeepSeek's and Qwen's), whose
+    kernels transformers fetches at run time, and packed integers with zero points, for which compressed-tensors makes no room. Returns
+    arguments of `from_pretrained`. Raises ModelLoadError."""
     given = config.quantization_config
-    if given["quant_method"] == "fp8":
+    try:
+        zeros = [given.get("format") == "pack-quantized" and not weights.symmetric for weights in _schemes(given)]
+    except ValueError as error:
+        raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
+    if given["quant_method"] == "fp8" or zeros == [True]:  # of several kinds of layers, all would be widened as the first one
         config.quantization_config = {**given, "dequantize": True}
+    # AutoFP8's checkpoints have a scale for each tensor, under another name.
+    return {"key_mapping": {r"\.weight_scale$": ".weight_scale_inv"}} if given["quant_method"] == "fp8" else {}
+
+
+def _schemes(given: dict[str, Any]) -> list[Any]:
+    """Of the weights in each group of layers of a checkpoint of compressed-tensors; [] of others."""
+    if given["quant_method"] != "compressed-tensors":
+        return []
+    schemes = CompressedTensorsConfig.from_dict(given).quantization_config
+    return [] if schemes is None else [scheme.weights for scheme in schemes.config_groups.values() if scheme.weights is not None]
+
+
+def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
+    """Which outputs and inputs share a scale: in the checkpoint of `config`, or by `--quantization`."""
+    if quantization == "int4":
+        return Groups(made=INT4_GROUP)
+    given = getattr(config, "quantization_config", {})
+    match given.get("quant_method"):
+        case "fp8":
+            outputs, inputs = given.get("weight_block_size") or (0, 0)
+            return Groups(_sizes(outputs), _sizes(inputs), widened=True)
+        case "compressed-tensors":
+            weights = _schemes(given)
+            blocks = [each.block_structure for each in weights if each.block_structure]
+            return Groups(
+                _sizes(*(block[0] for block in blocks)),
+                _sizes(*(block[1] for block in blocks), *(each.group_size or 0 for each in weights)),
+            )
+    return Groups()
+
+
+def _sizes(*sizes: int) -> frozenset[int]:
+    return frozenset(size for size in sizes if size > 0)  # a group of -1 is a whole row
+
+
+@contextmanager
+def by_itself(config: PreTrainedConfig) -> Iterator[None]:
+    """While a quantized checkpoint is read: compressed-tensors divides what it does over the ranks that it finds, and has them send each
+    other the results, as if all read the same layers. Ranks read different parts, and a draft model is rank 0's alone."""
+    if getattr(config, "quantization_config", {}).get("quant_method") != "compressed-tensors":
+        yield
+        return
+    from compressed_tensors.offload import as_single_threaded
+
+    with as_single_threaded():
+        yield
+
+
+def widen(model: PreTrainedModel) -> None:
+    """Widens the weights of compressed-tensors, layer after layer, in place. It would do so by itself before the first forward pass, and
+    also put its own storage behind each module, which sends the weights of one rank to the others."""
+    hook = getattr(model, "ct_decompress_hook", None)
+    if hook is None:
+        return
+    from compressed_tensors.compressors import decompress_module
+    from compressed_tensors.quantization import QuantizationMetadata
+
+    hook.remove()
+    del model.ct_decompress_hook
+    for module in model.modules():
+        decompress_module(module)
+        if hasattr(module, "quantization_scheme") and not _rounds(module):  # from now on a layer like any other
+            QuantizationMetadata.clear_quantization(module)
+
+
+def _rounds(module: nn.Module) -> bool:
+    """Inputs or outputs: what compressed-tensors goes on doing with wide weights, where a checkpoint says so."""
+    scheme: Any = getattr(module, "quantization_scheme", None)
+    return scheme is not None and (scheme.input_activations is not None or scheme.output_activations is not None)
 
 
 def plain(module: nn.Module) -> bool:
-    """Its weight is a tensor like any other, and not a library's own kind."""
-    return type(module.weight) in (torch.Tensor, nn.Parameter)
+    """Its weight is a tensor like any other, and not a library's own kind; and is all that its answer depends on."""
+    return type(getattr(module, "weight", None)) in (torch.Tensor, nn.Parameter) and not _rounds(module)
 
 
 def _need(uri: str, what: str, package: str) -> None:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.quantized import plain
 from fairlead_worker.parallel.meeting import LOADING, Store
 from fairlead_worker.parallel.shards import Shards
 
@@ -134,6 +135,8 @@ def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
     head = model.get_submodule(shards.head)
     assert isinstance(head, nn.Linear)
     if model.config.get_text_config(decoder=True).tie_word_embeddings:
+        if not plain(head):
+            return  # a library's own kind of weight has no views: every rank computes all logits
         head = _part(head, shards)
     parent, _, name = shards.head.rpartition(".")
     setattr(model.get_submodule(parent), name, Gathered(head, group))

@@ -6,7 +6,7 @@ al. 2019, Megatron-LM). Projections of attention are cut between heads; where th
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,8 @@ class Cut:
     dim: int
     begin: int
     end: int
+    whole: int = field(default=0, compare=False)
+    """Of how many in all, where that is known."""
 
     def of(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """The index of this part of a tensor of `shape`. Unshardable where it is not in there."""
@@ -128,15 +130,15 @@ class Shards:
         layer = _relative(path).removesuffix(".mlp.experts")
         for experts_of in (f"{layer}.mlp.experts", f"{layer}.block_sparse_moe.experts"):
             for dim, names in enumerate((("w1", "w3", "gate_proj", "up_proj"), ("w2", "down_proj"))):
-                self._cuts |= {f"{experts_of}.*.{name}.weight": Cut(dim, begin, end) for name in names}
+                self._cuts |= {f"{experts_of}.*.{name}.weight": Cut(dim, begin, end, inner) for name in names}
         self.summed.append(path)
 
     def _keep(self, path: str, module: nn.Linear, weight: Cut, bias: Cut | None = None) -> None:
         shape, sizes = list(module.weight.shape), (module.in_features, module.out_features)
+        self._cuts[_relative(f"{path}.weight")] = replace(weight, whole=shape[weight.dim])
+        self.divided[path] = Divided(weight, sizes)
         shape[weight.dim] = weight.end - weight.begin
         module.weight = _empty(module.weight, *shape)
-        self._cuts[_relative(f"{path}.weight")] = weight
-        self.divided[path] = Divided(weight, sizes)
         if module.bias is not None and bias is not None:
             module.bias = _empty(module.bias, bias.end - bias.begin)
             self._cuts[_relative(f"{path}.bias")] = bias

@@ -1,0 +1,144 @@
+"""Tiny checkpoints of quantized weights, made in place: each with the plain numbers that it stands for."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models import save_model
+from transformers import PreTrainedModel
+
+GROUP = 32
+Made = tuple[dict[str, torch.Tensor], torch.Tensor]
+"""Tensors by the last part of their names, and the weight that they stand for."""
+
+
+def fp8(weight: torch.Tensor) -> Made:
+    """A scale for each output."""
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    small = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": small, "weight_scale": scale}, small.float() * scale
+
+
+def fp8_of_tensors(weight: torch.Tensor) -> Made:
+    """A scale for the whole, and one for all inputs: fixed, and so large that none of them is clipped."""
+    scale = weight.abs().max().view(1) / 448
+    small = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": small, "weight_scale": scale, "input_scale": torch.tensor([0.25])}, small.float() * scale
+
+
+def int8(weight: torch.Tensor) -> Made:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    small = (weight / scale).round().clamp(-128, 127).to(torch.int8)
+    return {"weight": small, "weight_scale": scale}, small.float() * scale
+
+
+def int4(weight: torch.Tensor) -> Made:
+    groups = weight.view(weight.shape[0], -1, GROUP)
+    scale = groups.abs().amax(2) / 7
+    small = (groups / scale[:, :, None]).round().clamp(-8, 7)
+    parts = {"weight_packed": packed(small.flatten(1)), "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
+    return parts, (small * scale[:, :, None]).view_as(weight)
+
+
+def int4_with_zeros(weight: torch.Tensor) -> Made:
+    groups = weight.view(weight.shape[0], -1, GROUP)
+    least, most = groups.aminmax(dim=2)
+    scale = (most - least) / 15
+    zero = (-8 - least / scale).round().clamp(-8, 7)
+    small = (groups / scale[:, :, None] + zero[:, :, None]).round().clamp(-8, 7)
+    parts = {"weight_packed": packed(small.flatten(1)), "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
+    parts["weight_zero_point"] = packed(zero.T).T
+    return parts, ((small - zero[:, :, None]) * scale[:, :, None]).view_as(weight)
+
+
+def packed(small: torch.Tensor) -> torch.Tensor:
+    """[rows, n] of -8 to 7 -> [rows, n / 8] words."""
+    nibbles = (small.reshape(small.shape[0], -1, 8) + 8).to(torch.int64)
+    words = (nibbles << torch.arange(0, 32, 4)).sum(2)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def blocks(rows: int, columns: int, scale_name: str) -> Callable[[torch.Tensor], Made]:
+    """Float8 in blocks of that size."""
+
+    def make(weight: torch.Tensor) -> Made:
+        grid = weight.view(weight.shape[0] // rows, rows, weight.shape[1] // columns, columns)
+        scale = grid.abs().amax((1, 3)) / 448
+        small = (grid / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+        plain = small.float() * scale[:, None, :, None]
+        return {"weight": small.view_as(weight), scale_name: scale}, plain.view_as(weight)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Form:
+    """How weights are made, and what config.json says of it."""
+
+    make: Callable[[torch.Tensor], Made]
+    about: dict[str, Any]
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Of the model's own config."""
+    family: str = "llama"
+
+
+def compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The `quantization_config` of compressed-tensors."""
+    scheme = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False} | weights}
+    if inputs is not None:
+        scheme["input_activations"] = {"symmetric": True} | inputs
+    about = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", "ignore": ["lm_head", "re:.*gate$"]}
+    return about | {"config_groups": {"group_0": scheme}}
+
+
+EIGHT = {"num_bits": 8, "type": "float"}
+FOUR = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
+FORMS: dict[str, Form] = {
+    "float8, a scale for each output": Form(fp8, compressed("float-quantized", EIGHT | {"strategy": "channel"})),
+    "int4 in groups": Form(int4, compressed("pack-quantized", FOUR)),
+    "int4 in groups with zero points": Form(int4_with_zeros, compressed("pack-quantized", FOUR | {"symmetric": False})),
+    "float8 in blocks of compressed-tensors": Form(
+        blocks(16, 32, "weight_scale"), compressed("float-quantized", EIGHT | {"strategy": "block", "block_structure": [16, 32]})
+    ),
+    "float8, a scale for each tensor": Form(fp8_of_tensors, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "float8 in blocks": Form(blocks(16, 32, "weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [16, 32]}),
+}
+TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
+DYNAMIC = Form(int8, compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, TOKEN | {"type": "int"}))
+"""Inputs are rounded too, by the largest of each token's."""
+STATIC = Form(
+    fp8_of_tensors, compressed("float-quantized", EIGHT | {"strategy": "tensor"}, EIGHT | {"strategy": "tensor", "dynamic": False})
+)
+"""Inputs are rounded too, by a scale that the checkpoint has."""
+
+
+def save_quantized(form: Form, folder: Path) -> PreTrainedModel:
+    """Writes a model of `form`; returns it with the plain numbers."""
+    model = save_model(form.family, folder, **form.changes)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        parts, plain = form.make(tensors.pop(name))
+        tensors |= {f"{name.removesuffix('weight')}{part}": tensor.contiguous() for part, tensor in parts.items()}
+        _set(model, name, plain)
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": form.about}))
+    return model
+
+
+def _set(model: PreTrainedModel, name: str, plain: torch.Tensor) -> None:
+    """The weight that is called `name` in a checkpoint; an expert's is a part of a parameter."""
+    layer, experts, rest = name.partition(".experts.")
+    if not experts:
+        model.get_parameter(name).data.copy_(plain)
+        return
+    expert, projection = rest.split(".")[:2]
+    stacked = model.get_parameter(f"{layer}.experts.{'down_proj' if projection == 'down_proj' else 'gate_up_proj'}").data[int(expert)]
+    half = plain.shape[0]
+    part = {"gate_proj": stacked[:half], "up_proj": stacked[half:], "down_proj": stacked}[projection]
+    part.copy_(plain)

@@ -1,0 +1,143 @@
+"""A rank's part of what lies beside a quantized weight in a checkpoint: scales, zero points, several numbers packed into a word.
+
+Each entry of these is for a run of the weight's outputs or inputs. The cut of the weight, in outputs or inputs, becomes one in runs; where
+it does not fall between two, the part has no entries of its own, and is refused. Weights that are widened while they are read are another
+matter: a finer grid says the same there, so a run that two ranks share is told to both.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fairlead_worker.parallel.shards import Cut, Unshardable
+
+RUNS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point")
+"""Of runs of a weight's outputs and inputs."""
+ONE = (
+    "weight_global_scale",
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "output_scale",
+    "output_zero_point",
+    "activation_scale",
+)
+"""One for the whole layer, so the same on every rank."""
+SHAPE = "weight_shape"
+WORD_BITS = {"I32": 32, "U8": 8}
+"""Of words that several numbers are packed into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """How many outputs or inputs share a scale, by what the checkpoint's config says: of its kinds of layers, each size that there is."""
+
+    outputs: frozenset[int] = frozenset()
+    inputs: frozenset[int] = frozenset()
+    widened: bool = False
+    """The weights are widened while they are read, by whatever grid their scales have."""
+    made: int = 0
+    """Inputs that share a scale which is made at load; 0: those of a whole row, or none is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A rank's part of a grid of scales which is not cut between two of them: entry `i` of it is entry `entries[i]` of the whole."""
+
+    dim: int
+    entries: tuple[int, ...]
+
+    def read(self, tensor: Any) -> torch.Tensor:
+        first, last = self.entries[0], self.entries[-1]
+        part: torch.Tensor = tensor[(*(slice(None) for _ in range(self.dim)), slice(first, last + 1))]
+        return part.index_select(self.dim, torch.tensor(self.entries) - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of a weight, which is that of the part on a rank."""
+
+    cut: Cut
+
+    def read(self, tensor: Any) -> torch.Tensor:
+        shape: torch.Tensor = tensor[...].clone()
+        shape[self.cut.dim] = self.cut.end - self.cut.begin
+        return shape
+
+
+def beside(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Cut | Spread | Shape | None:
+    """The part of tensor `key`, which lies beside a weight of which a rank has `cut`; None: all of it. Raises Unshardable.
+
+    shape, kind: of the whole tensor, as the file says.
+    """
+    name = key.rpartition(".")[2]
+    if name == SHAPE:
+        return Shape(cut)
+    if name in ONE or name == "bias":  # that of a row-wise layer, which is added once
+        return None
+    if name == "weight_g_idx":
+        if cut.dim == 0:
+            return None
+        raise Unshardable(f"{key}: groups of inputs in any order (act-order) are on no single rank")
+    if name not in RUNS:
+        raise Unshardable(f"{key} lies beside a weight that is divided, and how it is divided is not known")
+    if len(shape) <= cut.dim:
+        return None
+    count = shape[cut.dim]
+    if count == cut.whole:
+        return cut
+    packed = kind in WORD_BITS and len(shape) > 1
+    if packed and (name == "weight_packed" or (name == "weight_zero_point" and cut.dim == 0)):
+        return _words(key, count, WORD_BITS[kind], cut)
+    each = _run(key, count, cut, groups)
+    if each == 0:
+        return None
+    if cut.begin % each == 0 and (cut.end % each == 0 or (cut.end == cut.whole and not groups.widened)):
+        return Cut(cut.dim, cut.begin // each, -(-cut.end // each))
+    if not groups.widened:
+        raise Unshardable(
+            f"{key} has one entry for {each} {_what(cut)}, and {_part(cut)} does not begin and end between two of them: use fewer ranks"
+        )
+    finer = math.gcd(cut.begin, cut.end, each)
+    return Spread(cut.dim, tuple(place // each for place in range(cut.begin, cut.end, finer)))
+
+
+def check_made(path: str, inputs: int, whole: int, groups: Groups) -> None:
+    """Raises Unshardable where a row-wise layer could be made of fewer bits, and the `inputs` of one rank cannot."""
+    if groups.made and inputs % groups.made and not whole % groups.made:
+        raise Unshardable(
+            f"{path} is made of fewer bits in groups of {groups.made} inputs, and a rank would have {inputs} of its {whole}, "
+            "no multiple of them: use fewer ranks, or --quantization fp8"
+        )
+
+
+def _words(key: str, count: int, bits: int, cut: Cut) -> Cut:
+    each = bits * count // cut.whole  # of a number
+    if cut.begin * each % bits or (cut.end * each % bits and cut.end != cut.whole):
+        raise Unshardable(
+            f"{key} has {bits}-bit words of numbers of {each} bits, and {_part(cut)} does not begin and end between two words: "
+            "use fewer ranks"
+        )
+    return Cut(cut.dim, cut.begin * each // bits, -(-cut.end * each // bits))
+
+
+def _run(key: str, count: int, cut: Cut, groups: Groups) -> int:
+    """Of how many outputs or inputs each of `count` entries is. 0: there is one for all of them, that may be parted."""
+    sizes = groups.inputs if cut.dim else groups.outputs
+    fitting = sorted((size for size in sizes if -(-cut.whole // size) == count), key=lambda size: (cut.whole % size, size))
+    if count == 1 and (groups.widened or not fitting):
+        return 0
+    if not fitting:
+        known = ", ".join(map(str, sorted(sizes))) or "none"
+        raise Unshardable(f"{key} has {count} entries for {cut.whole} {_what(cut)}, which are of no size that its config names ({known})")
+    return fitting[0]
+
+
+def _what(cut: Cut) -> str:
+    return "inputs" if cut.dim else "outputs"
+
+
+def _part(cut: Cut) -> str:
+    return f"a rank's part ({_what(cut)} {cut.begin} to {cut.end} of {cut.whole})"
