@@ -3,6 +3,7 @@ end."""
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
         from fairlead_worker.node import serve as serve_ranks
 
         failure = serve_ranks(config)
-        return _fail(config, failure) if failure else 0
+        status = _fail(config, failure) if failure else 0
+        logging.shutdown()
+        os._exit(status)  # the interpreter's own end waits for downloads, and a source that is silent for long has no end
     try:
         listener = _listen(config)
     except OSError as error:

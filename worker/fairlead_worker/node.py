@@ -21,7 +21,7 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import AdapterError
 from fairlead_worker.parallel.keys import unlock
-from fairlead_worker.parallel.links import FAILED, Socket, endpoint, happened, made, monitor
+from fairlead_worker.parallel.links import FAILED, LINGER_MS, Socket, endpoint, happened, made, monitor
 from fairlead_worker.parallel.messages import End, Fetch, Fetched, Hello, Here, Load, Lost, Progress, Refused, Welcome
 from fairlead_worker.parallel.nodes import shared
 from fairlead_worker.parallel.processes import Processes
@@ -86,7 +86,7 @@ class Node:
         self._processes = Processes(ranks, config.tensor_parallel, config.model_dump(), self._rank_lost, meeting=meeting, first=first)
         threading.Thread(target=self._locate, name="model", daemon=True).start()
         poller = zmq.Poller()  # steps first: nothing else is in a hurry
-        for each in (steps, watch, self._door):
+        for each in (steps, watch, self._door, self._watch):
             poller.register(each, zmq.POLLIN)
         told = 0.0
         while True:
@@ -100,6 +100,8 @@ class Node:
             events = happened(watch) if watch in ready else []
             if zmq.EVENT_HANDSHAKE_SUCCEEDED in events:
                 logger.info("hears the steps of the leader")
+            if self._watch in ready:
+                events += happened(self._watch)
             if zmq.EVENT_DISCONNECTED in events:
                 raise Over(f"{self._leader} is gone, or the network to it: its own log says why")
             if self._door in ready:
@@ -110,10 +112,10 @@ class Node:
                 self._tell_progress()
 
     def close(self) -> None:
-        """Leaves no process behind."""
+        """Leaves no process behind, and nothing unsaid."""
         if self._processes is not None:
             self._processes.kill()
-        self._door.close()
+        self._context.destroy(LINGER_MS)
 
     def _socket(self, kind: int, port: int) -> Socket:
         socket = made(self._context, kind)
@@ -135,6 +137,7 @@ class Node:
                 answer: Welcome | Refused = msgspec.msgpack.decode(self._door.recv(), type=Welcome | Refused)
                 if isinstance(answer, Refused):
                     raise Over(f"{self._leader} refuses this node: {answer.reason}")
+                happened(self._watch)  # of connections before this one: from now on the end of one is the leader's
                 return answer
             self._take_news(None)
             for event in happened(self._watch):
@@ -160,19 +163,24 @@ class Node:
                 case Path() as folder:
                     assert processes is not None
                     processes.tell(msgspec.msgpack.encode(Load(str(folder))))
-                    self._report = msgspec.structs.replace(self._report, phase="weights", percent=0, detail="", done=0, total=0)
+                    self._reads()
                 case Progress() as report:
                     self._report = report
                 case Fetched(number=number) as fetched:
                     assert processes is not None
                     processes.tell(msgspec.msgpack.encode(fetched))  # before the leader hears of it, and tells them to read it
                     self._say(msgspec.msgpack.encode(Here(self._config.node_rank, number)))
+                    self._reads()
                 case Here() as failed:
                     self._say(msgspec.msgpack.encode(failed))
                 case Over() as over:
                     if str(over) and processes is not None:
                         self._say(msgspec.msgpack.encode(Lost(self._config.node_rank, str(over))))
                     raise over
+
+    def _reads(self) -> None:
+        """What has been downloaded is what the ranks read now."""
+        self._report = msgspec.structs.replace(self._report, phase="weights", percent=0, detail="", done=0, total=0)
 
     def _tell_progress(self) -> None:
         """The download's own figures, and whether the processes here have read or computed since."""

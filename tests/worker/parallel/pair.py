@@ -25,7 +25,7 @@ from fairlead_worker.parallel.follower import Ear, serve
 from fairlead_worker.parallel.group import Group
 from fairlead_worker.parallel.lead import LedAdapters, LedForward, LedHost
 from fairlead_worker.parallel.meeting import store
-from fairlead_worker.parallel.messages import End, Fetch, Fetched, Join, Load, ToRank
+from fairlead_worker.parallel.messages import End, Fetched, Join, Load, ToRank
 from fairlead_worker.parallel.ranks import Ranks
 
 MAX_LORAS, MAX_LORA_RANK = 3, 16
@@ -53,10 +53,6 @@ class Pair:
 
     def fetched(self, number: int, folder: Path) -> None:
         self.tell(Fetched(number, str(self.elsewhere.get(number, folder))))
-
-    @staticmethod
-    def fetch(wanted: Fetch) -> bool:
-        return False
 
     @staticmethod
     def together() -> nullcontext[None]:

@@ -119,6 +119,14 @@ def of_a_part(folder: Path) -> Path:
     return changed(folder, "of_a_part", **{path: held[:, : held.shape[1] // 2].contiguous()})
 
 
+def surrogate(folder: Path) -> Path:
+    """A setting that nobody knows, with half a surrogate pair for a name."""
+    made = changed(folder, "surrogate")
+    config = (made / "adapter_config.json").read_text()
+    (made / "adapter_config.json").write_text(config.replace("{", '{"\\ud800": 1,', 1))
+    return made
+
+
 Change = Callable[[Path], Path]
 BROKEN: dict[str, tuple[Change | None, Change | None, str]] = {
     "not there on rank 1": (None, gone, "rank 1 of 2: there is no adapter_model.safetensors in "),
@@ -127,6 +135,7 @@ BROKEN: dict[str, tuple[Change | None, Change | None, str]] = {
     "of the head": (of_head, of_head, "lm_head is the model's head"),
     "of a module that only ranks have": (inside, inside, "o_proj.layer is no linear layer of the model"),
     "as large as a part": (of_a_part, of_a_part, "o_proj is of 64 to 64 values, and the adapter's part of 32 to 64"),
+    "words that no message can hold": (surrogate, surrogate, "? is set (1)"),
     "no numbers, of rank 1's part": (huge, huge, "the model does not run with it: its logits are no finite numbers"),
 }
 
@@ -183,7 +192,8 @@ def test_the_largest_step_is_measured_with_an_adapter_of_each_ranks_size(
             monkeypatch.setattr(AdapterSet, "over", watch)
             return super().peak_of(run)
 
-    runner = pair.profiled(tmp_path, Watched(1 << 30))
+    memory = Watched(1 << 30)
+    runner = pair.profiled(tmp_path, memory)
     rank = MAX_LORA_RANK
     sizes = {path.rpartition(".")[2]: shapes for path, shapes in seen.items()}
     # 64 wide, four heads and two KV heads of 16, 128 inside: a rank has half of each but of the width.

@@ -151,9 +151,9 @@ class Desk:
         return outputs
 
     def failed(self, error: Exception) -> int:
-        """Says that a step failed, and why: the exit status."""
-        logger.error("step %d failed", self._scheduler.meter.steps, exc_info=error)
-        self._outbox.send(Failed(reason=f"step {self._scheduler.meter.steps} failed: {type(error).__name__}: {error}"))
+        """Says that a step failed, or what was to be done before it, and why: the exit status."""
+        logger.error("failed at step %d", self._scheduler.meter.steps, exc_info=error)
+        self._outbox.send(Failed(reason=f"failed at step {self._scheduler.meter.steps}: {type(error).__name__}: {error}"))
         return 1
 
 

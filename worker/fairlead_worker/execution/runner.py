@@ -209,7 +209,7 @@ def make_runner(
             # A rank that finds no memory leaves the others in the midst of the step: of a divided model one size is tried, which must do.
             tokens = least = usual
         found = find_room(memory, mem_fraction_static, tokens, least, attempt, usual)
-        step_tokens, room = found.step_tokens, found.kv_bytes
+        step_tokens, room = found.step_tokens, max(0, found.kv_bytes - (0 if adapters is None else adapters.coming()))
 
         def graph_bytes(model: LoadedModel, layout: KVSpec, rows: int, invariant: bool = False, adapters: AdapterSet | None = None) -> int:
             tried = ModelRunner(model, _prepared(make_backend(backend, layout, 1), no_progress, invariant), adapters=adapters)

@@ -173,6 +173,13 @@ class AdapterSet:
             if all(pairs.values()):  # moved one by one: where they were is free again
                 self._hook(number, {path: pair for path, pair in pairs.items() if pair is not None})
 
+    def coming(self) -> int:
+        """Bytes that adapters which may still come take at most, where no slots are kept for them."""
+        if self.slots is not None or not self._growing:
+            return 0
+        values = self._max_rank * sum(map(sum, adaptable(self._loaded.model).values()))
+        return (self._most - len(self.infos)) * values * self._loaded.dtype.itemsize
+
     @contextmanager
     def imagined(self) -> Iterator[int]:
         """The number of an adapter of which a step takes as much memory as it can of any; 0: there is none, nor will there be."""
@@ -225,7 +232,7 @@ class AdapterSet:
             return None, error.cause
         except Exception as error:  # what nobody foresaw of a stranger's files is no reason to end
             logger.exception("LoRA adapter %s could not be read", name)
-            return None, f"{type(error).__name__}: {error}"
+            return None, AdapterError(name, uri, f"{type(error).__name__}: {error}").cause
         return files, ""
 
     def _part(self, name: str, uri: str, path: str, pair: Pair) -> Pair:

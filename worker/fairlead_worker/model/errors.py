@@ -14,5 +14,5 @@ class AdapterError(Exception):
     """A LoRA adapter cannot be served. The message names it, where it comes from, the cause and what to do."""
 
     def __init__(self, name: str, uri: str, cause: str) -> None:
-        super().__init__(f"cannot load LoRA adapter {name} from {uri}: {cause}")
-        self.cause = cause
+        self.cause = cause.encode(errors="replace").decode()  # a file's words may hold half a surrogate pair, which no message can
+        super().__init__(f"cannot load LoRA adapter {name} from {uri}: {self.cause}")

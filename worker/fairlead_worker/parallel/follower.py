@@ -84,6 +84,7 @@ def follow(join: Join, ear: Ear) -> None:
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()
+    from fairlead_worker.model.errors import AdapterError
     from fairlead_worker.parallel.group import Group, check_devices
     from fairlead_worker.parallel.meeting import joined, store
 
@@ -104,7 +105,12 @@ def follow(join: Join, ear: Ear) -> None:
         if not isinstance(fetched, Fetched):
             return
         assert adapters is not None and fetched.number == number, "the configuration counts them"
-        adapters.load(number, name, uri, Path(fetched.folder))
+        try:
+            adapters.load(number, name, uri, Path(fetched.folder))
+        except AdapterError:  # no rank has it, rank 0 says why, and that is the end
+            while not isinstance(ear.hear(), End):
+                pass
+            return
     runner = make(config, loaded, group, adapters=adapters)
     logger.info("rank %d of %d is ready on %s", join.rank, join.size, loaded.device)
     serve(ear, runner, adapters)

@@ -104,7 +104,8 @@ class LedAdapters:
         """None: other nodes fetch its files, and the answer is sent when they have."""
         match message:
             case FetchAdapter(number=number, name=name, uri=uri):
-                return None if self._ranks.fetch(Fetch(number, name, uri)) else AdapterChanged(number)
+                self._ranks.fetch(Fetch(number, name, uri))
+                return None
             case LoadAdapter(number=number, name=name, uri=uri, path=path):
                 self._ranks.fetched(number, Path(path))
                 self._ranks.tell(Adopt(number, name, uri))

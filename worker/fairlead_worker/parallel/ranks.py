@@ -73,11 +73,10 @@ class Ranks:
         """An adapter's files are there, on this node."""
         self._processes.tell(self._encoder.encode(Fetched(number, str(folder.absolute()))))
 
-    def fetch(self, wanted: Fetch) -> bool:
-        """Has the other nodes fetch an adapter's files by themselves; what comes of it is sent by itself. False: there are none."""
-        if self._nodes is not None:
-            self._nodes.fetch(wanted)
-        return self._nodes is not None
+    def fetch(self, wanted: Fetch) -> None:
+        """Has the other nodes fetch an adapter's files by themselves; what comes of it is sent by itself."""
+        assert self._nodes is not None, "nobody asks for it where there are none"
+        self._nodes.fetch(wanted)
 
     def loaded(self) -> None:
         """Rank 0 has its part: from now on the load of the others is what is waited for."""
