@@ -15,7 +15,6 @@ from fairlead_worker.api.engine_client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
 from fairlead_worker.messages import AdapterInfo, LoadAdapter, UnloadAdapter
-from fairlead_worker.model.adapter_source import adapter_folder
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import AdapterError
 
@@ -102,7 +101,7 @@ class Adapters:
             raise invalid(f"lora_name: {name!r} is the model's own name; give the adapter another", param="lora_name")
         self._named_twice(name, in_place)
         try:  # outside the lock: a hub that does not answer holds up nobody else's adapters
-            folder = await asyncio.to_thread(adapter_folder, name, uri, cache=self._cache)
+            folder = await asyncio.to_thread(self._fetched, name, uri)
         except AdapterError as error:
             raise invalid(f"lora_path: {error}", param="lora_path") from error
         async with self._changing:
@@ -115,6 +114,12 @@ class Adapters:
             logger.info("LoRA adapter %s loaded from %s", name, uri)
         if old is not None:
             self._retire(old)
+
+    def _fetched(self, name: str, uri: str) -> Path:
+        """Raises AdapterError. What downloads is imported by the first who needs it: it took 0.2 s of each start."""
+        from fairlead_worker.model.adapter_source import adapter_folder
+
+        return adapter_folder(name, uri, cache=self._cache)
 
     def _named_twice(self, name: str, in_place: bool) -> Adapter | None:
         """The one that has the name and gives it up. Raises ApiError 400."""
