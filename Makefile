@@ -9,6 +9,10 @@ NATIVE := worker/fairlead_worker/native
 BUNDLE := build/gpu-bundle
 BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 
+# Compiled modules are kept, whatever the environment says (images for development often set this): without them a worker takes
+# more than twice as long to start (13 s of a core instead of 5), and the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
 .PHONY: help install redis-servers s3-server clients kubernetes demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
@@ -20,7 +24,7 @@ install: $(STAMP) $(NATIVE)/libfairlead.so ## a virtual environment in .venv wit
 $(STAMP): pyproject.toml requirements/dev.txt
 	@test -x $(BIN)/uv || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
 	@echo "== installing pinned requirements (torch is large: minutes on a first run, seconds from the cache)"
-	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.txt
 	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps -e .
 	@touch $@
 
@@ -45,7 +49,8 @@ kubernetes: install ## etcd, Kubernetes and Helm for e2e, and for the tests that
 test: install redis-servers s3-server clients ## unit and component tests; no cluster, no GPU
 	@# What fails beside others, on a machine that has too little for both, must pass alone. Properties are tried on the same examples each
 	@# time (profile `ci`): a change is not to answer for what chance finds; `make test EXAMPLES=default` looks further.
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --hypothesis-profile=$(EXAMPLES) \
+	@# Each process has half of the tests in their order, and what a session or module shares is started once; who is done takes half of the rest.
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=$(EXAMPLES) \
 		|| $(BIN)/pytest -q --hypothesis-profile=$(EXAMPLES) --last-failed --last-failed-no-failures none
 
 lint: install ## ruff, mypy, import rules

@@ -12,6 +12,7 @@ import uvloop
 
 from fairlead_index.access import has_password
 from fairlead_worker.config import WorkerConfig
+from fairlead_worker.imports import uncollected
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         listener = _listen(config)
     except OSError as error:
         return _fail(config, f"cannot listen on {config.host}:{config.port}: {error.strerror}")
-    from fairlead_worker.api.lifecycle import serve
+    with uncollected():
+        from fairlead_worker.api.lifecycle import serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         failure = runner.run(serve(config, listener))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,16 @@ from fairlead_worker.api.start_up import StartUp
 from fairlead_worker.messages import HostLoad, Load
 
 SECRET = "Nobody may read this sentence in a log. "
+
+
+@pytest.fixture(scope="module")
+def odd(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker with flags that do not meet."""
+    worker = WorkerProcess(model, tmp_path_factory.mktemp("odd"), "--metrics-names", "vllm", "--host-kv-cache-bytes", "1000000")
+    try:
+        yield worker.wait_ready()
+    finally:
+        worker.kill()
 
 
 def lines(worker: WorkerProcess, request: str) -> list[dict[str, Any]]:
@@ -100,10 +110,10 @@ def test_hits_of_each_tier_are_in_the_metrics() -> None:
             assert f"{name} {float(value)}\n" in text, name
 
 
-def test_vllms_dashboards_find_their_names(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--metrics-names", "vllm").wait_ready()
-    usage = ask(worker, "named", max_tokens=5, ignore_eos=True)["usage"]
-    until(lambda: lines(worker, "named"), "the end of the request")
+def test_vllms_dashboards_find_their_names(odd: WorkerProcess) -> None:
+    """Before any other request of this worker: its sums are the request's own."""
+    usage = ask(odd, "named", max_tokens=5, ignore_eos=True)["usage"]
+    until(lambda: lines(odd, "named"), "the end of the request")
     dashboard = {
         "e2e_request_latency_seconds_bucket",
         "prompt_tokens_total",
@@ -123,17 +133,16 @@ def test_vllms_dashboards_find_their_names(start: Callable[..., WorkerProcess]) 
         "request_decode_time_seconds_sum",
         "prefix_cache_hits_total",
     }
-    shown = set(re.findall(r'^vllm:(\w+)\{.*model_name="', worker.client.get("/metrics").text, re.M))
+    shown = set(re.findall(r'^vllm:(\w+)\{.*model_name="', odd.client.get("/metrics").text, re.M))
     assert dashboard <= shown
     for name in ("generation_tokens_total", "request_generation_tokens_sum"):
-        assert worker.metric(f"vllm:{name}") == worker.metric(f"fairlead_{name}") == 5
-    assert worker.metric("vllm:request_prompt_tokens_sum") == usage["prompt_tokens"]
+        assert odd.metric(f"vllm:{name}") == odd.metric(f"fairlead_{name}") == 5
+    assert odd.metric("vllm:request_prompt_tokens_sum") == usage["prompt_tokens"]
 
 
-def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(start: Callable[..., WorkerProcess]) -> None:
-    worker = start("--host-kv-cache-bytes", "1000000").wait_ready()
-    ask(worker, "no-tier", max_tokens=2)
-    assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in worker.log.read_text()
-    assert worker.metric("fairlead_host_kv_pages") == 0
-    until(lambda: lines(worker, "no-tier"), "the line of the request")
-    assert lines(worker, "no-tier")[0]["host_cached_tokens"] == 0
+def test_on_a_cpu_the_host_tier_is_off_and_the_log_says_so(odd: WorkerProcess) -> None:
+    ask(odd, "no-tier", max_tokens=2)
+    assert "--host-kv-cache-bytes 1000000 is ignored: on a CPU" in odd.log.read_text()
+    assert odd.metric("fairlead_host_kv_pages") == 0
+    until(lambda: lines(odd, "no-tier"), "the line of the request")
+    assert lines(odd, "no-tier")[0]["host_cached_tokens"] == 0

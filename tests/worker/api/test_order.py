@@ -44,7 +44,6 @@ def test_a_user_who_had_less_goes_before_one_who_had_more(start: Callable[..., W
     assert order[:2] == ["a", "b"]
 
 
-def test_a_priority_that_is_no_number_is_named(start: Callable[..., WorkerProcess]) -> None:
-    worker = start().wait_ready()
-    answer = worker.client.post("/v1/completions", json={"prompt": "x", "priority": "high"})
+def test_a_priority_that_is_no_number_is_named(shared: WorkerProcess) -> None:
+    answer = shared.client.post("/v1/completions", json={"prompt": "x", "priority": "high"})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "priority"

@@ -15,7 +15,6 @@ from fairlead_worker.api.engine_client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
 from fairlead_worker.messages import AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.model.adapter_source import adapter_folder
 from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.errors import AdapterError
 
@@ -118,13 +117,19 @@ class Adapters:
 
     async def _fetch(self, number: int, name: str, uri: str) -> Path:
         """Its folder, and then other nodes of the model have it too. Raises AdapterError."""
-        here = asyncio.to_thread(adapter_folder, name, uri, cache=self._cache)
+        here = asyncio.to_thread(self._folder, name, uri)
         if self._config.nodes == 1:
             return await here
         folder, there = await asyncio.gather(here, self._engine.change_adapter(FetchAdapter(number, name, uri)))
         if there.error:
             raise AdapterError(name, uri, there.error)
         return folder
+
+    def _folder(self, name: str, uri: str) -> Path:
+        """Raises AdapterError. What downloads is imported by the first who needs it: it took 0.2 s of each start."""
+        from fairlead_worker.model.adapter_source import adapter_folder
+
+        return adapter_folder(name, uri, cache=self._cache)
 
     def _named_twice(self, name: str, in_place: bool) -> Adapter | None:
         """The one that has the name and gives it up. Raises ApiError 400."""

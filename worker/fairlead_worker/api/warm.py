@@ -9,7 +9,6 @@ import logging
 import time
 from array import array
 
-import httpx
 import msgspec
 
 from fairlead_index.access import RedisAccess
@@ -64,6 +63,8 @@ async def warm(worker: Worker) -> None:
 
 async def _asked(worker: Worker, redis: RedisAccess) -> tuple[str, tuple[HotPrefix, ...]]:
     """(peer, its hottest prefixes) of the first peer that tells any."""
+    import httpx  # and what it brings: most workers never need it
+
     ready = worker.ready
     room = min(worker.config.warm_tokens, ready.pages * ready.page_size // 2, MOST_TOKENS)
     async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False) as client:
