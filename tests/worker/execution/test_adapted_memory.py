@@ -155,3 +155,16 @@ def test_slots_and_graphs_have_their_memory_before_pages_do(growing: bool, loade
     assert bool(slots) is growing and made.step_tokens == 20
     room = (16 << 20) - (1 << 20) - slots - memory.graphs * memory.graph_bytes
     assert made.backend.pages == room // made.backend.spec.page_bytes
+
+
+def test_those_that_may_come_have_their_memory_where_no_slots_are_kept(loaded: LoadedModel, folders: list[Path]) -> None:
+    """Else they would take that of the largest step, when pages have all the rest."""
+    adapters = AdapterSet(loaded, 3, 8)
+    adapters.load(1, "a", "file:///a", folders[0])
+    steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
+    made = make_runner(loaded, page_size=PAGE, adapters=adapters, steps=steps, mem_fraction_static=1.0, memory=Memory(adapters))
+    values = sum(8 * (inputs + outputs) for inputs, outputs in adaptable(loaded.model).values())
+    room = (16 << 20) - (1 << 20) - 2 * values * loaded.dtype.itemsize
+    assert adapters.slots is None and made.backend.pages == room // made.backend.spec.page_bytes
+    adapters.unload(1)
+    assert AdapterSet(loaded, 3, 8, growing=False).coming() == 0

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,13 +36,10 @@ CUT_EXACTLY: dict[str, Form] = FORMS | {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    if not all(find_spec(package) for package in ("compressed_tensors", "accelerate", "torchao")):
+@pytest.fixture(autouse=True)
+def libraries(request: pytest.FixtureRequest) -> None:
+    if "pair" in request.fixturenames and not all(find_spec(package) for package in ("compressed_tensors", "accelerate", "torchao")):
         pytest.skip("the extra gpu is not installed")
-    made = Pair(tmp_path_factory.mktemp("pair"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True)
