@@ -64,8 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         + ([f"Redis away {arguments.redis_away}"] if window else [])
     )
     show(runs, title)
-    _write(arguments.json, lambda: json.dumps(_record(arguments, runs), indent=2))
-    _write(arguments.plot, lambda: svg([_pooled(outcomes) for outcomes in runs.values()], title))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(_record(arguments, runs), indent=2))
+    if arguments.plot:
+        arguments.plot.write_text(svg([_pooled(outcomes) for outcomes in runs.values()], title))
     return 0
 
 
@@ -79,6 +81,13 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.num_prompts is not None and arguments.num_prompts < 1:
         raise UserError(f"--num-prompts {arguments.num_prompts}: must be at least 1")
     _window(arguments.redis_away)
+    for flag, path in (("json", arguments.json), ("plot", arguments.plot)):
+        try:  # before minutes of a replay are lost
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.open("a").close()
+        except OSError as error:
+            raise UserError(f"--{flag} {path}: cannot be written ({error.strerror})") from None
 
 
 def _window(text: str | None) -> tuple[float, float] | None:
@@ -139,9 +148,3 @@ def _record(arguments: argparse.Namespace, runs: Runs) -> dict[str, Any]:
     parameters = {name: value for name, value in vars(arguments).items() if isinstance(value, int | float | str) and name != "command"}
     policies = {policy: {"mean": means(outcomes), "runs": [each.figures() for each in outcomes]} for policy, outcomes in runs.items()}
     return {"trace": arguments.trace.name, "parameters": parameters, "policies": policies}
-
-
-def _write(path: Path | None, make: Any) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(make())

@@ -12,6 +12,8 @@ from fairlead.errors import UserError
 from fairlead_index.hashing import extend
 
 BLOCK_TOKENS = TRACE_BLOCK
+MOST_TOKENS = 100_000_000
+"""Of a prompt or an answer: ten times the longest context that anybody serves. More is a mistake, and would take centuries to play."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ def read_trace(path: Path, *, count: int | None, speed: float) -> list[Request]:
                     ids = [int(each) for each in entry["hash_ids"]]
                     blocks = array("Q", [hashed.setdefault(each, extend(0, [each])) for each in ids])
                     at, prompt, output = entry["timestamp"] / 1000, int(entry["input_length"]), int(entry["output_length"])
-                    if not (0 <= at < math.inf and prompt >= 0 and output >= 0):
-                        raise ValueError("timestamp, input_length and output_length are numbers from 0 on")
+                    if not (0 <= at < math.inf and 0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS):
+                        raise ValueError(f"timestamp, input_length and output_length are numbers from 0 on, lengths up to {MOST_TOKENS}")
                     requests.append(Request(at / speed, max(1, prompt), max(1, output), blocks))
                 except (ValueError, KeyError, TypeError, OverflowError) as error:
                     raise UserError(f"--trace {path}, line {number}: not a Mooncake trace entry ({error!r})") from None
