@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.lora import save_adapter
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import DYNAMIC, EIGHT, FORMS, KEPT, STATIC, Form, compressed, fp8, save_quantized
 from torch import nn
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model import kept, quantized
 from fairlead_worker.model.adaptable import adaptable
+from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.loader import load_model
@@ -104,6 +106,16 @@ def test_a_model_that_multiplies_float8_is_near_the_widened_one(multiplies: None
     assert (got - want).square().mean() < 0.01 * want.square().mean()
 
 
+def test_nothing_is_widened_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else loading would take the room of the wide model, or of its largest layer."""
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    save_quantized(ROUNDED, tmp_path)
+    widened: list[Any] = []
+    monkeypatch.setattr(compressors.BaseCompressor, "decompress_module", lambda module, **_: widened.append(module))
+    load_model(str(tmp_path), quantization="fp8")
+    assert not widened
+
+
 def test_on_a_cpu_they_are_widened_unless_asked_for(tmp_path: Path) -> None:
     """And packed for kernels that are faster by far."""
     save_quantized(KEPT["a scale for each output"], tmp_path)
@@ -117,6 +129,13 @@ def test_without_torchao_they_are_widened(multiplies: None, tmp_path: Path, monk
     model = load_model(str(tmp_path), dtype="bfloat16").model
     assert all(hasattr(layer, "quantization_scheme") for layer in projections(model).values())
     assert "float8 weights are widened to bfloat16: to keep them in 8 bits takes the package torchao" in caplog.text
+
+
+def test_asking_for_them_takes_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_quantized(ROUNDED, tmp_path)
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None if name == "torchao" else name)
+    with pytest.raises(ModelLoadError, match="--quantization fp8, which takes the package torchao, and that is not installed"):
+        load_model(str(tmp_path), quantization="fp8")
 
 
 def test_sizes_that_gpus_do_not_multiply_are_widened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +164,19 @@ def test_layers_stay_apart_and_take_adapters(multiplies: None, tmp_path: Path) -
     model = load_model(str(tmp_path), dtype="bfloat16").model
     assert fuse_projections(model) == 0 and pack_linears(model) == 0
     assert len(adaptable(model)) == 14
+
+
+def test_what_an_adapter_adds_is_added_to_them(tmp_path: Path) -> None:
+    model = save_quantized(ROUNDED, tmp_path / "base")
+    loaded = load_model(str(tmp_path / "base"), dtype="float32", quantization="fp8")
+    assert len(projections(loaded.model)) == 14
+    own = generate(model, PROMPTS)
+    merged = generate(save_adapter(model, tmp_path / "adapter", 3), PROMPTS)
+    adapters = AdapterSet(loaded, 1, 16)
+    adapters.load(1, "other", str(tmp_path / "adapter"), tmp_path / "adapter")
+    asked = [index % 2 for index in range(len(PROMPTS))]
+    want = [(own, merged)[number][index] for index, number in enumerate(asked)]
+    assert own != merged and Engine(loaded, chunk=64, adapters=adapters).serve(PROMPTS, adapters=asked) == want
 
 
 def test_the_head_stays_wide_even_where_it_is_quantized(tmp_path: Path) -> None:
