@@ -30,6 +30,11 @@ def fp8_of_tensors(weight: torch.Tensor) -> Made:
     return {"weight": small, "weight_scale": scale, "input_scale": torch.tensor([0.25])}, small.float() * scale
 
 
+def fp8_with_one_scale(weight: torch.Tensor) -> Made:
+    parts, plain = fp8_of_tensors(weight)
+    return {name: tensor for name, tensor in parts.items() if name != "input_scale"}, plain
+
+
 def int8(weight: torch.Tensor) -> Made:
     scale = weight.abs().amax(1, keepdim=True) / 127
     small = (weight / scale).round().clamp(-128, 127).to(torch.int8)
@@ -110,6 +115,13 @@ FORMS: dict[str, Form] = {
 TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
 DYNAMIC = Form(int8, compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, TOKEN | {"type": "int"}))
 """Inputs are rounded too, by the largest of each token's."""
+TOKEN_FP8 = compressed("float-quantized", EIGHT | {"strategy": "channel"}, TOKEN | {"type": "float"})
+KEPT = {
+    "a scale for each output": FORMS["float8, a scale for each output"],
+    "a scale for each output, inputs rounded": Form(fp8, TOKEN_FP8),
+    "a scale for each tensor": Form(fp8_with_one_scale, compressed("float-quantized", EIGHT | {"strategy": "tensor"})),
+}
+"""Linear layers can stay in 8 bits."""
 STATIC = Form(
     fp8_of_tensors, compressed("float-quantized", EIGHT | {"strategy": "tensor"}, EIGHT | {"strategy": "tensor", "dynamic": False})
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.models import FAMILIES, save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
-from tests.worker.model.checkpoints import DYNAMIC, FORMS, STATIC, Form, blocks, fp8, fp8_of_tensors, int4, save_quantized
+from tests.worker.model.checkpoints import DYNAMIC, FORMS, KEPT, STATIC, Form, blocks, fp8, fp8_of_tensors, int4, save_quantized
 from tests.worker.parallel.pair import Pair
 from transformers import AutoConfig
 
@@ -81,6 +81,23 @@ def test_parts_of_a_checkpoint_are_the_whole(form: Form, pair: Pair, tmp_path: P
         return  # every rank has the scale
     monkeypatch.setattr(weights, "beside", of_the_other_rank)
     assert far(divided(pair, tmp_path), want) > 1e-2, "whoever takes the other rank's scales is seen"
+
+
+@pytest.mark.parametrize("form", KEPT.values(), ids=KEPT)
+def test_parts_of_float8_stay_in_8_bits(form: Form, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_quantized(form, tmp_path)
+    want = whole(tmp_path, dtype="float32", quantization="fp8")
+    with pair.engine(tmp_path, chunk=64, quantization="fp8") as engine:
+        for path, cut in {"self_attn.q_proj": (0, 32), "mlp.down_proj.layer": (1, 64)}.items():
+            held: Any = engine.loaded.model.get_submodule(f"model.layers.1.{path}").weight
+            plain = model.get_parameter(f"model.layers.1.{path.removesuffix('.layer')}.weight")
+            assert held.qdata.nbytes == plain.numel() // 2
+            assert torch.equal(held.dequantize(), plain.narrow(cut[0], 0, cut[1])), "rank 0's half of the checkpoint's own numbers"
+        assert engine.serve(PROMPTS) == generate(model, PROMPTS)
+        assert (scores(engine) - want).abs().max() < 1e-5 * want.abs().max()
+    if form.make is fp8:
+        monkeypatch.setattr(weights, "beside", of_the_other_rank)
+        assert far(divided(pair, tmp_path, quantization="fp8"), want) > 1e-2
 
 
 def of_the_other_rank(key: str, shape: list[int], kind: str, cut: Cut, groups: Groups) -> Any:

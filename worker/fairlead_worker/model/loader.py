@@ -28,7 +28,7 @@ from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
-from fairlead_worker.model.quantized import by_itself, check_checkpoint, groups_of, made_at_load, read_plainly, widen
+from fairlead_worker.model.quantized import by_itself, check_checkpoint, check_stored, groups_of, made_at_load, read_plainly, widen
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.model.uri import resolve
@@ -92,7 +92,8 @@ def load_model(
     """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`, `s3://bucket/folder`) onto `device`.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
-    quantization: none; int8: weights of linear layers, on a CPU with the native library; fp8 or int4: by torchao.
+    quantization: none; int8: weights of linear layers, on a CPU with the native library; fp8 or int4: by torchao. Of a checkpoint of
+    float8, fp8: its linear layers stay in 8 bits on any device.
     pooling, matryoshka: see `read_pooling`.
     fuse: what of `FUSIONS` is done in fewer kernels where it can be, on a GPU; on a CPU projections are stacked whatever it says.
     group: the ranks that share the model, all of which load it at the same time; None: it is not divided. Raises ModelLoadError.
@@ -102,19 +103,21 @@ def load_model(
     ranks = 1 if group is None else group.size
     config = _read_config(uri, folder, ranks)
     stored = hasattr(config, "quantization_config")
-    if stored and quantization != "none":
-        raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
-    named = read_plainly(uri, config) if stored else {}
+    named: dict[str, Any] = {}
+    if stored:
+        named = read_plainly(uri, config)
+        check_stored(uri, quantization, config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
     if quantization == "int8":
         _check_int8(uri, torch_dtype, torch.device(device))
-    given = made_at_load(uri, quantization, torch.device(device)) | named
+    given = named if stored else made_at_load(uri, quantization, torch.device(device))
     groups = Groups() if group is None else groups_of(config, quantization)
     files = _check_weights(uri, folder)
     progress("config", 100)
     shards = None if group is None else Shards(group.rank, group.size)
     model, generates = _read_weights(uri, folder, files, config, torch_dtype, torch.device(device), progress, shards, given, groups)
+    widen(model, torch_dtype, narrow=quantization == "fp8")
     if group is not None and shards is not None:
         connect(model, shards, group)
     settle_rope(model, limit)
@@ -242,7 +245,6 @@ def _read_weights(
     if missing and not headless:
         raise ModelLoadError(uri, f"missing weights: {len(missing)} tensors, first {missing[0]}")
     model = (model if "device_map" in given else model.to(device)).eval().requires_grad_(False)
-    widen(model)
     progress("weights", 100, size, size)
     return model, not headless
 

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.model.kept import ROWWISE_FP8, exact_scales, keep, keepable
 from fairlead_worker.parallel.scales import Groups
 
 LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "gptqmodel", "gptq": "gptqmodel", "fp8": "accelerate"}
@@ -21,8 +22,6 @@ DIVIDED = ("compressed-tensors", "fp8")
 """Of these, which a rank can read its part of. Others have layouts that are their kernels' own."""
 INT4_GROUP = 128
 """Inputs that share a scale, where int4 is made at load."""
-ROWWISE_FP8 = (8, 9)
-"""Compute capability from which GPUs multiply float8: Ada and Hopper."""
 
 
 def check_checkpoint(uri: str, method: str, ranks: int) -> None:
@@ -73,7 +72,7 @@ def read_plainly(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
     arguments of `from_pretrained`. Raises ModelLoadError."""
     given = config.quantization_config
     try:
-        zeros = [given.get("format") == "pack-quantized" and not weights.symmetric for weights in _schemes(given)]
+        zeros = [given.get("format") == "pack-quantized" and not each.weights.symmetric for each in _schemes(given)]
     except ValueError as error:
         raise ModelLoadError(uri, f"its quantization_config cannot be read: {' '.join(str(error).split())}") from error
     if given["quant_method"] == "fp8" or zeros == [True]:  # of several kinds of layers, all would be widened as the first one
@@ -83,11 +82,21 @@ def read_plainly(uri: str, config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _schemes(given: dict[str, Any]) -> list[Any]:
-    """Of the weights in each group of layers of a checkpoint of compressed-tensors; [] of others."""
+    """Of each group of layers with weights of fewer bits in a checkpoint of compressed-tensors; [] of others."""
     if given["quant_method"] != "compressed-tensors":
         return []
     schemes = CompressedTensorsConfig.from_dict(given).quantization_config
-    return [] if schemes is None else [scheme.weights for scheme in schemes.config_groups.values() if scheme.weights is not None]
+    return [] if schemes is None else [scheme for scheme in schemes.config_groups.values() if scheme.weights is not None]
+
+
+def check_stored(uri: str, quantization: str, config: PreTrainedConfig) -> None:
+    """Whether `--quantization` goes with a checkpoint that is quantized: as fp8, where its layers then stay so on any device. Raises
+    ModelLoadError."""
+    if quantization == "none":
+        return
+    if quantization != "fp8" or not any(map(keepable, _schemes(config.quantization_config))):
+        raise ModelLoadError(uri, f"its weights are quantized already: leave out --quantization {quantization}")
+    _need(uri, f"--quantization {quantization}", "torchao")
 
 
 def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
@@ -100,7 +109,7 @@ def groups_of(config: PreTrainedConfig, quantization: str) -> Groups:
             outputs, inputs = given.get("weight_block_size") or (0, 0)
             return Groups(_sizes(outputs), _sizes(inputs), widened=True)
         case "compressed-tensors":
-            weights = _schemes(given)
+            weights = [each.weights for each in _schemes(given)]
             blocks = [each.block_structure for each in weights if each.block_structure]
             return Groups(
                 _sizes(*(block[0] for block in blocks)),
@@ -117,18 +126,21 @@ def _sizes(*sizes: int) -> frozenset[int]:
 def by_itself(config: PreTrainedConfig) -> Iterator[None]:
     """While a quantized checkpoint is read: compressed-tensors divides what it does over the ranks that it finds, and has them send each
     other the results, as if all read the same layers. Ranks read different parts, and a draft model is rank 0's alone."""
-    if getattr(config, "quantization_config", {}).get("quant_method") != "compressed-tensors":
+    given = getattr(config, "quantization_config", {})
+    if given.get("quant_method") != "compressed-tensors":
         yield
         return
     from compressed_tensors.offload import as_single_threaded
 
-    with as_single_threaded():
+    # Scales of other schemes have dtypes of their own.
+    with as_single_threaded(), exact_scales(all(map(keepable, _schemes(given)))):
         yield
 
 
-def widen(model: PreTrainedModel) -> None:
-    """Widens the weights of compressed-tensors, layer after layer, in place. It would do so by itself before the first forward pass, and
-    also put its own storage behind each module, which sends the weights of one rank to the others."""
+def widen(model: PreTrainedModel, dtype: torch.dtype, narrow: bool) -> None:
+    """Widens the weights of compressed-tensors to `dtype`, layer after layer, in place, but for those which stay in 8 bits (`keep`; narrow:
+    wherever they can). It would do so by itself before the first forward pass, and also put its own storage behind each module, which
+    sends the weights of one rank to the others."""
     hook = getattr(model, "ct_decompress_hook", None)
     if hook is None:
         return
@@ -137,7 +149,10 @@ def widen(model: PreTrainedModel) -> None:
 
     hook.remove()
     del model.ct_decompress_hook
+    keep(model, dtype, narrow)
     for module in model.modules():
+        if isinstance(scale := getattr(module, "weight_scale", None), nn.Parameter) and scale.dtype == torch.float32:
+            scale.data = scale.data.to(dtype)  # the widened weight gets its scale's dtype
         decompress_module(module)
         if hasattr(module, "quantization_scheme") and not _rounds(module):  # from now on a layer like any other
             QuantizationMetadata.clear_quantization(module)

@@ -1,0 +1,123 @@
+"""Linear layers of float8 checkpoints that stay in 8 bits: torchao's tensor around the checkpoint's own numbers and scales.
+
+Nothing is rounded anew. Two forms: inputs are made float8 too, a scale for each token, and GPUs multiply the two; or the weight is widened
+again for each product, which is no gain in time: on a CPU a token through such a layer of 2,048 by 2,048 takes 170 times as long as through
+the widened and packed one (48 ms, 0.3 ms). So the first is taken wherever it can be, the second only where it is asked for.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+ROWWISE_FP8 = (8, 9)
+"""Compute capability from which GPUs multiply float8: Ada and Hopper."""
+LEAST = 1e-12
+"""Of a token's largest input: a token of zeros has to come out as zeros, not as 0 / 0."""
+TILE = 16
+"""Their kernels take numbers of inputs and of outputs that are multiples of this."""
+
+
+def keepable(scheme: Any) -> bool:
+    """Whether a layer of this scheme of compressed-tensors can be: its weight float8 with a scale for each output, or for all of them; its
+    inputs as they come, or rounded by the largest one of each token. A fixed scale for inputs is nothing that torchao's tensor would have.
+    """
+    weights, inputs = scheme.weights, scheme.input_activations
+    if weights is None or scheme.output_activations is not None or not _float8(weights) or weights.strategy not in ("channel", "tensor"):
+        return False
+    return inputs is None or (_float8(inputs) and inputs.dynamic is True and inputs.strategy == "token")
+
+
+def _float8(numbers: Any) -> bool:
+    return numbers.type == "float" and numbers.num_bits == 8 and bool(numbers.symmetric)
+
+
+def multiplies(weight: torch.Tensor) -> bool:
+    """Whether the device of `weight` [outputs, inputs] multiplies float8 of that size."""
+    on_gpu = weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) >= ROWWISE_FP8
+    return on_gpu and not any(size % TILE for size in weight.shape)
+
+
+@contextmanager
+def exact_scales(wanted: bool) -> Iterator[None]:
+    """While a checkpoint is read: its scales are read as float32, and not rounded to the computing dtype."""
+    if not wanted:
+        yield
+        return
+    # What transformers has for a family's own sensitive parameters. A family that names some loses nothing but this.
+    previous = PreTrainedModel._keep_in_fp32_modules_strict
+    PreTrainedModel._keep_in_fp32_modules_strict = [*(previous or ()), "weight_scale"]
+    try:
+        yield
+    finally:
+        PreTrainedModel._keep_in_fp32_modules_strict = previous
+
+
+def keep(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:
+    """Has layers of `model`, as they were read from a checkpoint of compressed-tensors, compute in `dtype` with the weights that they have,
+    in place; returns how many. everywhere: also those whose weight is then widened for each product, and whose inputs are not rounded."""
+    sites = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear) and _site(model, path, module)}
+    forms = {path: _rounds_tokens(module, dtype) for path, module in sites.items()}
+    chosen = [path for path, rounds in forms.items() if rounds or everywhere]
+    if not chosen:
+        return 0
+    if find_spec("torchao") is None:
+        logger.warning("float8 weights are widened to %s: to keep them in 8 bits takes the package torchao", str(dtype)[6:])
+        return 0
+    from compressed_tensors.quantization import QuantizationMetadata
+
+    for path in chosen:
+        layer = sites[path]
+        weight, scale = layer.weight.data, layer.get_parameter("weight_scale").data
+        QuantizationMetadata.clear_quantization(layer)
+        layer.weight = nn.Parameter(narrow(weight, scale, dtype, forms[path]), requires_grad=False)
+    logger.info("%d linear layers stay in 8 bits, %d of them multiplied so", len(chosen), sum(forms[path] for path in chosen))
+    return len(chosen)
+
+
+def narrow(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, rounds: bool) -> torch.Tensor:
+    """weight [outputs, inputs] of float8 and its scale (one, or [outputs, 1]) as one tensor, which stands for numbers of `dtype`. The
+    weight is not copied. rounds: products with it round inputs to float8, each token by its largest one."""
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8Tensor, PerRow
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
+
+    outputs, inputs = weight.shape
+    weight = weight.contiguous()  # as it is, unless it was cut: what is multiplied has to be
+    rows = scale.float().reshape(-1, 1).expand(outputs, 1).contiguous()
+    made: torch.Tensor
+    if not rounds:
+        made = Float8Tensor(weight, rows, block_size=[1, inputs], dtype=dtype)
+        return made
+    usual = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())  # of --quantization fp8
+    preference = usual.kernel_preference
+    made = Float8Tensor(
+        weight,
+        rows,
+        block_size=[1, inputs],
+        mm_config=usual.mm_config,
+        act_quant_kwargs=QuantizeTensorToFloat8Kwargs(torch.float8_e4m3fn, PerRow(), hp_value_lb=LEAST, kernel_preference=preference),
+        kernel_preference=preference,
+        dtype=dtype,
+    )
+    return made
+
+
+def _site(model: PreTrainedModel, path: str, module: nn.Linear) -> bool:
+    """Whether it can be kept. The head stays wide (it may be the embedding too), and so do experts, which may see no token of a step."""
+    scheme = getattr(module, "quantization_scheme", None)
+    if scheme is None or type(module) is not nn.Linear or module is model.get_output_embeddings() or ".experts." in path:
+        return False
+    return keepable(scheme) and module.weight.dtype == torch.float8_e4m3fn
+
+
+def _rounds_tokens(layer: nn.Linear, dtype: torch.dtype) -> bool:
+    """Whether inputs of `layer` are to be rounded, and its products can be of float8: by scales for rows they are bfloat16's alone."""
+    scheme: Any = layer.quantization_scheme
+    return scheme.input_activations is not None and dtype == torch.bfloat16 and multiplies(layer.weight)
