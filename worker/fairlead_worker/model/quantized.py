@@ -13,7 +13,7 @@ from torch import nn
 from transformers import CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.kept import ROWWISE_FP8, exact_scales, keep, keepable
+from fairlead_worker.model.kept import LEAST, ROWWISE_FP8, exact_scales, keep, keepable
 from fairlead_worker.parallel.scales import Groups
 
 LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "gptqmodel", "gptq": "gptqmodel", "fp8": "accelerate"}
@@ -60,7 +60,7 @@ def made_at_load(uri: str, quantization: str, device: torch.device) -> dict[str,
         kind = torchao.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) >= ROWWISE_FP8:
         # A scale for each row: what a row computes does not depend on who shares its step.
-        kind = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+        kind = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow(), activation_value_lb=LEAST)
     else:
         kind = torchao.Float8WeightOnlyConfig()
     return {"quantization_config": TorchAoConfig(kind), "device_map": {"": device}}
