@@ -6,13 +6,17 @@ told to come again (503 with Retry-After) does so, as often as it is told.
 
 import json
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx2 as httpx  # the one that the openai package brings
 
 url, model, count, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 deadline = time.monotonic() + seconds
+gate = threading.Barrier(count)
+"""All at once: two hundred clients made one after the other take longer than a worker takes to wake."""
 
 
 def ask(http: httpx.Client, number: int) -> dict:
@@ -46,10 +50,10 @@ def ask(http: httpx.Client, number: int) -> dict:
         return found
 
 
-def one(number: int) -> dict:
+def one(http: httpx.Client, number: int) -> dict:
     try:
-        with httpx.Client(timeout=httpx.Timeout(seconds, connect=30)) as http:
-            return {"stream": number % 2 == 0, **ask(http, number)}
+        gate.wait(timeout=60)
+        return {"stream": number % 2 == 0, **ask(http, number)}
     except Exception as error:  # whatever it is, a user would have seen it
         return {
             "stream": number % 2 == 0,
@@ -61,8 +65,9 @@ def one(number: int) -> dict:
 
 
 began = time.monotonic()
-with ThreadPoolExecutor(count) as threads:
-    all_of_them = list(threads.map(one, range(count)))
+everybody = httpx.Limits(max_connections=count)
+with httpx.Client(timeout=httpx.Timeout(seconds, connect=30), limits=everybody) as client, ThreadPoolExecutor(count) as threads:
+    all_of_them = list(threads.map(partial(one, client), range(count)))
 print(
     json.dumps(
         {

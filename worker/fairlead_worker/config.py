@@ -20,6 +20,7 @@ NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 NODES_PORT = 8001
 """Where the leader of several nodes listens for the others."""
+MOST_PORT = 65_535
 SHORTEST_SECRET = 16
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}"
 """As a model's name in the manifest: it goes into URLs and command lines."""
@@ -257,7 +258,7 @@ class WorkerConfig(BaseSettings):
             # A pod's own address comes without brackets from the downward API: fd00::7 and 8000 meet as fd00::7:8000.
             with suppress(ValueError):
                 value = f"[{IPv6Address(host).compressed}]:{port}"
-        if value and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value):
+        if value and not (re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+):\d{1,5}", value) and 0 < int(value.rpartition(":")[2]) <= MOST_PORT):
             raise ValueError("must be HOST:PORT, as in 10.0.0.7:8000 or [fd00::7]:8000")
         return value
 
@@ -286,7 +287,7 @@ class WorkerConfig(BaseSettings):
                 f"--speculative-ngram-min {self.speculative_ngram_min} is more than --speculative-ngram-max {self.speculative_ngram_max}"
             )
         if len(self.lora) > self.max_loras:
-            raise ValueError(f"--lora is given {len(self.lora)} times and --max-loras is {self.max_loras}: raise --max-loras")
+            raise ValueError(f"--lora names {len(self.lora)}, and --max-loras is {self.max_loras}: raise --max-loras")
         if same := sorted(self.loras.keys() & set(self.names)):
             raise ValueError(f"--lora {same[0]}=…: {same[0]!r} is the model's own name; give the adapter another")
         choose(self.tool_call_parser, self.reasoning_parser, ())
@@ -306,7 +307,7 @@ class WorkerConfig(BaseSettings):
             )
         if self.node_rank >= self.nodes:
             raise ValueError(f"--node-rank {self.node_rank} is none of --nodes {self.nodes}: they are numbered from 0")
-        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+)(:\d{1,5})?", self.leader):
+        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s/]+)(:\d{1,5})?", self.leader) or not 0 < self.leader_address[1] <= MOST_PORT:
             raise ValueError(f"--nodes {self.nodes} needs --leader HOST[:PORT], the same on all of them (got {self.leader!r})")
         if len(self.nodes_secret) < SHORTEST_SECRET:
             raise ValueError(

@@ -213,11 +213,11 @@ class Node:
 
     def _fetch(self, wanted: Fetch) -> None:
         """An adapter's files, while the ranks compute; one that hangs holds up no other."""
-        from fairlead_worker.model.adapter_source import adapter_folder
+        from fairlead_worker.model.adapter_source import warmed_folder
 
         def fetch() -> None:
             try:
-                self._news.put(Fetched(wanted.number, str(adapter_folder(wanted.name, wanted.uri, cache=self._cache).absolute())))
+                self._news.put(Fetched(wanted.number, str(warmed_folder(wanted.name, wanted.uri, self._cache).absolute())))
             except Exception as error:
                 logger.warning("%s", error)
                 cause = error.cause if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"

@@ -1,6 +1,8 @@
 """LoRA adapters over HTTP: chosen by name, listed, loaded and unloaded while requests run."""
 
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,7 +183,11 @@ def worker_redis(worker: WorkerProcess) -> str:
         ({"init_lora_weights": "pissa"}, {}, "pissa"),
         ({"r": 4}, {}, "rank 8"),
         ({"r": "many"}, {}, "rank 8"),
-        ({"rank_pattern": {"(": 2}}, {}, "error"),
+        ({"rank_pattern": {"(": 2}}, {}, "rank_pattern has '(', which is no regular expression"),
+        ({"alpha_pattern": [1]}, {}, "alpha_pattern is [1]: it must be an object"),
+        ({"lora_alpha": True}, {}, "lora_alpha is True"),
+        ({"lora_alpha": float("nan")}, {}, "lora_alpha is nan"),
+        ({}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(8, 4, dtype=torch.int32)}, "is of int32"),
         ({}, {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(8, 4)}, "lora_embedding_A"),
         ({}, {"base_model.model.model.layers.7.mlp.up_proj.lora_A.weight": torch.zeros(8, 64)}, "other half"),
         ({}, {f"base_model.model.lm_head.lora_{half}.weight": torch.zeros(8, 8) for half in "AB"}, "lm_head"),
@@ -211,6 +217,18 @@ def test_a_broken_adapter_is_a_400_that_names_the_field_and_no_more(
     error = response.json()["error"]
     assert error["param"] == "lora_path" and says in error["message"] and "broken" in error["message"]
     assert names(worker) == ["tiny", "also", "first"]
+    assert told(worker, "first")
+
+
+def test_a_pipe_is_no_file_and_holds_nobody_up(
+    worker: WorkerProcess, adapters: dict[str, tuple[Path, torch.nn.Module]], tmp_path: Path
+) -> None:
+    """Whoever read it would wait for a writer, and the engine with all its streams."""
+    made = Path(shutil.copytree(adapters["first"][0], tmp_path / "pipe"))
+    (made / "adapter_model.safetensors").unlink()
+    os.mkfifo(made / "adapter_model.safetensors")
+    status, text = load(worker, "pipe", made)
+    assert status == 400 and "adapter_model.safetensors is no file" in text
     assert told(worker, "first")
 
 
@@ -270,7 +288,7 @@ async def test_a_load_that_hangs_is_answered_and_holds_up_nobody_else(model: Pat
     )
     monkeypatch.setattr("fairlead_worker.api.adapters.LOAD_SECONDS", 0.2)
     monkeypatch.setattr(
-        "fairlead_worker.model.adapter_source.adapter_folder", lambda name, uri, cache: (name == "slow" and answers.wait(30)) or tmp_path
+        "fairlead_worker.model.adapter_source.adapter_folder", lambda name, uri, cache: (name != "slow" or answers.wait(30)) and tmp_path
     )
     adapters = Adapters(WorkerConfig(model=f"file://{model}", max_loras=3), engine)
     try:

@@ -94,6 +94,20 @@ def test_what_cannot_be_had_is_refused_by_name(
         load_model(str(tmp_path), quantization=quantization)
 
 
+@pytest.mark.parametrize("about", [None, {"quant_method": "compressed-tensors"}], ids=["says nothing", "names no groups"])
+def test_scales_that_nothing_is_said_of_are_not_left_out(about: dict[str, str] | None, tmp_path: Path) -> None:
+    """Weights without their scales would be read as if they were plain, and answer nonsense."""
+    pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")
+    save_quantized(FORMS["float8, a scale for each output"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config | ({"quantization_config": about} if about else {})))
+    with pytest.raises(
+        ModelLoadError, match=r"it has model\.layers\.0\..*weight_scale, as quantized weights do, and its config.json does not"
+    ):
+        load_model(str(tmp_path))
+
+
 def test_groups_in_any_order_are_refused(tmp_path: Path) -> None:
     """GPTQ's act-order, which compressed-tensors gave up."""
     pytest.importorskip("compressed_tensors", reason="the extra gpu is not installed")

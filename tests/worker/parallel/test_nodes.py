@@ -213,6 +213,9 @@ def test_a_node_without_a_leader_ends_at_once(nodes: Nodes) -> None:
         (["--nodes=2", "--leader=a:1", "--node-rank=2"], "--node-rank 2 is none of --nodes 2"),
         (["--nodes=2", "--leader=a:1", "--nodes-secret=short"], "set FAIRLEAD_NODES_SECRET to the same 16 characters or more"),
         (["--leader=a:1"], "give --nodes too"),
+        (["--nodes=2", "--leader=a:99999"], "--nodes 2 needs --leader HOST"),
+        (["--nodes=2", "--leader=a:0"], "--nodes 2 needs --leader HOST"),
+        (["--advertise=10.0.0.7:65536"], "must be HOST:PORT"),
     ],
 )
 def test_flags_that_do_not_go_together_say_so(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

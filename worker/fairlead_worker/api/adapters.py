@@ -127,9 +127,9 @@ class Adapters:
 
     def _folder(self, name: str, uri: str) -> Path:
         """Raises AdapterError. What downloads is imported by the first who needs it: it took 0.2 s of each start."""
-        from fairlead_worker.model.adapter_source import adapter_folder
+        from fairlead_worker.model.adapter_source import warmed_folder
 
-        return adapter_folder(name, uri, cache=self._cache)
+        return warmed_folder(name, uri, self._cache)
 
     def _named_twice(self, name: str, in_place: bool) -> Adapter | None:
         """The one that has the name and gives it up. Raises ApiError 400."""

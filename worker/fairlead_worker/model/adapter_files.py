@@ -1,6 +1,7 @@
 """A LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors. What is not served is refused by its name."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from fairlead_worker.model.adapter_source import CONFIG, WEIGHTS, check_readable
 from fairlead_worker.model.errors import AdapterError
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _HARMLESS = {
@@ -55,6 +56,7 @@ def read_adapter(name: str, uri: str, folder: Path, max_rank: int) -> AdapterFil
         return AdapterError(name, uri, cause)
 
     try:
+        check_readable(name, uri, folder)
         raw, weights = (folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes()
         config = json.loads(raw)
         tensors = load(weights)
@@ -68,10 +70,12 @@ def read_adapter(name: str, uri: str, folder: Path, max_rank: int) -> AdapterFil
         raise refuse(f"{CONFIG} is no JSON object")
     _check_config(config, refuse)
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in sorted(tensors.items()):  # the same fault is found first wherever it is read
         part = _PART.fullmatch(key.removeprefix(_PREFIX))
         if part is None:
             raise refuse(f"it has {key}, which is no lora_A or lora_B weight of a linear layer: only those are served")
+        if not tensor.is_floating_point():
+            raise refuse(f"{key} is of {str(tensor.dtype).removeprefix('torch.')}: weights are floating-point numbers")
         if not tensor.isfinite().all():
             raise refuse(f"{key} has values that are no finite numbers")
         halves.setdefault(part["module"], {})[part["half"]] = tensor
@@ -93,6 +97,14 @@ def _check_config(config: Mapping[str, Any], refuse: Any) -> None:
     for field, value in config.items():
         if field not in _HARMLESS and value not in (None, False, 0, "", "none") and value != {} and value != []:
             raise refuse(f"{field} is set ({json.dumps(value)[:60]}), which is not served: only plain and rank-stabilized LoRA is")
+    for field in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(config.get(field) or {}, dict):
+            raise refuse(f"{field} is {json.dumps(config[field])[:60]}: it must be an object, from a layer's name to a number")
+        for pattern in config.get(field) or {}:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise refuse(f"{field} has {pattern!r}, which is no regular expression: {error}") from error
     if config.get("bias", "none") != "none":
         raise refuse(f"bias is {config['bias']!r}: trained biases are not served")
     start = config.get("init_lora_weights")
@@ -109,8 +121,8 @@ def _pair(module: str, halves: Mapping[str, torch.Tensor], config: Mapping[str, 
     rank, alpha = _of(module, config, "rank_pattern", "r"), _of(module, config, "alpha_pattern", "lora_alpha")
     if rank != len(down):
         raise refuse(f"{module} is of rank {len(down)}, and {CONFIG} says r {rank}")
-    if not isinstance(alpha, int | float):
-        raise refuse(f"lora_alpha is {alpha!r}: it must be a number")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise refuse(f"lora_alpha is {alpha!r} for {module}: it must be a number")
     scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     return Pair(down, up.float() * scaling)
 

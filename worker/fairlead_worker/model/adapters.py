@@ -224,9 +224,14 @@ class AdapterSet:
     def _prepared(self, number: int, name: str, uri: str, folder: Path) -> tuple[AdapterFiles | None, str]:
         """What is in `folder`, with hooks that compute it; or why there is nothing."""
         try:
-            if len(self.infos) >= self._most:
-                raise AdapterError(name, uri, f"{len(self.infos)} adapters are loaded, and at most {self._most} may be: raise --max-loras")
             files = read_adapter(name, uri, folder, self._max_rank)
+            if (count := len(self.infos)) >= self._most:
+                raise AdapterError(
+                    name,
+                    uri,
+                    f"{count} adapters are loaded, and at most {self._most} may be: unload one (one that is replaced in place is there "
+                    "until its requests are done), or raise --max-loras",
+                )
             self._install(name, uri, number, {path: self._part(name, uri, path, pair) for path, pair in files.pairs.items()})
         except AdapterError as error:
             return None, error.cause

@@ -28,7 +28,17 @@ from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
 from fairlead_worker.model.progress import Progress, no_progress
-from fairlead_worker.model.quantized import by_itself, check_checkpoint, check_stored, groups_of, made_at_load, read_plainly, widen
+from fairlead_worker.model.quantized import (
+    LIBRARIES,
+    OF_QUANTIZED,
+    by_itself,
+    check_checkpoint,
+    check_stored,
+    groups_of,
+    made_at_load,
+    read_plainly,
+    widen,
+)
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.model.uri import resolve
@@ -240,6 +250,12 @@ def _read_weights(
         raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {shards.size if shards else 1}): {error}") from error
     except Exception as error:
         raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
+    if alone := sorted(key for key in info["unexpected_keys"] if key.endswith(OF_QUANTIZED)):
+        raise ModelLoadError(
+            uri,
+            f"it has {alone[0]}, as quantized weights do, and its config.json does not say how they are to be read: give it the "
+            f"quantization_config that it was made with, or take one of {', '.join(sorted(LIBRARIES))}",
+        )
     missing = sorted(info["missing_keys"])
     headless = missing == ["lm_head.weight"] and not any("ForCausalLM" in name for name in config.architectures or ())
     if missing and not headless:

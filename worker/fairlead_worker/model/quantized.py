@@ -20,6 +20,8 @@ LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "
 """`quant_method` of a checkpoint -> the package that reads it, through transformers."""
 DIVIDED = ("compressed-tensors", "fp8")
 """Of these, which a rank can read its part of. Others have layouts that are their kernels' own."""
+OF_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_packed", ".qweight")
+"""How tensors end that are there because weights are quantized. Without them such weights would be taken for plain ones."""
 INT4_GROUP = 128
 """Inputs that share a scale, where int4 is made at load."""
 
