@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SECONDS = 460.0
 """Of all stages together: under eight minutes with the start."""
-BY_NAME = ("steady", "arrival", "peers", "cold", "offline", "ahead", "worth", "lora", "fused")
+BY_NAME = ("steady", "arrival", "peers", "cold", "offline", "ahead", "worth", "lora", "quantized", "fused")
 """Stages that `--only` alone runs, what bars there are for first: the eight minutes have no room for them. `--only targets`: all of these,
 the kernels compiled before."""
 GROUPS = {"targets": ("compilers", "compiled", *BY_NAME)}
@@ -109,6 +109,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         memory,
         offline,
         peers,
+        quantized,
         sampling,
         serving,
         speed,
@@ -165,6 +166,7 @@ def stages(device: Any, builds: "list[Builds]") -> list[tuple[str, float, Callab
         ("ahead", 150, lambda: ahead.measure(device, kit)),
         ("worth", 120, lambda: worth.measure(device, kit)),
         ("lora", 60, lambda: lora.measure(device, kit)),
+        ("quantized", 90, lambda: quantized.measure(device, kit)),
         ("fused", 60, lambda: fused.measure(device)),
     ]
 

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gpu.report import ROOT, revision
@@ -23,6 +24,8 @@ WORKER = (
     *("pyzmq", "starlette", "typing-extensions", "typing-inspection", "uvicorn", "uvloop", "xxhash"),
 )
 """Of the worker's requirements, all but what comes with torch and transformers; those without a pin are left out."""
+QUANTIZED = ("accelerate", "compressed-tensors", "loguru", "psutil", "torchao")
+"""What reads and makes weights of fewer bits, and what those import that is not above."""
 PLATFORM = ("--python-version", "3.12", "--implementation", "cp", "--only-binary", ":all:")
 SYSTEMS = (*(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)), "manylinux2014_x86_64", "manylinux1_x86_64")
 HEADERS = r"include/|cccl/|spdlog/|cutlass/include/|cutlass/tools/util/include/"
@@ -51,10 +54,13 @@ def make(folder: Path) -> None:
 
 
 def pins() -> list[str]:
-    """`name==version` of the worker's requirements."""
-    text = (ROOT / "requirements" / "worker.txt").read_text()
-    known = dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", text, re.M))
-    return [f"{name}=={known[name]}" for name in WORKER if name in known]
+    """`name==version` of the worker's requirements, and of those on GPUs."""
+    return [*_pinned("worker.txt", WORKER), *_pinned("worker-gpu.txt", QUANTIZED)]
+
+
+def _pinned(file: str, names: Sequence[str]) -> list[str]:
+    known = dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", (ROOT / "requirements" / file).read_text(), re.M))
+    return [f"{name}=={known[name]}" for name in names if name in known]
 
 
 def download(folder: Path, names: list[str]) -> None:

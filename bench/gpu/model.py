@@ -24,16 +24,22 @@ from fairlead_worker.messages import Sampling, Submit
 POSITIONS = 40_960
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 128_256},
+    "8b-short": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32, "vocab_size": 128_256},
     "small": {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "vocab_size": 128_256},
     "tiny": {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000},
 }
-"""Llama 3.1 8B's, with 8 KV heads; and with 2 a small one of the same vocabulary, and one for dry runs. Heads of 128, 64 and 64."""
+"""Llama 3.1 8B's, with 8 KV heads, and the same with a quarter of its layers; with 2 a small one of the same vocabulary, and one for dry
+runs. Heads of 128, 64 and 64."""
+
+
+def kv_heads(shape: str) -> int:
+    return 8 if shape.startswith("8b") else 2
 
 
 def save_llama(device: Device, folder: Path, shape: str) -> Path:
     """A model in `folder`: weights drawn on the device, in bfloat16."""
     sizes = SHAPES[shape]
-    heads = {"num_key_value_heads": 8 if shape == "8b" else 2, "max_position_embeddings": POSITIONS, "tie_word_embeddings": False}
+    heads = {"num_key_value_heads": kv_heads(shape), "max_position_embeddings": POSITIONS, "tie_word_embeddings": False}
     return _save(device, folder, LlamaConfig(**sizes, **heads))
 
 
@@ -70,7 +76,7 @@ def saved(device: Device, shape: str) -> Iterator[Path]:
 def weight_bytes(shape: str) -> tuple[int, int]:
     """Of the layers in bfloat16, and of the head, which a chunk needs for one token alone. Of the embeddings a step takes some rows."""
     sizes = SHAPES[shape]
-    hidden, kv = sizes["hidden_size"], (8 if shape == "8b" else 2) * sizes["hidden_size"] // sizes["num_attention_heads"]
+    hidden, kv = sizes["hidden_size"], kv_heads(shape) * sizes["hidden_size"] // sizes["num_attention_heads"]
     layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * sizes["intermediate_size"]
     return 2 * sizes["num_hidden_layers"] * layer, 2 * hidden * sizes["vocab_size"]
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from bench.gpu import __main__ as gpu_check
-from bench.gpu import bundle, compile, interpreter
+from bench.gpu import bundle, compile, interpreter, quantized
 from bench.gpu import report as report_module
 from bench.gpu.__main__ import BY_NAME, carry_out, main, stages
 from bench.gpu.device import Device
-from bench.gpu.kit import make
+from bench.gpu.kit import Kit, make
 from bench.gpu.loop import Loop
+from bench.gpu.narrow import by_token
 from bench.gpu.report import Report, beside
 from tests.models import one_thread
 
@@ -77,6 +78,38 @@ def test_decodes_are_measured_on_pages_of_their_own(tmp_path: Path) -> None:
     assert len(pages) == len(set(pages)) == 6 and [len(tokens) for tokens in loop.tokens.values()] == [1, 1, 1]
     loop.run()
     assert [len(tokens) for tokens in loop.tokens.values()] == [len(times) for times in loop.times.values()] == [5, 5, 5] and not loop.live
+
+
+def test_without_their_packages_weights_of_fewer_bits_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None if name == "compressed_tensors" else name)
+    device = Device(torch.device("cpu"), True, time.monotonic() + 60)
+    (row,) = quantized.measure(device, Kit(device))
+    assert row["ok"] and row["left_out"] == "not installed: compressed-tensors"
+
+
+def test_a_kind_of_weights_that_fails_keeps_none_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(base: quantized.Base, kind: quantized.Kind, folder: Path, sizes: quantized.Sizes):
+        raise RuntimeError("no kernel")
+        yield {}
+
+    for package in ("torchao", "accelerate", "compressed_tensors"):
+        pytest.importorskip(package, reason="the extra gpu is not installed")
+    monkeypatch.setattr(quantized, "_kind", broken)
+    device = Device(torch.device("cpu"), True, time.monotonic() + 60)
+    failed = [row for row in quantized.measure(device, Kit(device)) if row.get("ok") is False]
+    assert [(row["what"], row["said"]) for row in failed] == [(kind, "RuntimeError: no kernel") for kind in ("fp8", "kept")]
+
+
+def test_what_is_no_number_is_infinitely_apart() -> None:
+    said = torch.ones(2, 4)
+    assert quantized.apart(said, said) == 0 and quantized.apart(said * torch.nan, said) == quantized.apart(None, said) == torch.inf
+
+
+def test_inputs_are_rounded_by_the_largest_of_each_token() -> None:
+    tokens = torch.tensor([[7.0, 3.3, -0.02], [700.0, 330.0, -2.0], [0.0, 0.0, 0.0]])
+    rounded = by_token(tokens)
+    assert ((rounded - tokens).abs() <= 2**-4 * tokens.abs()).all() and not rounded[2].any()
+    assert torch.allclose(rounded[1], 100 * rounded[0]) and rounded[0, 1] != tokens[0, 1]
 
 
 def test_a_run_that_is_interrupted_tells_its_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,4 +193,4 @@ def test_of_the_wheel_only_what_is_used_is_carried(tmp_path: Path) -> None:
     bundle.repack(wheel, archive)
     with tarfile.open(archive) as packed:
         assert sorted(packed.getnames()) == sorted(kept)
-    assert {"msgspec", "pyzmq", "llguidance"} <= {pin.partition("==")[0] for pin in bundle.pins()}
+    assert {"msgspec", "pyzmq", "llguidance", "torchao", "compressed-tensors"} <= {pin.partition("==")[0] for pin in bundle.pins()}

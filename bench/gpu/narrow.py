@@ -1,0 +1,129 @@
+"""What linear layers with weights of fewer bits stand for: their numbers, an explicit computation with these, and a checkpoint of them."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+FLOAT8 = torch.float8_e4m3fn
+LARGEST = 448
+"""Of float8's numbers."""
+EIGHT = {"num_bits": 8, "type": "float", "symmetric": True}
+ABOUT = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**EIGHT, "strategy": "channel", "dynamic": False},
+            "input_activations": {**EIGHT, "strategy": "token", "dynamic": True},
+        }
+    },
+}
+"""The `quantization_config` of published `FP8-dynamic` checkpoints: a scale for each output, inputs rounded by each token's largest."""
+
+
+def save_float8(source: Path, folder: Path, device: torch.device) -> Path:
+    """The checkpoint in `source` with its linear layers' weights in float8; in bfloat16 their scales too, as published ones have them."""
+    folder.mkdir()
+    tensors: dict[str, torch.Tensor] = {}
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            if not path.name.startswith("model.safetensors"):  # an index: here all is in one file
+                shutil.copy(path, folder)
+            continue
+        with safe_open(path, framework="pt", device=str(device)) as stored:
+            for name in stored.keys():  # noqa: SIM118  # no mapping
+                tensor = stored.get_tensor(name)
+                if not name.endswith("_proj.weight"):
+                    tensors[name] = tensor
+                    continue
+                scale = (tensor.float().abs().amax(1, keepdim=True) / LARGEST).to(torch.bfloat16)
+                tensors[name] = (tensor.float() / scale.float()).clamp(-LARGEST, LARGEST).to(FLOAT8)
+                tensors[f"{name}_scale"] = scale
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": ABOUT}))
+    return folder
+
+
+def narrow_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """Those whose weight is a library's own kind of tensor."""
+    ordinary = (torch.Tensor, nn.Parameter)
+    return {path: part for path, part in model.named_modules() if isinstance(part, nn.Linear) and type(part.weight) not in ordinary}
+
+
+def parts_of(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The plain tensors that a library's kind consists of; of a plain one, itself."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return {"weight": weight}
+    names, _ = weight.__tensor_flatten__()
+    return {name: getattr(weight, name) for name in names}
+
+
+def held_bytes(weight: torch.Tensor) -> int:
+    return sum(part.nbytes for part in parts_of(weight).values())
+
+
+def rounds(layer: nn.Linear) -> bool:
+    """Whether it makes its inputs float8 too."""
+    return getattr(layer.weight, "act_quant_kwargs", None) is not None
+
+
+@torch.inference_mode()
+def numbers(layer: nn.Linear) -> torch.Tensor:
+    """[outputs, inputs] float32: what its weight stands for. Of int4, whose layout is its kernel's own, by way of that kernel: rows of the
+    identity, in bfloat16."""
+    held: Any = layer.weight
+    if hasattr(held, "scale_and_zero"):
+        identity = torch.eye(layer.in_features, dtype=torch.bfloat16, device=held.device)
+        return nn.functional.linear(identity, held).T.float()
+    wide: torch.Tensor = held.qdata.float() * held.scale.float()
+    return wide
+
+
+def by_token(inputs: torch.Tensor) -> torch.Tensor:
+    """[..., inputs], each token rounded to float8 by its largest, as float32; scales are rounded to the inputs' dtype, as torchao's."""
+    scale = (inputs.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST).float()
+    return (inputs.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8).float() * scale
+
+
+class Explicit:
+    """The model in float32 on transformers' own attention, to be given other numbers."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        # transformers itself asks for `accelerate` here: with it nothing goes through the host.
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map={"": device}).eval()
+        self._rounds = False
+        found = {path: part for path, part in self._model.named_modules() if isinstance(part, nn.Linear) and path.endswith("_proj")}
+        self.layers = list(found)
+        for part in found.values():
+            part.register_forward_pre_hook(self._round)
+
+    def weight(self, path: str) -> torch.Tensor:
+        weight: torch.Tensor = self._model.get_parameter(f"{path}.weight").data
+        return weight
+
+    def take(self, layers: Mapping[str, nn.Linear]) -> None:
+        """Their numbers in the place of its own."""
+        for path, layer in layers.items():
+            self.weight(path).copy_(numbers(layer))
+
+    @torch.inference_mode()
+    def logits(self, tokens: torch.Tensor, rounded: bool = False) -> torch.Tensor:
+        """[tokens, vocabulary] of `tokens` [n]. rounded: inputs of the layers' products are made float8 by token."""
+        self._rounds = rounded
+        said: torch.Tensor = self._model(input_ids=tokens[None], use_cache=False).logits[0]
+        return said.float()
+
+    def _round(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (by_token(given[0]), *given[1:]) if self._rounds else given
