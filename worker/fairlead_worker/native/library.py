@@ -11,6 +11,8 @@ from fairlead_worker.native.build import LIBRARY, current
 
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"})
 """CPU flags without which the library must not be called."""
+TILES = frozenset({"amx_tile", "amx_bf16"})
+"""CPU flags with which bfloat16 linear layers are multiplied by AMX (`src/amx.c`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +34,16 @@ def native() -> ctypes.CDLL | None:
         logger.warning("no native kernels: this CPU lacks %s; linear layers use oneDNN", ", ".join(sorted(missing)))
         return None
     try:
-        return ctypes.CDLL(str(LIBRARY))
+        library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         logger.warning("no native kernels: %s", error)
         return None
+    if cpu_flags() >= TILES:
+        if library.fairlead_use_amx():
+            logger.info("bfloat16 linear layers use AMX")
+        else:
+            logger.warning("this CPU has AMX, and it cannot be used (a kernel before Linux 5.16, or a seccomp profile?): AVX512 instead")
+    return library
 
 
 def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "amx.h"
 #include "lanes.h"
 #include "native.h"
 #include "tile.h"
@@ -128,8 +129,13 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
 /* float or bfloat16 weights times the same: sums over all inputs. */
 static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     const Linear *layer = job->layer;
-    int64_t bytes = step_bytes(layer->weight_kind), whole = layer->weight_kind == BFLOAT16 ? layer->inputs / 2 : layer->inputs;
-    for (int64_t step = 0; step < whole; step += STEPS) {
+    int64_t bytes = step_bytes(layer->weight_kind), whole = layer->weight_kind == BFLOAT16 ? layer->inputs / 2 : layer->inputs, begin = 0;
+    if (layer->weight_kind == BFLOAT16 && amx_ready()) { /* however few the rows: their bits do not depend on their number */
+        begin = whole / AMX_STEPS * AMX_STEPS;
+        if (begin)
+            multiply_amx(job->x + row * job->x_stride, job->x_stride, rows, weights, begin / AMX_STEPS, next, sums);
+    }
+    for (int64_t step = begin; step < whole; step += STEPS) {
         int64_t steps = smaller(STEPS, whole - step);
         const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
         run(job, row, rows, step, steps, weights + step * bytes, ahead, step + steps < whole ? NULL : y, sums);
