@@ -11,9 +11,11 @@ def uncollected() -> Iterator[None]:
 
     torch and transformers make 400,000 objects. Python's collector went through them again and again while they grew, a fifth to a quarter
     of their import (5.0 s, 3.8 without), and once more before the engine was ready (0.3 s)."""
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if collects:
+            gc.enable()

@@ -32,7 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     if config.node_rank:
         from fairlead_worker.node import serve as serve_ranks
 
-        failure = serve_ranks(config)
+        try:
+            failure = serve_ranks(config)
+        except Exception as error:
+            logger.exception("this node ends")
+            failure = f"{type(error).__name__}: {error}"
         status = _fail(config, failure) if failure else 0
         logging.shutdown()
         os._exit(status)  # the interpreter's own end waits for downloads, and a source that is silent for long has no end

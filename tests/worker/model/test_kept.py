@@ -11,7 +11,7 @@ from tests.lora import save_adapter
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import DYNAMIC, EIGHT, FORMS, KEPT, STATIC, Form, compressed, fp8, save_quantized
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from fairlead_worker.model import kept, quantized
 from fairlead_worker.model.adaptable import adaptable
@@ -191,3 +191,17 @@ def test_the_head_stays_wide_even_where_it_is_quantized(tmp_path: Path) -> None:
     loaded = load_model(str(tmp_path), dtype="float32", quantization="fp8")
     assert len(projections(loaded.model)) == 14 and type(loaded.model.get_submodule("lm_head")) is not nn.Linear
     assert Engine(loaded, chunk=64).serve(PROMPTS) == generate(plain, PROMPTS)
+
+
+@pytest.mark.parametrize("own", [None, ["gate"]])
+def test_scales_are_exact_in_any_family_and_nothing_of_it_stays(own: list[str] | None) -> None:
+    """Also in one that names parameters of its own, and where the load fails."""
+
+    class Family(LlamaForCausalLM):
+        if own:
+            _keep_in_fp32_modules_strict = own
+
+    with pytest.raises(OSError), kept.exact_scales(Family, True):
+        assert Family._keep_in_fp32_modules_strict == [*(own or []), "weight_scale"]
+        raise OSError
+    assert Family.__dict__.get("_keep_in_fp32_modules_strict") == own

@@ -224,9 +224,11 @@ def make_runner(
     progress("cache", 0)
     pages = agree(kv_pages or (room if step_tokens else room or kv_budget(loaded.device, loaded.ranks)) // page_bytes)
     if pages < 1:
+        coming = 0 if adapters is None else adapters.coming()
         raise ValueError(
             f"no memory for KV: one page of {page_size} tokens takes {page_bytes} bytes, and there is room for {room}; "
             "raise --kv-cache-bytes (--mem-fraction-static on a GPU), or free memory"
+            + (f"; adapters that may come take {coming}: lower --max-loras or --max-lora-rank" if coming else "")
         )
     made = _prepared(make_backend(backend, spec, pages), progress, deterministic)
     stack_for(made)

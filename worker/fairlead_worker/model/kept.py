@@ -46,18 +46,22 @@ def multiplies(weight: torch.Tensor) -> bool:
 
 
 @contextmanager
-def exact_scales(wanted: bool) -> Iterator[None]:
-    """While a checkpoint is read: its scales are read as float32, and not rounded to the computing dtype."""
+def exact_scales(family: type[PreTrainedModel], wanted: bool) -> Iterator[None]:
+    """While a checkpoint of `family` is read: its scales are read as float32, and not rounded to the computing dtype."""
     if not wanted:
         yield
         return
-    # What transformers has for a family's own sensitive parameters. A family that names some loses nothing but this.
-    previous = PreTrainedModel._keep_in_fp32_modules_strict
-    PreTrainedModel._keep_in_fp32_modules_strict = [*(previous or ()), "weight_scale"]
+    # What transformers has for a family's own sensitive parameters; some families name theirs.
+    own = "_keep_in_fp32_modules_strict" in family.__dict__
+    previous = family._keep_in_fp32_modules_strict
+    family._keep_in_fp32_modules_strict = [*(previous or ()), "weight_scale"]
     try:
         yield
     finally:
-        PreTrainedModel._keep_in_fp32_modules_strict = previous
+        if own:
+            family._keep_in_fp32_modules_strict = previous
+        else:
+            del family._keep_in_fp32_modules_strict
 
 
 def keep(model: PreTrainedModel, dtype: torch.dtype, everywhere: bool) -> int:

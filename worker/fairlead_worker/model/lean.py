@@ -8,6 +8,8 @@ from fairlead_worker.imports import uncollected
 
 def import_transformers() -> None:
     """transformers and torch, whose import is most of a start. Nothing is done where they were imported before."""
+    if "transformers.modeling_utils" in sys.modules:
+        return
     with uncollected():
         _without_torchao("transformers.quantizers.quantizer_torchao")
         import_module("transformers.modeling_utils")

@@ -250,7 +250,8 @@ def _read_weights(
         raise ModelLoadError(uri, f"it cannot be divided (--tensor-parallel {shards.size if shards else 1}): {error}") from error
     except Exception as error:
         raise ModelLoadError(uri, f"weights cannot be loaded: {type(error).__name__}: {error}") from error
-    if alone := sorted(key for key in info["unexpected_keys"] if key.endswith(OF_QUANTIZED)):
+    own = {name.removesuffix(".weight") for name, _ in model.named_parameters()}
+    if alone := sorted(key for key in info["unexpected_keys"] if key.endswith(OF_QUANTIZED) and key.rpartition(".")[0] in own):
         raise ModelLoadError(
             uri,
             f"it has {alone[0]}, as quantized weights do, and its config.json does not say how they are to be read: give it the "

@@ -3,6 +3,7 @@
 Layers with such weights are left as they are: neither stacked nor packed, for both would take the weights apart.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.kept import LEAST, ROWWISE_FP8, exact_scales, keep, keepable
 from fairlead_worker.parallel.scales import Groups
+
+logger = logging.getLogger(__name__)
 
 LIBRARIES = {"compressed-tensors": "compressed-tensors", "torchao": "torchao", "awq": "gptqmodel", "gptq": "gptqmodel", "fp8": "accelerate"}
 """`quant_method` of a checkpoint -> the package that reads it, through transformers."""
@@ -135,7 +138,7 @@ def by_itself(config: PreTrainedConfig) -> Iterator[None]:
     from compressed_tensors.offload import as_single_threaded
 
     # Scales of other schemes have dtypes of their own.
-    with as_single_threaded(), exact_scales(all(map(keepable, _schemes(given)))):
+    with as_single_threaded(), exact_scales(AutoModelForCausalLM._model_mapping[type(config)], all(map(keepable, _schemes(given)))):
         yield
 
 
@@ -151,7 +154,8 @@ def widen(model: PreTrainedModel, dtype: torch.dtype, narrow: bool) -> None:
 
     hook.remove()
     del model.ct_decompress_hook
-    keep(model, dtype, narrow)
+    if not keep(model, dtype, narrow) and narrow:
+        logger.warning("--quantization fp8: no layer of this checkpoint can stay in 8 bits (experts and the head cannot); all are widened")
     for module in model.modules():
         if isinstance(scale := getattr(module, "weight_scale", None), nn.Parameter) and scale.dtype == torch.float32:
             scale.data = scale.data.to(dtype)  # the widened weight gets its scale's dtype
