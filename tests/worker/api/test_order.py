@@ -1,5 +1,6 @@
 """Who goes first: `priority` and `user` of a request reach the engine's policies."""
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,14 +9,13 @@ from tests.worker.api.process import WorkerProcess, until
 
 
 def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]]) -> list[str]:
-    """Names in the order in which their requests ended. One seat, which the first one has until all others wait."""
-    ended: list[str] = []
+    """Names in the order in which their requests ended, as the worker's log has it: threads of clients may overtake each other. One seat,
+    which the first one has until all others wait."""
 
     def ask(name: str) -> None:
         body = {"prompt": f"{name} " * 8, "max_tokens": 12, "ignore_eos": True, **requests[name]}
-        answer = worker.client.post("/v1/completions", json=body)
+        answer = worker.client.post("/v1/completions", json=body, headers={"x-request-id": name})
         assert answer.status_code == 200, answer.text
-        ended.append(name)
 
     with ThreadPoolExecutor(len(requests)) as pool:
         asked = [pool.submit(ask, next(iter(requests)))]
@@ -25,7 +25,12 @@ def finished_in_turn(worker: WorkerProcess, requests: dict[str, dict[str, Any]])
             until(lambda: worker.metric("fairlead_num_requests_waiting") == waiting, f"{waiting} waiting")  # noqa: B023  # over at once
         for each in asked:
             each.result()
-    return ended
+
+    def ended() -> list[str]:
+        return re.findall(r'finished \{"request":"(\w+)"', worker.log.read_text())
+
+    until(lambda: len(ended()) == len(requests), "a line for each")
+    return ended()
 
 
 def test_lower_numbers_of_priority_go_first(start: Callable[..., WorkerProcess]) -> None:
