@@ -1,11 +1,15 @@
 """Threads that share a step."""
 
+import ctypes
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from fairlead_worker.native import build
 from fairlead_worker.native.library import native
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels on this machine: the engine does without them")
@@ -42,3 +46,25 @@ def test_threads_that_wait_for_long_sleep() -> None:
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # as the engine has it
     run = subprocess.run([sys.executable, "-c", ONE_ITEM], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert float(run.stdout) == 1
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
+@pytest.mark.parametrize(
+    ("same", "cores", "masks"),
+    [
+        pytest.param(True, 2, [0b10, 0b11], id="to the other core, and free to go anywhere again"),
+        pytest.param(True, 3, [0b110, 0b111], id="to any other core"),
+        pytest.param(True, 1, [], id="nowhere to go"),
+        pytest.param(False, 2, [], id="a core of its own"),
+    ],
+)
+def test_threads_that_wake_on_one_core_part(tmp_path: Path, same: bool, cores: int, masks: list[int]) -> None:
+    """The kernel leaves two threads on one core that never wait for it at once, however idle the other core is."""
+    names = [f"-Dsched_{call}=stand_in_{call}" for call in ("getcpu", "getaffinity", "setaffinity")]
+    source, made = Path(__file__).with_name("team_stand_in.c"), tmp_path / "team.so"
+    objects = tmp_path / "team.o"
+    subprocess.run(["gcc", *build.FLAGS, *names, "-I", build.SOURCES, "-c", source, "-o", objects], check=True)
+    subprocess.run(["gcc", "-shared", objects, "-o", made], check=True)
+    asked = (ctypes.c_uint64 * 4)()
+    count = ctypes.CDLL(str(made)).wait_beside(same, cores, asked)
+    assert asked[:count] == masks

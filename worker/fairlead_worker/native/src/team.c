@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <omp.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,8 +14,37 @@
  * up no CPU quota. Yielding instead would hold a place in the queue of a busy core. */
 enum { SPINS = 2048 };
 
+/* The core that this thread is on, told to the others: they read it and seldom see it change. */
+static int32_t tell_core(const Member *member) {
+    int32_t *told = member->team->cores + member->me, core = sched_getcpu();
+    if (__atomic_load_n(told, __ATOMIC_RELAXED) != core)
+        __atomic_store_n(told, core, __ATOMIC_RELAXED);
+    return core;
+}
+
+/* Woken on the core of another thread of the team: away from there. Where a few busy cores share a cache the kernel wakes a thread on its
+ * waker's core and looks for no idle one (SIS_UTIL), and two threads that wait for each other are never both seen waiting for a core:
+ * they shared one for milliseconds, and the other one was idle. The mask of cores is as before afterwards; where it has no core that the
+ * team is not on, nothing is done. */
+static void step_aside(const Member *member) {
+    const Team *team = member->team;
+    const int32_t core = tell_core(member);
+    cpu_set_t allowed, others;
+    int alone = 1;
+    for (int32_t thread = 0; thread < team->threads; thread++)
+        alone &= thread == member->me || __atomic_load_n(team->cores + thread, __ATOMIC_RELAXED) != core;
+    if (alone || sched_getaffinity(0, sizeof allowed, &allowed))
+        return;
+    others = allowed;
+    for (int32_t thread = 0; thread < team->threads; thread++)
+        CPU_CLR(__atomic_load_n(team->cores + thread, __ATOMIC_RELAXED), &others);
+    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others))
+        sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 static void meet(Member *member) {
     Team *team = member->team;
+    tell_core(member);
     int32_t round = __atomic_load_n(&team->round, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team->threads) {
         __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
@@ -32,6 +62,7 @@ static void meet(Member *member) {
         __atomic_add_fetch(&team->sleepers, 1, __ATOMIC_SEQ_CST);
         syscall(SYS_futex, &team->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0); /* returns at once if `round` is another by now */
         __atomic_sub_fetch(&team->sleepers, 1, __ATOMIC_RELAXED);
+        step_aside(member);
     }
 }
 
@@ -57,7 +88,9 @@ void share(Member *member, int64_t items, void (*item)(const void *args, int64_t
 void region(int32_t threads, void (*body)(Member *member, const void *args), const void *args) {
     Counter counters[3 * threads];
     memset(counters, 0, sizeof counters);
-    Team team = {.counters = counters, .threads = threads};
+    int32_t cores[threads];
+    memset(cores, -1, sizeof cores);
+    Team team = {.counters = counters, .cores = cores, .threads = threads};
 #pragma omp parallel num_threads(threads)
     {
         /* Fewer threads than asked for (OMP_THREAD_LIMIT, a nested region) must not leave the others waiting for nobody. */

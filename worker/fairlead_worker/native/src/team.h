@@ -14,9 +14,10 @@ typedef struct {
     _Alignas(64) int64_t next;
 } Counter;
 
-/* Shared by the threads of one region; all zeros but `threads` at its start. */
+/* Shared by the threads of one region. */
 typedef struct {
     Counter *counters; /* [3][threads] */
+    int32_t *cores;    /* [threads] where each was at its last meeting; -1: nowhere yet */
     _Alignas(64) int32_t arrived;
     _Alignas(64) int32_t round;
     int32_t sleepers; /* waiting for the next round in the kernel */
