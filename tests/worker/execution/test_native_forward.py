@@ -12,6 +12,7 @@ import torch
 from tests.models import FAMILIES, save_model
 
 from fairlead_worker.engine.plan import Row, StepPlan
+from fairlead_worker.execution import native_forward
 from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps, worst_difference
 from fairlead_worker.execution.forward import ModuleForward, choose_forward
 from fairlead_worker.execution.native_forward import NativeForward
@@ -229,6 +230,37 @@ def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
     for chosen in ([], [0], [29], [3, 4, 5, 20], list(range(30))):
         some = replace(step, sampling=torch.tensor(chosen, dtype=torch.int64))
         assert torch.equal(forward(some, one.plan(some)), everything[chosen])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("family", "overrides"), [("qwen3", {}), ("gemma2", {}), ("llama", {"attention_bias": True})])
+def test_the_few_that_sample_go_alone_through_the_last_layers_attention(
+    family: str, overrides: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits that they have among all, beside chunks and decodes, behind many keys and few; and everybody's KV is kept."""
+    loaded = load(tmp_path, family, dtype, **overrides)
+    requests = [make_request(str(i), [(i * 37 + j * 11) % 500 for j in range(900)], Sampling(max_tokens=1)) for i in range(4)]
+    pages = [array("i", range(i * 57, i * 57 + 57)) for i in range(4)]
+
+    def row(i: int, start: int, count: int, samples: bool = True) -> Row:
+        return Row(requests[i], start, count, pages[i], samples)
+
+    steps = [
+        [row(0, 0, 700, False), row(1, 0, 40)],
+        [row(0, 700, 60), row(1, 40, 1), row(2, 0, 33), row(3, 0, 90, False)],
+        [row(0, 760, 1), row(1, 41, 1), row(2, 33, 1), row(3, 90, 64)],
+    ]
+    results = []
+    for few in (native_forward.FEW, 10**9):
+        monkeypatch.setattr(native_forward, "FEW", few)
+        runner = ModelRunner(loaded, backend(loaded, pages=4 * 57))
+        forward = runner.forward
+        assert isinstance(forward, NativeForward)
+        results.append([])
+        for rows in steps:
+            results[-1].append(runner.logits(StepPlan(rows)))
+            assert bool(forward._pass.last) == (few == 4)
+    assert all(map(torch.equal, *results))
 
 
 def test_long_texts_and_large_steps(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from fairlead_worker.native import decoder as native
 from fairlead_worker.native.linear import PANEL, NativeLinear
 
 FIRST_POSITIONS = 1024
+FEW = 4
+"""Times fewer than all tokens: so few sampling ones go alone through the last layer's attention, as rows that share no work."""
 
 
 class NativeForward:
@@ -62,7 +64,10 @@ class NativeForward:
             "attended": activations * attended,
             "sampled": 4 * hidden,
             "chosen": activations * attended,
+            "asking": activations * hidden,
         }
+        # Whether the last layer's queries fill panels of their own.
+        self._parts = specs[-1].heads * specs[-1].key_dim % PANEL == 0
         self._mlp_width = activations * max(_packed(layer.down).in_features for layer in decoder.layers)
         self._pass = native.Pass()
         self._scratch: dict[str, torch.Tensor] = {}
@@ -92,6 +97,10 @@ class NativeForward:
         run.step, run.embedded = ctypes.addressof(context.native), embedded.data_ptr()
         run.logits = None if logits is None else logits.data_ptr()
         run.positions, run.sampling, run.samples = step.positions.data_ptr(), sampling.data_ptr(), samples
+        run.last = run.last_positions = None
+        if self._parts and samples * FEW <= tokens:
+            alone, positions = context.alone(sampling), step.positions[sampling]
+            run.last, run.last_positions = ctypes.addressof(alone.native), positions.data_ptr()
         self._decode(ctypes.c_int32(torch.get_num_threads()), ctypes.byref(self._decoder), ctypes.byref(run))
 
     def head(self, states: torch.Tensor) -> torch.Tensor:

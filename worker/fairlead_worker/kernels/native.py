@@ -7,6 +7,7 @@ bits depend on its own KV and position alone: neither on the batch, nor on the n
 import ctypes
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
@@ -15,6 +16,7 @@ from fairlead_worker.native.memory import Arena, Resident, room
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
+Ints = npt.NDArray[np.int32]
 AHEAD_BYTES = 128 << 20
 """Of KV that is resident before it is used."""
 
@@ -92,19 +94,19 @@ class NativeStep:
     """One step: where each row's tokens and pages are, as the library reads it."""
 
     def __init__(self, backend: NativeBackend, step: PackedStep) -> None:
-        self._backend = backend
-        rows = len(step.counts)
-        starts = np.array(step.starts, np.int32)
-        offsets = np.zeros(rows + 1, np.int32)
+        offsets = np.zeros(len(step.counts) + 1, np.int32)
         np.cumsum(step.counts, out=offsets[1:])
-        self._arrays = (starts, offsets, step.page_indptr.numpy(), step.page_indices.numpy())
-        """What the pointers of `native` point to."""
-        self.native = Step(
-            rows, int(offsets[-1]), *(array.ctypes.data for array in self._arrays), backend.spec.page_size, KINDS[backend.spec.dtype]
-        )
-        needed = max(backend.library.fairlead_partials(ctypes.byref(layer), ctypes.byref(self.native)) for layer in _kinds(backend))
-        self._partials = torch.empty(needed)
-        self.native.partials = self._partials.data_ptr() if needed else None
+        self._backend = backend
+        self._rows = _Rows(backend, np.array(step.starts, np.int32), offsets, step.page_indptr.numpy(), step.page_indices.numpy())
+        self.native = self._rows.native
+
+    def alone(self, tokens: torch.Tensor) -> "_Rows":
+        """Rows of one token each, for `tokens` [S] int64 of this step: they attend over the same pages, with all of the step's KV in them."""
+        rows, chosen = self._rows, tokens.numpy()
+        of = np.searchsorted(rows.offsets, chosen, "right") - 1
+        starts = (rows.starts[of] + chosen - rows.offsets[of]).astype(np.int32)
+        # Only where a row's pages begin is looked at, so the places need not rise.
+        return _Rows(self._backend, starts, np.arange(len(chosen) + 1, dtype=np.int32), rows.page_indptr[of], rows.page_indices)
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend, spec = self._backend, self._backend.spec.layers[layer]
@@ -117,6 +119,22 @@ class NativeStep:
             *(argument for tensor in (query, key, value, output) for argument in (_address(tensor), ctypes.c_int64(tensor.stride(0)))),
         )
         return output
+
+
+class _Rows:
+    """A `Step` of native.h, and what its pointers point to."""
+
+    def __init__(
+        self, backend: NativeBackend, starts: Ints, offsets: Ints, page_indptr: Ints, page_indices: Ints
+    ) -> None:
+        self.starts, self.offsets, self.page_indptr, self.page_indices = starts, offsets, page_indptr, page_indices
+        arrays = (starts, offsets, page_indptr, page_indices)
+        self.native = Step(
+            len(starts), int(offsets[-1]), *(array.ctypes.data for array in arrays), backend.spec.page_size, KINDS[backend.spec.dtype]
+        )
+        needed = max(backend.library.fairlead_partials(ctypes.byref(layer), ctypes.byref(self.native)) for layer in _kinds(backend))
+        self._partials = torch.empty(needed)
+        self.native.partials = self._partials.data_ptr() if needed else None
 
 
 def _attention(spec: LayerSpec, keys: torch.Tensor, values: torch.Tensor) -> Attention:

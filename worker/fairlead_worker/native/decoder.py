@@ -42,6 +42,6 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *((name, Pointer) for name in ("step", "positions", "sampling")),
         ("samples", ctypes.c_int64),
-        *((name, Pointer) for name in ("embedded", "logits")),
-        *((name, Pointer) for name in ("residual", "update", "normed", "qkv", "attended", "gated", "sampled", "chosen")),
+        *((name, Pointer) for name in ("last", "last_positions", "embedded", "logits")),
+        *((name, Pointer) for name in ("residual", "update", "normed", "qkv", "attended", "gated", "sampled", "chosen", "asking")),
     )

@@ -27,31 +27,74 @@ static float *mlp(Member *member, const Decoder *decoder, const Layer *layer, co
     return update ? pass->update : NULL;
 }
 
+/* Outputs `begin` to `end` of a layer; `begin` is one that a panel begins with. */
+static Linear part_of(const Linear *layer, int64_t begin, int64_t end) {
+    Linear part = *layer;
+    part.outputs = end - begin;
+    part.weights = (const char *)layer->weights + fairlead_packed_bytes(layer->weight_kind, begin, layer->inputs);
+    part.scales = layer->scales ? layer->scales + begin : NULL;
+    part.bias = layer->bias ? (const char *)layer->bias + begin * bytes(layer->kind) : NULL;
+    return part;
+}
+
+static int64_t keys_at(const Attention *attention) { return (int64_t)attention->heads * attention->key_dim; }
+static int64_t values_at(const Attention *attention) { return keys_at(attention) + (int64_t)attention->kv_heads * attention->key_dim; }
+static int64_t attended_width(const Attention *attention) { return (int64_t)attention->heads * attention->value_dim; }
+
+static void attention_of_all(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass) {
+    const Attention *attention = layer->attention;
+    const Rope *rope = decoder->ropes + layer->rope;
+    const int64_t tokens = pass->step->tokens, stride = layer->qkv->outputs;
+    const int32_t kind = decoder->kind;
+    const char *keys = (char *)pass->qkv + keys_at(attention) * bytes(kind), *values = (char *)pass->qkv + values_at(attention) * bytes(kind);
+    linear(member, layer->qkv, pass->normed, decoder->hidden, tokens, pass->qkv, stride, kind);
+    rotate(member, attention, layer->query, layer->key, rope, pass->positions, kind, tokens, pass->qkv, stride);
+    store(member, attention, pass->step, keys, stride, values, stride);
+    attend(member, attention, pass->step, pass->qkv, stride, pass->attended, attended_width(attention));
+}
+
+/* Behind the last layer's KV only the sampling tokens matter: the KV of all, then theirs alone -> `chosen`. */
+static void attention_of_some(Member *member, const Decoder *decoder, const Layer *layer, const Pass *pass) {
+    const Attention *attention = layer->attention;
+    const Rope *rope = decoder->ropes + layer->rope;
+    const int64_t tokens = pass->step->tokens, hidden = decoder->hidden, stride = layer->qkv->outputs;
+    const int32_t kind = decoder->kind;
+    const Linear queries = part_of(layer->qkv, 0, keys_at(attention)), others = part_of(layer->qkv, keys_at(attention), stride);
+    Attention without_queries = *attention, without_keys = *attention;
+    without_queries.heads = without_keys.kv_heads = 0;
+    char *keys = (char *)pass->qkv + keys_at(attention) * bytes(kind), *values = (char *)pass->qkv + values_at(attention) * bytes(kind);
+    linear(member, &others, pass->normed, hidden, tokens, keys, stride, kind);
+    rotate(member, &without_queries, NONE, layer->key, rope, pass->positions, kind, tokens, keys, stride);
+    store(member, attention, pass->step, keys, stride, values, stride);
+    if (pass->samples == 0)
+        return;
+    gather(member, pass->normed, pass->sampling, pass->samples, hidden * bytes(kind), pass->asking);
+    linear(member, &queries, pass->asking, hidden, pass->samples, pass->qkv, stride, kind);
+    rotate(member, &without_keys, layer->query, NONE, rope, pass->last_positions, kind, pass->samples, pass->qkv, stride);
+    attend(member, attention, pass->last, pass->qkv, stride, pass->chosen, attended_width(attention));
+}
+
 void decode(Member *member, const Decoder *decoder, const Pass *pass) {
     const int64_t tokens = pass->step->tokens, hidden = decoder->hidden;
     const int32_t kind = decoder->kind;
     widen(member, pass->embedded, kind, tokens, hidden, pass->residual);
     normalise(member, pass->residual, NULL, NONE, decoder->layers->before_attention, pass->normed, kind, tokens, hidden);
     for (const Layer *layer = decoder->layers, *end = layer + decoder->count; layer < end; layer++) {
-        const Attention *attention = layer->attention;
-        const int64_t keys = (int64_t)attention->heads * attention->key_dim, values = keys + (int64_t)attention->kv_heads * attention->key_dim;
-        const int64_t stride = layer->qkv->outputs, attended = (int64_t)attention->heads * attention->value_dim;
-        const char *qkv = pass->qkv;
-        linear(member, layer->qkv, pass->normed, hidden, tokens, pass->qkv, stride, kind);
-        rotate(member, attention, layer->query, layer->key, decoder->ropes + layer->rope, pass->positions, kind, tokens, pass->qkv, stride);
-        store(member, attention, pass->step, qkv + keys * bytes(kind), stride, qkv + values * bytes(kind), stride);
-
-        /* Behind the last layer's KV only the sampling tokens matter. */
         const int last = layer + 1 == end;
+        if (last && pass->last)
+            attention_of_some(member, decoder, layer, pass);
+        else
+            attention_of_all(member, decoder, layer, pass);
+        if (last && pass->samples == 0)
+            return;
         float *residual = pass->residual;
         const void *mixed = pass->attended;
         int64_t rows = tokens;
-        if (last && pass->samples == 0)
-            return;
-        attend(member, attention, pass->step, pass->qkv, stride, pass->attended, attended);
         if (last) {
+            const int64_t width = attended_width(layer->attention) * bytes(kind);
             gather(member, pass->residual, pass->sampling, pass->samples, hidden * bytes(FLOAT32), pass->sampled);
-            gather(member, pass->attended, pass->sampling, pass->samples, attended * bytes(kind), pass->chosen);
+            if (!pass->last)
+                gather(member, pass->attended, pass->sampling, pass->samples, width, pass->chosen);
             residual = pass->sampled, mixed = pass->chosen, rows = pass->samples;
         }
         float *update = project(member, layer->out, mixed, rows, layer->after_attention, residual, pass->update);

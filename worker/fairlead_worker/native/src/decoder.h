@@ -42,6 +42,8 @@ typedef struct {
     const int64_t *positions; /* [T] */
     const int64_t *sampling;  /* [S] tokens whose logits are wanted, in any order */
     int64_t samples;
+    const Step *last;              /* the sampling tokens, each a row by itself, for the last layer's attention; NULL: all tokens attend there */
+    const int64_t *last_positions; /* [S] theirs; NULL as well */
     const void *embedded; /* [T][hidden] */
     float *logits;        /* [S][vocabulary]; NULL: no head, its inputs stay in `normed` */
     float *residual;      /* [T][hidden], and so on: scratch */
@@ -52,6 +54,7 @@ typedef struct {
     void *gated;          /* [B][I] */
     float *sampled;       /* [S][hidden]: the residual of the sampling tokens */
     void *chosen;         /* [S][A] */
+    void *asking;         /* [S][hidden]: what their queries are made of */
 } Pass;
 
 enum { MLP_ROWS = 512 }; /* rows whose gated inner values are kept at once: bounds scratch memory, and keeps it in the cache */
