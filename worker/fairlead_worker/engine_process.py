@@ -139,6 +139,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.cache.prefix import PrefixCache
     from fairlead_worker.engine.limits import within
     from fairlead_worker.engine.lookahead import LookaheadScheduler
+    from fairlead_worker.engine.rehearsal import rehearse
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.model.adapter_source import adapter_folder
     from fairlead_worker.model.cache import ModelCache
@@ -191,6 +192,8 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     )
     # What the cache cannot hold can never be served either.
     longest = min(loaded.max_model_len, pages * config.page_size)
+    end.send(Loading(phase="rehearsal", percent=0))
+    rehearse(scheduler, runner, longest)
     prompt_format = _prompt_format(config, loaded.path, loaded.digest, longest)
     runner.grammars = _grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
     ready = Ready(

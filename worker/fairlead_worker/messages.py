@@ -251,7 +251,7 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
 
     phase: str
     """"imports", "nodes", "config", "wait", "download", "weights", "fuse", "adapters", "compile", "profile", "capture", "cache",
-    "grammars"."""
+    "rehearsal", "grammars"."""
     percent: int
     detail: str = ""
     done: int = 0

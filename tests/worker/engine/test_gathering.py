@@ -114,6 +114,18 @@ def test_what_is_cached_is_not_waited_for() -> None:
     assert 0 < bench.come(1, first=7) < 0.1 * 2 * STEP_SECONDS / 10
 
 
+def test_who_is_expected_is_waited_for_as_long_as_a_step_takes() -> None:
+    """The first that is back has a prompt that is cached, and says nothing of the others'."""
+    bench = Bench()
+    bench.come(2, max_tokens=40, first=7)
+    while plan := bench.scheduler.plan():
+        bench.step(plan)
+    bench.gathering.seconds()
+    pace = bench.scheduler.meter.step_seconds
+    assert bench.come(1, first=7) == pytest.approx(pace)
+    assert pace > 2 * 0.1 * 4 / PROMPT * STEP_SECONDS, "more than their share of what is not cached"
+
+
 def test_ends_of_a_while_ago_say_nothing() -> None:
     bench = Bench()
     bench.wave(8)

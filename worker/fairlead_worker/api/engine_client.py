@@ -58,6 +58,7 @@ STAGES = {
     "profile": "Preparing",
     "capture": "Preparing",
     "cache": "Preparing",
+    "rehearsal": "Preparing",
 }
 """Steps of a load, in the words of `status.loading`."""
 

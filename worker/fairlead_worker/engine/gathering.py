@@ -6,9 +6,10 @@ the first one's decodes, and that one is ahead of them from there on. So what wa
 just ended, or while the streams that still run are about to end for length: a wave that a step has cut in two would else stay so for ever,
 each part holding up the decodes of the other. Where some streams go on for longer nobody waits: one step more is one short stall more.
 
-The wait is a share of the time that all of them will take (`prefill_delay_percent`): what may be lost is bounded by what there is to do,
-and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and nobody has ended, a moment's silence is waited for: a
-first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other ranks in this way.
+The wait is a share of the time that all of them will take (`prefill_delay_percent`), and at least a decode step: what may be lost is
+bounded by what there is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and nobody has ended, a
+moment's silence is waited for: a first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other
+ranks in this way.
 """
 
 import time
@@ -78,7 +79,9 @@ class Gathering:
             return now  # the step is full
         wait = self._share * uncached / rate
         if coming := self._away + len(scheduler.running):
-            until = self._since + min(wait * (1 + coming / waiting), MOST_SECONDS)
+            # However little there is to do, a step takes what a step takes, and who comes during it waits for its end.
+            wait = max(wait * (1 + coming / waiting), scheduler.meter.step_seconds)
+            until = self._since + min(wait, MOST_SECONDS)
             return until if now + self._last_end() <= until else now
         if self._ends:
             return now

@@ -47,6 +47,10 @@ class Meter:
             self._decode_steps = _KEEP * self._decode_steps + 1
             self._decode_seconds = _KEEP * self._decode_seconds + seconds
 
+    def rehearsed(self, prefill_tokens: int, seconds: float) -> None:
+        """A step before the first request: nothing is counted, and the rate is known."""
+        self._prefill_tokens, self._prefill_seconds = float(prefill_tokens), seconds
+
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens a second over recent steps with prefill in them; 0 before the first."""

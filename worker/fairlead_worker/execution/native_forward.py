@@ -15,6 +15,8 @@ from fairlead_worker.kernels.native import KINDS, NativeBackend, NativeStep
 from fairlead_worker.model.structure import Decoder, Layer, Norm, UnknownStructure
 from fairlead_worker.native import decoder as native
 from fairlead_worker.native.linear import PANEL, NativeLinear
+from fairlead_worker.native.memory import Arena
+from fairlead_worker.native.memory import room as arena_room
 
 FIRST_POSITIONS = 1024
 FEW = 4
@@ -123,13 +125,15 @@ class NativeForward:
         self._positions, self._tables = reach, made
 
     def _reserve(self, tokens: int) -> None:
-        """Scratch memory for so many tokens: made once for the largest step so far, in powers of two."""
+        """Scratch memory for so many tokens: made once for the largest step so far, in powers of two. In huge pages: the first step of
+        2,000 tokens would ask the kernel for 6,000 small ones."""
         if tokens <= self._tokens:
             return
         room = max(16, 1 << (tokens - 1).bit_length())
         sizes = {name: room * width for name, width in self._widths.items()}
         sizes["gated"] = min(room, native.MLP_ROWS) * self._mlp_width
-        self._scratch = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
+        arena = Arena(sum(map(arena_room, sizes.values())))
+        self._scratch = {name: arena.take(size) for name, size in sizes.items()}
         self._tokens = room
         for name, memory in self._scratch.items():
             setattr(self._pass, name, memory.data_ptr())

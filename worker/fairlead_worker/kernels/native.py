@@ -101,7 +101,7 @@ class NativeStep:
         self.native = self._rows.native
 
     def alone(self, tokens: torch.Tensor) -> "_Rows":
-        """Rows of one token each, for `tokens` [S] int64 of this step: they attend over the same pages, with all of the step's KV in them."""
+        """Rows of one token each, for `tokens` [S] int64 of this step: they attend over its pages, which have all of its KV by then."""
         rows, chosen = self._rows, tokens.numpy()
         of = np.searchsorted(rows.offsets, chosen, "right") - 1
         starts = (rows.starts[of] + chosen - rows.offsets[of]).astype(np.int32)
@@ -124,9 +124,7 @@ class NativeStep:
 class _Rows:
     """A `Step` of native.h, and what its pointers point to."""
 
-    def __init__(
-        self, backend: NativeBackend, starts: Ints, offsets: Ints, page_indptr: Ints, page_indices: Ints
-    ) -> None:
+    def __init__(self, backend: NativeBackend, starts: Ints, offsets: Ints, page_indptr: Ints, page_indices: Ints) -> None:
         self.starts, self.offsets, self.page_indptr, self.page_indices = starts, offsets, page_indptr, page_indices
         arrays = (starts, offsets, page_indptr, page_indices)
         self.native = Step(

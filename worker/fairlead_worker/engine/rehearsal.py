@@ -1,0 +1,54 @@
+"""Steps before the first request: what they make (memory, plans, caches of every library) is there when it comes, and how fast prompts are
+computed here is known, on which idle steps and gathering go. A worker that says that it is ready has computed something."""
+
+import time
+from array import array
+from collections.abc import Callable
+
+from fairlead_worker.engine.limits import StepLimits
+from fairlead_worker.engine.plan import Row, Runner, StepPlan
+from fairlead_worker.engine.request import Request
+from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.messages import Sampling
+
+SECONDS = 0.5
+"""For all of it, about; where one small step takes longer, it stays at that and one decode."""
+FIRST = 64
+"""Tokens of the first prompt."""
+LONGEST = 512
+"""Tokens of each prompt: larger steps have several."""
+GROWTH = 4
+
+
+def rehearse(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[[], float] = time.monotonic) -> None:
+    """Prompts of more and more tokens, up to the largest idle step or to what the time allows, and a decode.
+
+    `context`: tokens of the longest sequence that the cache holds. All rows have page 0 for all of theirs, which nobody has yet, so
+    what is computed is of no use. Raises whatever a step raises.
+    """
+    began, page_size, samples = clock(), scheduler.cache.page_size, scheduler.config.generates
+    most = min(StepLimits.of(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, LONGEST))
+    tokens = min(FIRST, most)
+    runner.execute(_prompts(tokens, context, page_size, samples))
+    if samples:
+        runner.execute(StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1))
+    while True:
+        seconds = runner.execute(_prompts(tokens, context, page_size, samples)).seconds
+        scheduler.meter.rehearsed(tokens, seconds)
+        larger = min(GROWTH * tokens, most)
+        if larger == tokens or clock() - began + seconds * larger / tokens > SECONDS:
+            return
+        tokens = larger
+
+
+def _prompts(tokens: int, context: int, page_size: int, samples: bool) -> StepPlan:
+    longest = min(context, LONGEST)
+    counts = [min(longest, tokens - begin) for begin in range(0, tokens, longest)]
+    rows = [_row(number, 0, count, page_size, samples) for number, count in enumerate(counts)]
+    return StepPlan(rows, prefill_tokens=tokens, samples=len(rows) * samples)
+
+
+def _row(number: int, start: int, count: int, page_size: int, samples: bool) -> Row:
+    known = start + count
+    request = Request(f"rehearsal {number}", array("I", bytes(4 * known)), known, Sampling(max_tokens=1), 0, number)
+    return Row(request, start, count, array("i", bytes(4 * -(-known // page_size))), samples)
