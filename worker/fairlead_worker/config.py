@@ -81,7 +81,7 @@ class WorkerConfig(BaseSettings):
     max_prefill_tokens: Annotated[Positive, Field(description="most prompt tokens in a step")] = 8192
     prefill_max_requests: Annotated[NonNegative, Field(description="most prompts computed in one step; 0: no limit")] = 0
     dedupe_tokens: Annotated[
-        NonNegative, Field(description="tokens that a prompt must share with one being computed to wait for them; 0: it never waits")
+        NonNegative, Field(description="tokens of the shortest prefix that is shared within the step that computes it; 0: none is")
     ] = 32
     kv_pages: Annotated[NonNegative, Field(description="KV pages; 0: from memory")] = 0
     kv_cache_bytes: Annotated[NonNegative, Field(description="bytes of KV cache; 0: from memory")] = 0

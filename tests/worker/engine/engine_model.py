@@ -13,7 +13,7 @@ from zlib import crc32
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
-from fairlead_worker.cache.prefix import PrefixCache
+from fairlead_worker.cache.prefix import Lease, PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.request import Request
@@ -68,13 +68,28 @@ class Told:
     """Positions whose states are in its embedding."""
 
 
+class NotingCache(PrefixCache):
+    """Knows which pages were promised since it was asked."""
+
+    noted: frozenset[int] = frozenset()
+
+    def promise(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
+        before = lease.shared
+        super().promise(lease, tokens, computed)
+        self.noted |= set(lease.pages[before : lease.shared])
+
+    def take_promised(self) -> frozenset[int]:
+        promised, self.noted = self.noted, frozenset()
+        return promised
+
+
 class EngineModel:
     def __init__(
         self, pages: int, page_size: int, *, host_slots: int = 0, max_model_len: int = 1 << 20, block_pages: int = 2, **config: object
     ) -> None:
         self.parents: dict[int, int] = {}
         self.held: set[int] = set()
-        self.cache = PrefixCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
+        self.cache = NotingCache(PagePool(pages, page_size), page_size * block_pages, self._extend, host_slots)
         self.config = SchedulerConfig(max_model_len=max_model_len, eos_token_ids=(EOS,), **config)  # type: ignore[arg-type]  # test keywords
         self.scheduler = Scheduler(self.config, self.cache)
         self.memory = [[0] * page_size for _ in range(pages)]
@@ -149,9 +164,14 @@ class EngineModel:
         told.scores += [score.chosen for score in output.prompt_logprobs]
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
 
-    def _forward(self, plan: StepPlan) -> StepResult:
-        size = self.cache.page_size
+    def _forward(self, plan: StepPlan, promised: frozenset[int] | None = None) -> StepResult:
+        """Every row stores before any row reads, as in each layer of a step. `promised`: pages that were when it was planned."""
+        size, promised = self.cache.page_size, self.cache.take_promised() if promised is None else promised
         self._copy(plan)
+        for row in plan.rows:
+            assert row.request.lease.shared * size <= row.end, "nobody is promised more than the step computes"
+            for page in row.pages[row.start // size : row.request.lease.shared]:
+                self.memory[page] = [0] * size  # whatever somebody left where it is to write for others
         if self.config.speculative_method == "draft":
             self._draft(plan)
         assert plan.drafted == sum(len(row.draft) for row in plan.rows)
@@ -165,16 +185,18 @@ class EngineModel:
             assert len(row.draft) <= self.config.speculative_num_tokens
             assert row.end < row.request.length_limit or not row.draft, "nothing is guessed that could not be put out"
             assert len(row.pages) * size >= row.end
-            for position in range(row.start):
-                found = self.memory[row.pages[position // size]][position % size]
-                assert found == values[id(row)][position], f"{row.request.id} reads KV that is not its own at {position}"
         for row in plan.rows:
             for position in range(row.start, row.end):
                 index, slot = divmod(position, size)
-                assert index >= row.request.lease.shared, f"{row.request.id} writes into a shared page"
+                shared = index < row.request.lease.shared
+                assert not shared or row.pages[index] in promised, f"{row.request.id} writes into a shared page"
                 assert (row.pages[index], slot) not in written, "two rows write one slot"
                 written.add((row.pages[index], slot))
                 self.memory[row.pages[index]][slot] = values[id(row)][position]
+        for row in plan.rows:
+            for position in range(row.start):
+                found = self.memory[row.pages[position // size]][position % size]
+                assert found == values[id(row)][position], f"{row.request.id} reads KV that is not its own at {position}"
         sampled = [row for row in plan.rows if row.samples]
         assert [row.request.arrival for row in sampled] == sorted(row.request.arrival for row in sampled), "rows sample in arrival order"
         tokens, scores = [self._verified(row, values[id(row)]) for row in sampled], []

@@ -83,6 +83,7 @@ class LaunchedModel:
         self.chosen: dict[Request, int] = {}
         self.chose = False
         self.sampled = [row.request for row in plan.rows if row.samples]
+        self.promised = machine.cache.take_promised()
         self.copied = copy.copy(plan)  # what `pack` would copy: nothing of the host is looked at later
         self.copied.rows = [self._copy(row) for row in plan.rows]
         self.before = machine.unread
@@ -106,7 +107,7 @@ class LaunchedModel:
         for request, copied in self.fills:
             assert self.before is not None and self.before.chose
             copied.tokens[-1] = self.before.chosen[request]
-        self.results = self.machine._forward(self.copied).tokens
+        self.results = self.machine._forward(self.copied, self.promised).tokens
 
     def choose(self, rows: list[Row]) -> None:
         assert not any(row.request.finish for row in rows)

@@ -67,11 +67,11 @@ class Failing(OverlappedModel):
 
     fails_at = -1
 
-    def _forward(self, plan: StepPlan) -> StepResult:
+    def _forward(self, plan: StepPlan, promised: frozenset[int] | None = None) -> StepResult:
         self.fails_at -= 1
         if self.fails_at == 0:
             raise RuntimeError("CUDA error: out of cheese")
-        return super()._forward(plan)
+        return super()._forward(plan, promised)
 
 
 Run = Callable[..., int]

@@ -89,6 +89,12 @@ class Bench:
         output = context.attend(0, take(self.queries), take(self.keys), take(self.values))
         return list(output.split([count for _, count in spans]))
 
+    def share(self, leader: int, follower: int, pages: int) -> None:
+        """The follower begins as the leader does, in the leader's pages."""
+        self.tables[follower][:pages] = self.tables[leader][:pages]
+        for known in (self.keys, self.values):
+            known[follower][: pages * self.page_size] = known[leader][: pages * self.page_size]
+
     def check(self, rows: dict[int, tuple[int, int]]) -> None:
         for (i, (start, count)), output in zip(rows.items(), self.step(rows), strict=True):
             for offset in range(count):
@@ -117,6 +123,17 @@ def test_a_mixed_step_attends_as_written_out_by_hand(layer: LayerSpec, page_size
     bench.check({0: (0, 32), 1: (0, 32), 3: (0, 36), 4: (0, 5)})
     bench.check({0: (32, 1), 2: (0, 11), 1: (32, 1), 4: (5, 4), 3: (36, 1)})
     bench.check({2: (11, 9), 0: (33, 7), 5: (0, 40)})
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_rows_read_what_other_rows_of_their_step_store(layer: LayerSpec, dtype: torch.dtype, kind: Kind) -> None:
+    """Before and behind them in the step, and what those share with others again; one token is a decode to some backends."""
+    bench = Bench(layer, 4, [50, 41, 60, 62, 33], kind, dtype)
+    for leader, follower, pages in ((0, 1, 8), (0, 2, 12), (2, 3, 14), (0, 4, 8)):
+        bench.share(leader, follower, pages)
+    bench.check({1: (32, 9), 3: (56, 6), 0: (0, 50), 4: (32, 1), 2: (48, 12)})
 
 
 @every_backend

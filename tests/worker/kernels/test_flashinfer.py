@@ -47,6 +47,16 @@ def test_random_paged_batches_attend_as_the_reference_does(layers: tuple[LayerSp
     assert error < ERROR[dtype]
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("layers", KINDS.values(), ids=KINDS)
+def test_rows_read_what_other_rows_of_their_step_store(layers: tuple[LayerSpec, ...], invariant: bool) -> None:
+    tested, oracle = backends(layers, 4, torch.bfloat16)
+    tested.invariant = invariant
+    leader = [9, 2, 7, 40, 11]
+    step = packed([(8, 5), (0, 19), (16, 1), (12, 3)], [[*leader[:2], 3, 5], leader, [*leader[:4], 50], [*leader[:3], 60]], 4, CPU)
+    assert worst_error(tested, oracle, [step], torch.Generator().manual_seed(3))[0] < ERROR[torch.bfloat16]
+
+
 def test_a_plan_for_each_kind_of_layer_and_a_warning_for_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         gemma, _ = backends(KINDS["gemma: two kinds by turns"], 16, torch.bfloat16)

@@ -150,15 +150,22 @@ class PrefixCache:
         if index > first:
             self._lock(node)
             lease.moved(node, index)
-        if index == last:
+        if index < last:
+            self._add(lease, tokens, raw[(index - first) * width :], last)
+
+    def promise(self, lease: Lease, tokens: "array[int]", computed: int) -> None:
+        """As `publish`, of pages that the step being planned fills: others in it may attach to them, as a step stores the KV of all
+        its rows before any of them attends. The lease must hold until that step is over: nothing else keeps pages
+        that are not filled yet.
+
+        Nothing where the first of them is cached already: the lease goes on writing into its own.
+        """
+        first, last, size = lease.shared, computed // self.page_size, self.page_size
+        if last <= first:
             return
-        # The others are new. The lease moves down to the last of them, and each page above is held by the one below it: no lock changes.
-        self._in_use += last - index
-        self.pool.to_cache(last - index)
-        for new in range(index, last):
-            node = self._insert(node, raw[(new - first) * width : (new - first + 1) * width], pages[new], tokens)
-            node.users = 1
-        lease.moved_down(node, last)
+        raw = tokens[first * size : last * size].tobytes()
+        if raw[: 4 * size] not in lease.place.children:
+            self._add(lease, tokens, raw, last)
 
     def exclusive_pages(self, lease: Lease) -> int:
         """Pages that nobody else uses: what releasing the lease would make available, and might have to be computed again."""
@@ -194,6 +201,19 @@ class PrefixCache:
 
     def _ends_block(self, node: Node) -> bool:
         return node.depth % self._block_pages == 0
+
+    def _add(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
+        """The lease's next pages up to the `last` one, with the tokens in `raw`, are new in the tree.
+
+        The lease moves down to the last of them, and each page above is held by the one below it: no lock changes.
+        """
+        first, node, width = lease.shared, lease.place, 4 * self.page_size
+        self._in_use += last - first
+        self.pool.to_cache(last - first)
+        for new in range(first, last):
+            node = self._insert(node, raw[(new - first) * width : (new - first + 1) * width], lease.pages[new], tokens)
+            node.users = 1
+        lease.moved_down(node, last)
 
     def _insert(self, parent: Node, key: bytes, page: int, tokens: "array[int]") -> Node:
         """The caller counts the page as the cache's."""

@@ -32,8 +32,7 @@ class SchedulerConfig:
     """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
     policy: PolicyName = "lpm"
     dedupe_tokens: int = 32
-    """A request waits for a prefix that is being computed now if they share at least this many tokens (SGLang's in-batch threshold);
-    0: it never waits."""
+    """A prefix of at least so many tokens is shared within the step that computes it; 0: from the next step on."""
     eos_token_ids: tuple[int, ...] = ()
     prompt_logprobs: bool = True
     """The runner can look into prompts: score them, pool their hidden states."""

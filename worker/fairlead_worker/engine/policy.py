@@ -87,10 +87,6 @@ class WaitingQueue:
             self._bypassed += 1
         self.remove(request)
 
-    def must_go(self, request: Request) -> bool:
-        """True when it has been passed as often as may be: it waits for nobody now."""
-        return self._bypassed >= self._max_bypass and request is self._oldest()
-
     def refresh(self) -> None:
         """Brings the order up to date with what the cache has gained and lost, a bounded number of requests at a time."""
         if self._lpm:

@@ -110,11 +110,6 @@ class Request:
         return self.pool.wanted(start, end) if self.pool is not None else range(0)
 
     @property
-    def follows(self) -> bool:
-        """It may wait for a prefix that another computes: nothing but KV is wanted of it."""
-        return not self.scoring and (self.pool is None or self.pool.kind == "last")
-
-    @property
     def reusable(self) -> int:
         """Leading tokens whose KV may come from the prefix cache: neither their logits nor their hidden states are wanted (any more)."""
         if self.pool is not None:

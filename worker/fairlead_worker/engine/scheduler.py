@@ -11,7 +11,6 @@ from fairlead_worker.cache.prefix import Lease, PrefixCache
 from fairlead_worker.engine.budget import OutputReserve, StepBudget
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.departed import Departed, release
-from fairlead_worker.engine.inflight import OpenPrefixes
 from fairlead_worker.engine.intake import Refused, accept, refusal
 from fairlead_worker.engine.meter import Meter
 from fairlead_worker.engine.pace import Pacer
@@ -314,17 +313,16 @@ class Scheduler:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
         allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context)
         budget = StepBudget(self.config, self._page_size, plan.decodes, allowance, 0 if self._decodes else self.idle_prefill)
-        prefixes = OpenPrefixes(self.config.dedupe_tokens, self._page_size)
         if self.chunked_req is not None:
             if self.chunked_req.scoring and plan.decodes:
                 self._apart = True
                 return
-            self._prefill(self.chunked_req, plan, budget, prefixes)
+            self._prefill(self.chunked_req, plan, budget)
         if admits and len(self.waiting):
-            self._admit_waiting(plan, budget, prefixes)
+            self._admit_waiting(plan, budget)
         plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
-    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
+    def _admit_waiting(self, plan: StepPlan, budget: StepBudget) -> None:
         """New requests in policy order, while tokens and pages last."""
         self.waiting.refresh()
         if len(self.running) >= self.config.max_num_seqs or budget.left <= 0:
@@ -340,14 +338,12 @@ class Scheduler:
                 cached = node.depth * self._page_size
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
-                if request.follows and prefixes.computing(request, node) and not self.waiting.must_go(request):
-                    continue
                 if self.room.lacking(request, node) <= 0:
                     if request.scoring and plan.decodes:
                         self._apart = True
                         return
                     self._admit(request, node)
-                    self._prefill(request, plan, budget, prefixes)
+                    self._prefill(request, plan, budget)
 
     def _admit(self, request: Request, node: Node) -> None:
         """Leases the pages of all its known tokens, the cached ones shared."""
@@ -367,7 +363,7 @@ class Scheduler:
             self.meter.recomputed_tokens += max(request.lost - request.cached, 0)
         insort(self.running, request, key=_arrival)
 
-    def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget, prefixes: OpenPrefixes) -> None:
+    def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget) -> None:
         """As much of the request as the budget has; what is left makes it `chunked_req`. Until then it reserves no output."""
         count = budget.cut(request.uncomputed, request.computed)
         budget.spend(count, request.computed)
@@ -379,12 +375,14 @@ class Scheduler:
             assert self.chunked_req in (None, request), "one partly prefilled request at a time"
             self.chunked_req = request
             budget.left = 0  # what rounding to a page has left over is nobody's: a second prompt would be cut too
-        lease = lease_of(request)
-        prefixes.open(request, lease.place)
+        lease, end = lease_of(request), request.computed + count
         samples = whole and request.pool is None
+        certain = end - 1 if samples else end  # the last position is computed again if its token does not come
+        if 0 < self.config.dedupe_tokens <= certain:
+            self.cache.promise(lease, request.tokens, certain)
         plan.samples += samples
-        plan.pools += bool(request.to_pool(request.computed, request.computed + count))
-        plan.scores += bool(request.to_score(request.computed, request.computed + count))
+        plan.pools += bool(request.to_pool(request.computed, end))
+        plan.scores += bool(request.to_score(request.computed, end))
         insort(plan.rows, Row(request, request.computed, count, lease.pages, samples), key=_row_arrival)
 
     # Results

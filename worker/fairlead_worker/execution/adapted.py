@@ -1,7 +1,7 @@
 """A step of requests with LoRA adapters and without: in one pass where the model runs module by module, else in one pass of each kind.
 
 The native decoder knows no adapters. Rows that have none keep to it whoever shares their step, for their bits must not depend on that;
-the others always run module by module.
+the others always run module by module. The prefix cache keeps the two kinds apart, so no row reads what the other pass stores.
 """
 
 from collections.abc import Callable, Sequence

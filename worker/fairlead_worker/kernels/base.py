@@ -72,8 +72,8 @@ class KVSpec:
 class PackedStep:
     """A step's rows laid end to end. T tokens, R rows, S positions whose logits are wanted.
 
-    Several rows may be of one request, one token each and each behind the other (a decode that speculates): a backend stores the KV of
-    all rows before any of them attends.
+    Rows may read what other rows of the step store, whatever their order: the pages of a prefix that they share, or, where several rows
+    are of one request (a decode that speculates), the tokens before theirs. So a backend stores the KV of all rows before any attends.
     """
 
     tokens: torch.Tensor
