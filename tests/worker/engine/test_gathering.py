@@ -14,7 +14,7 @@ from fairlead_worker.engine.gathering import FRESH_SECONDS, MOST_SECONDS, MOST_W
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.messages import Abort, FromEngine, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.messages import FromEngine, Sampling, Step, Stop, Submit, ToEngine
 
 PROMPT = 100
 DECODE_SECONDS = 0.001
@@ -251,18 +251,25 @@ def test_it_can_be_turned_off() -> None:
 
 
 class Wave(Pipe):
-    """A first wave at once; when all of it is answered the next one, a request at each look into the inbox; then `Stop`."""
+    """A first wave at once; when all of it is answered the next one, a request at each look into the inbox of an engine that has nothing to
+    do, and the others during its next step; then `Stop`."""
 
     def __init__(self, first: list[ToEngine], later: list[ToEngine]) -> None:
         super().__init__(first)
         self.later, self.answered, self.expected = later, 0, len(first) + len(later)
+        self.begun = False
 
     def receive(self, timeout: float) -> list[ToEngine]:
         if self.batches:
             return self.batches.popleft()
         if self.answered == self.expected:
             return [Stop()]
-        return [self.later.pop(0)] if self.later and timeout and self.answered else []
+        if not self.answered or not (timeout or self.begun):
+            return []
+        self.begun = True
+        count = 1 if timeout else len(self.later)
+        come, self.later = self.later[:count], self.later[count:]
+        return come
 
     def send(self, message: FromEngine) -> None:
         assert isinstance(message, Step)
@@ -273,60 +280,48 @@ class Counting:
     """A runner that takes no time, and says that it took half a second."""
 
     def __init__(self) -> None:
-        self.prompts: list[int] = []
+        self.steps: list[tuple[int, int]] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self.prompts.append(len(plan.rows))
-        return StepResult([[7] for _ in plan.rows], seconds=0.5)
+        self.steps.append((plan.samples, plan.prefill_tokens))
+        return StepResult([[7] for _ in range(plan.samples)], seconds=0.5)
 
 
-@pytest.mark.parametrize(("percent", "steps"), [(100, [8, 8]), (0, [8, 1, 1, 1, 1, 1, 1, 1, 1])])
-def test_the_loop_computes_a_wave_in_one_step(percent: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("percent", "length", "steps"),
+    [
+        pytest.param(100, 100, [(0, 96), (8, 704), (0, 96), (8, 704)], id="it begins with the first, and all end together"),
+        pytest.param(100, 4, [(8, 32), (8, 32)], id="too short to begin with"),
+        pytest.param(0, 100, [(8, 800), (1, 100), (7, 700)], id="off"),
+    ],
+)
+def test_the_loop_ends_a_wave_in_one_step(percent: int, length: int, steps: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("FRESH_SECONDS", "MOST_SECONDS"):
         monkeypatch.setattr(gathering, bound, 60.0)  # the clock is a real one
     bench, runner = Bench(percent), Counting()
-    pipe = Wave([ask(number) for number in range(100, 108)], [ask(number) for number in range(200, 208)])
+    first, later = ([ask(number, length=length) for number in range(begin, begin + 8)] for begin in (100, 200))
+    pipe = Wave(first, later)
     assert run_plain(bench.scheduler, runner, pipe, pipe) == 0
-    assert runner.prompts == steps
+    assert runner.steps == steps
 
 
-class Long(Wave):
-    """A second request comes while the first one waits; then what else there is, and `Stop` where all are answered."""
-
-    def __init__(self, *messages: ToEngine, expected: int) -> None:
-        super().__init__([ask(1)], list(messages))
-        self.answered, self.expected = 0, expected
-
-    def receive(self, timeout: float) -> list[ToEngine]:
-        self.timeouts.append(timeout)
-        if self.batches:
-            return self.batches.popleft()
-        if self.later and timeout:
-            return [self.later.pop(0)]
-        return [Stop()] if not self.later and self.answered >= self.expected else []
-
-    def send(self, message: FromEngine) -> None:
-        if isinstance(message, Step):
-            self.answered += sum(output.finish is not None for output in message.outputs)
+def test_what_begins_is_the_first_that_can_be_cut_and_is_finished_whoever_comes() -> None:
+    bench = Bench()
+    bench.wave(8)
+    bench.wave(1, first=7)
+    bench.come(1, first=7)
+    assert bench.come(1), "the others of the eight"
+    plan = bench.scheduler.plan(admits=False)
+    assert [(row.request.id, row.count) for row in plan.rows] == [(str(bench.asked), PROMPT - 4)], "of the other one a page is left"
+    bench.step(plan)
+    assert not bench.gathering.seconds(), "it waits for nobody now"
+    plan = bench.scheduler.plan()
+    assert plan.samples == 2 and plan.prefill_tokens == 4 + 4
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound, seconds in (("FRESH_SECONDS", 60.0), ("MOST_SECONDS", 60.0), ("SILENCE", 1.0)):
-        monkeypatch.setattr(gathering, bound, seconds)
-
-
-@pytest.mark.usefixtures("patient")
-def test_what_is_asked_while_requests_wait_is_done() -> None:
-    bench, runner = Bench(100), Counting()
-    pipe = Long(ask(2), Abort("1"), ask(3), expected=3)
-    assert run_plain(bench.scheduler, runner, pipe, pipe) == 0
-    assert runner.prompts == [2], "one has gone, and the others are one step"
-
-
-@pytest.mark.usefixtures("patient")
-def test_stop_does_not_wait() -> None:
-    bench, runner = Bench(100), Counting()
-    pipe = Long(ask(2), Stop(), ask(3), expected=9)
-    assert run_plain(bench.scheduler, runner, pipe, pipe) == 0
-    assert runner.prompts == []
+def test_without_chunks_nothing_begins() -> None:
+    config = SchedulerConfig(max_model_len=400, chunked_prefill_size=0)
+    scheduler = Scheduler(config, PrefixCache(PagePool(5000, 4), 16, extend))
+    scheduler.submit(ask(1))
+    assert not scheduler.plan(admits=False)
+    assert scheduler.plan().samples == 1

@@ -28,6 +28,14 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
+    def hold_back(self, tokens: int) -> bool:
+        """Bounds what is left so that the end of a prompt of `tokens` more tokens stays uncomputed. False, and no bound, where it cannot be
+        cut: chunking is off, or one page is all that there is."""
+        if not self._chunking or tokens <= self._page_size:
+            return False
+        self.left = min(self.left, tokens - 1)
+        return True
+
     def cut(self, tokens: int, start: int) -> int:
         """How many of `tokens` prompt tokens from `start` on may be computed now: all, a whole number of pages, or none."""
         left = self.left

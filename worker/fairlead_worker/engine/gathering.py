@@ -7,9 +7,10 @@ just ended, or while the streams that still run are about to end for length: a w
 each part holding up the decodes of the other. Where some streams go on for longer nobody waits: one step more is one short stall more.
 
 The wait is a share of the time that all of them will take (`prefill_delay_percent`), and at least a decode step: what may be lost is
-bounded by what there is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and nobody has ended, a
-moment's silence is waited for: a first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other
-ranks in this way.
+bounded by what there is to do, and next to nothing on a fast device. Decodes go on meanwhile, and where nothing runs the first prompt that
+can be cut begins (`Scheduler.plan`): waiting in vain costs it one small step more. Where nothing runs and nobody has ended, a moment's
+silence is waited for: a first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other ranks in
+this way.
 """
 
 import time

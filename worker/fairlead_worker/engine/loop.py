@@ -112,21 +112,23 @@ class Desk:
         self._settle = settle
         self._gate = Gate(_guarded(scheduler), compiler)
         self._gathering = Gathering(scheduler)
-        self.admits = True
-        """Whether the next step may admit those that wait, or they wait for others."""
+        self._wait = 0.0
+        """Seconds for which those that wait do so for others."""
+
+    @property
+    def admits(self) -> bool:
+        """Whether the next step may admit those that wait."""
+        return self._wait == 0.0
 
     def receive(self, busy: bool) -> list[ToEngine]:
-        """The messages that are there; an engine with nothing to do waits for one, a heartbeat at most."""
-        return self._inbox.receive(0.0 if busy else POLL_SECONDS if self._gate else HEARTBEAT_SECONDS)
+        """The messages that are there; an engine with nothing to do waits for one: a heartbeat at most, and as long as a request may."""
+        most = POLL_SECONDS if self._gate else HEARTBEAT_SECONDS
+        return self._inbox.receive(0.0 if busy else min(self._wait or most, most))
 
     def serve(self, messages: list[ToEngine]) -> list[Output] | None:
-        """Does what they ask for, and what others ask for that come while those that wait are to wait for them: what is to be told at once,
-        or None after `Stop`."""
+        """Does what they ask for: what is to be told at once, or None after `Stop`."""
         outputs = self._serve(messages)
-        while (seconds := self._gathering.seconds()) > 0 and outputs is not None and not self._scheduler.running:
-            more = self._serve(self._inbox.receive(seconds))
-            outputs = None if more is None else outputs + more
-        self.admits = seconds == 0
+        self._wait = self._gathering.seconds()
         return outputs
 
     def _serve(self, messages: list[ToEngine]) -> list[Output] | None:

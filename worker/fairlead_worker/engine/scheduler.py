@@ -100,7 +100,8 @@ class Scheduler:
     def plan(self, admits: bool = True) -> StepPlan:
         """Chooses the work of one step: decodes first, then the open chunk, then admissions, within the step's token and page budget.
 
-        `admits`: whether requests that wait may come in; it changes nothing for those that run.
+        `admits`: whether requests that wait may come in; it changes nothing for those that run. Where nothing runs the first that can be
+        cut begins all the same, and ends with those that it waits for.
         With mixing off, a step is the prefill that there is to do, or else the decodes. Rows come in arrival order. An empty plan means
         that there is nothing to do.
         """
@@ -110,7 +111,7 @@ class Scheduler:
         mixed, self._apart = self.config.enable_mixed_chunk and not self._apart, False
         if mixed:
             self._extend_running(plan)
-        if self.chunked_req is not None or (admits and len(self.waiting)):
+        if self.chunked_req is not None or (len(self.waiting) and (admits or not self.running)):
             self._add_prefill(plan, admits)
         if not mixed and not plan.rows:
             self._extend_running(plan)
@@ -318,12 +319,12 @@ class Scheduler:
                 self._apart = True
                 return
             self._prefill(self.chunked_req, plan, budget)
-        if admits and len(self.waiting):
-            self._admit_waiting(plan, budget)
+        if len(self.waiting) and (admits or not self.running):
+            self._admit_waiting(plan, budget, begins=not admits)
         plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
-    def _admit_waiting(self, plan: StepPlan, budget: StepBudget) -> None:
-        """New requests in policy order, while tokens and pages last."""
+    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, begins: bool) -> None:
+        """New requests in policy order, while tokens and pages last. `begins`: one, and not the end of its prompt."""
         self.waiting.refresh()
         if len(self.running) >= self.config.max_num_seqs or budget.left <= 0:
             return
@@ -336,6 +337,8 @@ class Scheduler:
                 assert request.watch is not None, "candidates wait"
                 node = self.cache.match(request.watch)
                 cached = node.depth * self._page_size
+                if begins and not budget.hold_back(len(request.tokens) - cached):
+                    continue
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
                 if self.room.lacking(request, node) <= 0:
