@@ -192,9 +192,9 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     )
     # What the cache cannot hold can never be served either.
     longest = min(loaded.max_model_len, pages * config.page_size)
+    prompt_format = _prompt_format(config, loaded.path, loaded.digest, longest)
     end.send(Loading(phase="rehearsal", percent=0))
     rehearse(scheduler, runner, longest)
-    prompt_format = _prompt_format(config, loaded.path, loaded.digest, longest)
     runner.grammars = _grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
     ready = Ready(
         max_model_len=longest,

@@ -133,7 +133,7 @@ class EngineModel:
         self._tell(self.scheduler.abort(name))
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        plan = self.scheduler.plan(self.admits() or not self.scheduler.running)  # as the loop: an engine that runs nothing waits itself
+        plan = self.scheduler.plan(self.admits(), begins=1) or self.scheduler.plan()  # where nothing is to be done, the wait is over
         self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
         assert self.config.enable_mixed_chunk or not plan.decodes or not plan.prefill_tokens, "unmixed: one or the other"
         assert plan.samples == sum(row.samples for row in plan.rows)

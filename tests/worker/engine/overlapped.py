@@ -48,7 +48,9 @@ class OverlappedModel(EngineModel):
             self._tell(output)
 
     def step(self, abort_in_flight: str | None = None) -> StepPlan:
-        self.overlap.step(self.admits() or not self.scheduler.running)
+        self.overlap.step(self.admits(), begins=1)
+        if not self.overlap.busy:
+            self.overlap.step()
         self.between()
         if abort_in_flight is not None:
             self.abort(abort_in_flight)

@@ -290,7 +290,7 @@ class Counting:
 @pytest.mark.parametrize(
     ("percent", "length", "steps"),
     [
-        pytest.param(100, 100, [(0, 96), (8, 704), (0, 96), (8, 704)], id="it begins with the first, and all end together"),
+        pytest.param(100, 100, [(8, 800), (0, 96), (8, 704)], id="it begins with the first, and all end together"),
         pytest.param(100, 4, [(8, 32), (8, 32)], id="too short to begin with"),
         pytest.param(0, 100, [(8, 800), (1, 100), (7, 700)], id="off"),
     ],
@@ -311,17 +311,48 @@ def test_what_begins_is_the_first_that_can_be_cut_and_is_finished_whoever_comes(
     bench.wave(1, first=7)
     bench.come(1, first=7)
     assert bench.come(1), "the others of the eight"
-    plan = bench.scheduler.plan(admits=False)
+    plan = bench.scheduler.plan(False, bench.gathering.begins)
     assert [(row.request.id, row.count) for row in plan.rows] == [(str(bench.asked), PROMPT - 4)], "of the other one a page is left"
     bench.step(plan)
-    assert not bench.gathering.seconds(), "it waits for nobody now"
+    assert bench.come(1), "it is held, and the wait goes on"
+    assert not bench.scheduler.plan(False, bench.gathering.begins)
+    bench.now += 0.1 * 9 * STEP_SECONDS
+    assert not bench.gathering.seconds()
     plan = bench.scheduler.plan()
-    assert plan.samples == 2 and plan.prefill_tokens == 4 + 4
+    assert (plan.samples, plan.prefill_tokens) == (3, 4 + 4 + PROMPT)
+    bench.step(plan)
+    assert bench.scheduler.idle and bench.scheduler.begun is None
+
+
+def test_what_has_begun_may_be_aborted() -> None:
+    bench = Bench()
+    bench.wave(8)
+    assert bench.come(1)
+    plan = bench.scheduler.plan(False, bench.gathering.begins)
+    assert bench.scheduler.abort(plan.rows[0].request.id) is not None
+    bench.step(plan)
+    assert bench.scheduler.begun is None and not bench.gathering.seconds() and not bench.scheduler.plan()
+
+
+def test_nobody_begins_where_nobody_is_expected_or_a_page_is_no_step() -> None:
+    bench = Bench()
+    assert bench.come(1) == LULL
+    assert not bench.gathering.begins, "it waits for silence alone"
+    while plan := bench.scheduler.plan():
+        bench.step(plan)
+    bench.come(8, max_tokens=40)
+    while plan := bench.scheduler.plan():
+        bench.step(plan)
+    bench.gathering.seconds()
+    assert bench.come(1)
+    pace, rate = bench.scheduler.meter.step_seconds, bench.scheduler.meter.prefill_rate
+    assert bench.gathering.begins == int(pace * rate), "what fills a decode step"
+    assert bench.scheduler.plan(False, PROMPT - 3).prefill_tokens == 0 < bench.scheduler.plan(False, PROMPT - 4).prefill_tokens
 
 
 def test_without_chunks_nothing_begins() -> None:
     config = SchedulerConfig(max_model_len=400, chunked_prefill_size=0)
     scheduler = Scheduler(config, PrefixCache(PagePool(5000, 4), 16, extend))
     scheduler.submit(ask(1))
-    assert not scheduler.plan(admits=False)
+    assert not scheduler.plan(False, 1)
     assert scheduler.plan().samples == 1

@@ -233,12 +233,22 @@ def test_logits_of_any_tokens_in_any_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("family", "overrides"), [("qwen3", {}), ("gemma2", {}), ("llama", {"attention_bias": True})])
+@pytest.mark.parametrize(
+    ("family", "overrides", "quantization", "alone"),
+    [
+        ("qwen3", {}, "none", True),
+        ("gemma2", {}, "none", True),
+        ("llama", {"attention_bias": True}, "none", True),
+        ("llama", {"attention_bias": True}, "int8", True),
+        pytest.param("llama", {"head_dim": 20}, "none", False, id="queries that fill no panel"),
+    ],
+)
 def test_the_few_that_sample_go_alone_through_the_last_layers_attention(
-    family: str, overrides: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, overrides: dict[str, Any], quantization: str, alone: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the bits that they have among all, beside chunks and decodes, behind many keys and few; and everybody's KV is kept."""
-    loaded = load(tmp_path, family, dtype, **overrides)
+    save_model(family, tmp_path, **overrides)
+    loaded = load_model(str(tmp_path), dtype=dtype, quantization=quantization)
     requests = [make_request(str(i), [(i * 37 + j * 11) % 500 for j in range(900)], Sampling(max_tokens=1)) for i in range(4)]
     pages = [array("i", range(i * 57, i * 57 + 57)) for i in range(4)]
 
@@ -259,7 +269,7 @@ def test_the_few_that_sample_go_alone_through_the_last_layers_attention(
         results.append([])
         for rows in steps:
             results[-1].append(runner.logits(StepPlan(rows)))
-            assert bool(forward._pass.last) == (few == 4)
+            assert bool(forward._pass.last) == (alone and few == 4)
     assert all(map(torch.equal, *results))
 
 

@@ -5,7 +5,15 @@
 
 static _Thread_local int32_t asked;
 static int32_t shared_core, cores;
-static cpu_set_t masks[4];
+static _Thread_local uint64_t mask_now;
+static uint64_t wanted_masks[4];
+
+static uint64_t bits(const cpu_set_t *mask) {
+    uint64_t found = 0;
+    for (int core = 0; core < 64; core++)
+        found |= (uint64_t)!!CPU_ISSET(core, mask) << core;
+    return found;
+}
 
 int stand_in_getcpu(void) { return shared_core ? 0 : omp_get_thread_num(); }
 
@@ -13,14 +21,16 @@ int stand_in_getaffinity(pid_t pid, size_t size, cpu_set_t *mask) {
     (void)pid, (void)size;
     CPU_ZERO(mask);
     for (int core = 0; core < cores; core++)
-        CPU_SET(core, mask);
+        if (mask_now >> core & 1)
+            CPU_SET(core, mask);
     return 0;
 }
 
 int stand_in_setaffinity(pid_t pid, size_t size, const cpu_set_t *mask) {
     (void)pid, (void)size;
+    mask_now = bits(mask);
     if (asked < 4)
-        masks[asked] = *mask;
+        wanted_masks[asked] = mask_now;
     asked++;
     return 0;
 }
@@ -30,20 +40,20 @@ static void slow(const void *args, int64_t i) {
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
 }
 
+static uint64_t narrowed;
+
 static void wait_once(Member *member, const void *args) {
-    asked = 0;
+    asked = 0, mask_now = narrowed;
     share(member, 1, slow, NULL); /* one thread works, the other waits until it sleeps */
     if (asked)
         *(int32_t *)args = asked;
 }
 
-/* The masks that the waiting one of two threads asked for, as bits; how many. */
-__attribute__((visibility("default"))) int32_t wait_beside(int32_t same, int32_t allowed, uint64_t *wanted) {
+/* The masks that the waiting one of two threads asked for, as bits; how many. Of `there` cores it may use those of `mask`. */
+__attribute__((visibility("default"))) int32_t wait_beside(int32_t same, int32_t there, uint64_t mask, uint64_t *wanted) {
     int32_t count = 0;
-    shared_core = same, cores = allowed;
+    shared_core = same, cores = there, narrowed = mask;
     region(2, wait_once, &count);
-    for (int32_t i = 0; i < count && i < 4; i++)
-        for (int core = 0; core < 64; core++)
-            wanted[i] |= (uint64_t)!!CPU_ISSET(core, &masks[i]) << core;
+    memcpy(wanted, wanted_masks, sizeof wanted_masks);
     return count;
 }

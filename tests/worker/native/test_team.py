@@ -13,6 +13,7 @@ from fairlead_worker.native import build
 from fairlead_worker.native.library import native
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels on this machine: the engine does without them")
+EVERY = (1 << 64) - 1
 ONE_ITEM = """
 import threading
 import time
@@ -50,15 +51,17 @@ def test_threads_that_wait_for_long_sleep() -> None:
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 @pytest.mark.parametrize(
-    ("same", "cores", "masks"),
+    ("same", "cores", "mask", "masks"),
     [
-        pytest.param(True, 2, [0b10, 0b11], id="to the other core, and free to go anywhere again"),
-        pytest.param(True, 3, [0b110, 0b111], id="to any other core"),
-        pytest.param(True, 1, [], id="nowhere to go"),
-        pytest.param(False, 2, [], id="a core of its own"),
+        pytest.param(True, 2, EVERY, [0b10, EVERY], id="to the other core, and free to go anywhere again"),
+        pytest.param(True, 3, EVERY, [0b110, EVERY], id="to any other core"),
+        pytest.param(True, 3, 0b11, [0b10, EVERY, 0b11], id="within what it was narrowed to"),
+        pytest.param(True, 1, EVERY, [], id="nowhere to go"),
+        pytest.param(True, 2, 0b01, [], id="narrowed to one"),
+        pytest.param(False, 2, EVERY, [], id="a core of its own"),
     ],
 )
-def test_threads_that_wake_on_one_core_part(tmp_path: Path, same: bool, cores: int, masks: list[int]) -> None:
+def test_threads_that_wake_on_one_core_part(tmp_path: Path, same: bool, cores: int, mask: int, masks: list[int]) -> None:
     """The kernel leaves two threads on one core that never wait for it at once, however idle the other core is."""
     names = [f"-Dsched_{call}=stand_in_{call}" for call in ("getcpu", "getaffinity", "setaffinity")]
     source, made = Path(__file__).with_name("team_stand_in.c"), tmp_path / "team.so"
@@ -66,5 +69,5 @@ def test_threads_that_wake_on_one_core_part(tmp_path: Path, same: bool, cores: i
     subprocess.run(["gcc", *build.FLAGS, *names, "-I", build.SOURCES, "-c", source, "-o", objects], check=True)
     subprocess.run(["gcc", "-shared", objects, "-o", made], check=True)
     asked = (ctypes.c_uint64 * 4)()
-    count = ctypes.CDLL(str(made)).wait_beside(same, cores, asked)
+    count = ctypes.CDLL(str(made)).wait_beside(same, cores, ctypes.c_uint64(mask), asked)
     assert asked[:count] == masks

@@ -28,12 +28,13 @@ class StepBudget:
         self.spent = self.prompts = 0
         self.work = 0.0
 
-    def hold_back(self, tokens: int) -> bool:
-        """Bounds what is left so that the end of a prompt of `tokens` more tokens stays uncomputed. False, and no bound, where it cannot be
-        cut: chunking is off, or one page is all that there is."""
-        if not self._chunking or tokens <= self._page_size:
+    def hold_back(self, tokens: int, least: int) -> bool:
+        """Bounds what is left so that the last page of a prompt of `tokens` more tokens stays uncomputed. False, and no bound, where fewer
+        than `least` of them, or none, would be computed, or chunking is off."""
+        before = (tokens - 1) // self._page_size * self._page_size
+        if not self._chunking or before < max(least, self._page_size):
             return False
-        self.left = min(self.left, tokens - 1)
+        self.left = min(self.left, before)
         return True
 
     def cut(self, tokens: int, start: int) -> int:

@@ -7,10 +7,10 @@ just ended, or while the streams that still run are about to end for length: a w
 each part holding up the decodes of the other. Where some streams go on for longer nobody waits: one step more is one short stall more.
 
 The wait is a share of the time that all of them will take (`prefill_delay_percent`), and at least a decode step: what may be lost is
-bounded by what there is to do, and next to nothing on a fast device. Decodes go on meanwhile, and where nothing runs the first prompt that
-can be cut begins (`Scheduler.plan`): waiting in vain costs it one small step more. Where nothing runs and nobody has ended, a moment's
-silence is waited for: a first wave comes within what it takes to read its requests. SGLang's prefill delayer waits for other ranks in
-this way.
+bounded by what there is to do, and next to nothing on a fast device. Decodes go on meanwhile. Where nothing runs and others are expected,
+the first prompt that is long enough to fill a step begins, all but its last page, and waits with that: the time is not lost. Where nothing
+runs and nobody has ended, a moment's silence is waited for: a first wave comes within what it takes to read its requests. SGLang's prefill
+delayer waits for other ranks in this way.
 """
 
 import time
@@ -34,7 +34,7 @@ API takes for the next request of a wave: a fortieth of a prompt's prefill was n
 class Gathering:
     """Looks at a scheduler's counters between its steps."""
 
-    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since")
+    __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since", "begins")
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler, self._clock = scheduler, clock
@@ -47,11 +47,14 @@ class Gathering:
         self._last_arrival = 0.0
         self._since = 0.0
         """When the queue was empty last; 0 while it is."""
+        self.begins = 0
+        """Tokens that one of those that wait must have to compute to begin already; 0: nobody does."""
 
     def seconds(self) -> float:
         """How long to admit nobody yet; 0: whoever waits may go."""
-        scheduler = self._scheduler
-        ended, came, waiting = scheduler.ended - self._ended, scheduler.arrivals - self._arrivals, len(scheduler.waiting)
+        scheduler, self.begins = self._scheduler, 0
+        ended, came = scheduler.ended - self._ended, scheduler.arrivals - self._arrivals
+        waiting = len(scheduler.waiting) + (scheduler.begun is not None)
         if not self._share or not (ended or came or waiting):
             self._since = 0.0
             return 0.0
@@ -72,16 +75,20 @@ class Gathering:
         return max(self._until(waiting, now) - now, 0.0)
 
     def _until(self, waiting: int, now: float) -> float:
-        scheduler, config = self._scheduler, self._scheduler.config
+        scheduler, config, begun = self._scheduler, self._scheduler.config, self._scheduler.begun
         uncached, rate = scheduler.waiting.uncached(), scheduler.meter.prefill_rate
-        if not rate or scheduler.chunked_req is not None or waiting >= (config.prefill_max_requests or MOST_WAITING):
+        if begun is not None:
+            uncached += len(begun.tokens) - begun.cached
+        if not rate or scheduler.chunked_req is not begun or waiting >= (config.prefill_max_requests or MOST_WAITING):
             return now
         if 0 < scheduler.idle_prefill <= uncached:
             return now  # the step is full
         wait = self._share * uncached / rate
-        if coming := self._away + len(scheduler.running):
+        if coming := self._away + len(scheduler.running) - (begun is not None):
             # However little there is to do, a step takes what a step takes, and who comes during it waits for its end.
-            wait = max(wait * (1 + coming / waiting), scheduler.meter.step_seconds)
+            least = scheduler.meter.step_seconds
+            self.begins = max(int(least * rate), 1)
+            wait = max(wait * (1 + coming / waiting), least)
             until = self._since + min(wait, MOST_SECONDS)
             return until if now + self._last_end() <= until else now
         if self._ends:
@@ -90,8 +97,8 @@ class Gathering:
 
     def _last_end(self) -> float:
         """Seconds until all streams have ended for length, at the pace of recent decodes; before the first ones no end is in sight."""
-        running = self._scheduler.running
-        if not running:
+        streams = [request for request in self._scheduler.running if request is not self._scheduler.begun]
+        if not streams:
             return 0.0
-        steps = max(request.length_limit - len(request.tokens) for request in running)
+        steps = max(request.length_limit - len(request.tokens) for request in streams)
         return steps * (self._scheduler.meter.step_seconds or inf)

@@ -81,7 +81,7 @@ def run_plain(
             outputs = desk.serve(messages)
             if outputs is None:
                 return 0
-            plan, result = scheduler.plan(desk.admits), StepResult([])
+            plan, result = scheduler.plan(*desk.admission), StepResult([])
             busy = bool(plan)
             if busy:
                 watch.planned(plan)
@@ -116,9 +116,9 @@ class Desk:
         """Seconds for which those that wait do so for others."""
 
     @property
-    def admits(self) -> bool:
-        """Whether the next step may admit those that wait."""
-        return self._wait == 0.0
+    def admission(self) -> tuple[bool, int]:
+        """Whether the next step may admit those that wait, and what one of them may begin with: as of `Scheduler.plan`."""
+        return self._wait == 0.0, self._gathering.begins
 
     def receive(self, busy: bool) -> list[ToEngine]:
         """The messages that are there; an engine with nothing to do waits for one: a heartbeat at most, and as long as a request may."""

@@ -68,7 +68,7 @@ def run_overlapped(
                 overlap.settle()
                 return 0
             pending += outputs
-            told = overlap.step(desk.admits)
+            told = overlap.step(*desk.admission)
         except Exception as error:
             return desk.failed(error)
         if pending or not told:
@@ -90,12 +90,12 @@ class Overlap:
         self._scheduler, self._runner, self._watch, self._tell = scheduler, runner, watch, tell
         self._ahead: tuple[StepPlan, Launched] | None = None
 
-    def step(self, admits: bool = True) -> bool:
-        """Launches a step, if there is one, and reads the one before it. Whether any was told of. `admits`: as of `Scheduler.plan`."""
+    def step(self, admits: bool = True, begins: int = 0) -> bool:
+        """Launches a step, if there is one, and reads the one before it. Whether any was told of. Otherwise as `Scheduler.plan`."""
         scheduler, runner, told = self._scheduler, self._runner, False
         if not scheduler.can_plan_ahead:
             told = self.settle()
-        plan = scheduler.plan(admits)
+        plan = scheduler.plan(admits, begins)
         self.busy = bool(plan) or told or self._ahead is not None
         if not plan:
             return self.settle() or told

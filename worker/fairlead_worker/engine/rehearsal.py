@@ -12,7 +12,7 @@ from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import Sampling
 
 SECONDS = 0.5
-"""For all of it, about; where one small step takes longer, it stays at that and one decode."""
+"""For all of it, about; where a small prompt takes longer, it is computed once, and once again for its pace, beside one decode."""
 FIRST = 64
 """Tokens of the first prompt."""
 LONGEST = 512
@@ -24,21 +24,28 @@ def rehearse(scheduler: Scheduler, runner: Runner, context: int, clock: Callable
     """Prompts of more and more tokens, up to the largest idle step or to what the time allows, and a decode.
 
     `context`: tokens of the longest sequence that the cache holds. All rows have page 0 for all of theirs, which nobody has yet, so
-    what is computed is of no use. Raises whatever a step raises.
+    what is computed is of no use. Raises whatever a step raises: now, and not with requests in it.
     """
     began, page_size, samples = clock(), scheduler.cache.page_size, scheduler.config.generates
     most = min(StepLimits.of(scheduler.config, page_size).prefill, scheduler.config.max_num_seqs * min(context, LONGEST))
     tokens = min(FIRST, most)
-    runner.execute(_prompts(tokens, context, page_size, samples))
+    _run(runner, _prompts(tokens, context, page_size, samples))
     if samples:
-        runner.execute(StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1))
+        _run(runner, StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1))
     while True:
-        seconds = runner.execute(_prompts(tokens, context, page_size, samples)).seconds
+        seconds = _run(runner, _prompts(tokens, context, page_size, samples))
         scheduler.meter.rehearsed(tokens, seconds)
         larger = min(GROWTH * tokens, most)
         if larger == tokens or clock() - began + seconds * larger / tokens > SECONDS:
             return
         tokens = larger
+
+
+def _run(runner: Runner, plan: StepPlan) -> float:
+    seconds = runner.execute(plan).seconds
+    for row in plan.rows:
+        row.request.finish = "stop"  # whoever keeps something of a request lets go of it
+    return seconds
 
 
 def _prompts(tokens: int, context: int, page_size: int, samples: bool) -> StepPlan:

@@ -39,6 +39,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = WaitingQueue(config, cache)
         self.chunked_req: Request | None = None
+        self.begun: Request | None = None
+        """`chunked_req` while it is held: it began alone, and its end is for the step in which others may come in."""
         self.reserve = OutputReserve(config)
         self.pacer = Pacer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.speculation = Speculation(config) if config.speculative_method != "none" else None
@@ -97,11 +99,11 @@ class Scheduler:
 
     # A step
 
-    def plan(self, admits: bool = True) -> StepPlan:
+    def plan(self, admits: bool = True, begins: int = 0) -> StepPlan:
         """Chooses the work of one step: decodes first, then the open chunk, then admissions, within the step's token and page budget.
 
-        `admits`: whether requests that wait may come in; it changes nothing for those that run. Where nothing runs the first that can be
-        cut begins all the same, and ends with those that it waits for.
+        `admits`: whether requests that wait may come in; it changes nothing for those that run. Where they may not and nothing runs, the
+        first of them with `begins` tokens to compute before its last page begins (0: nobody does), and is held there until they may.
         With mixing off, a step is the prefill that there is to do, or else the decodes. Rows come in arrival order. An empty plan means
         that there is nothing to do.
         """
@@ -111,8 +113,9 @@ class Scheduler:
         mixed, self._apart = self.config.enable_mixed_chunk and not self._apart, False
         if mixed:
             self._extend_running(plan)
-        if self.chunked_req is not None or (len(self.waiting) and (admits or not self.running)):
-            self._add_prefill(plan, admits)
+        begins = 0 if admits or self.running else begins
+        if (self.chunked_req is not None and (admits or self.begun is None)) or (len(self.waiting) and (admits or begins)):
+            self._add_prefill(plan, admits, begins)
         if not mixed and not plan.rows:
             self._extend_running(plan)
         if self.speculation is not None and plan.decodes:
@@ -310,7 +313,7 @@ class Scheduler:
         request.lost = request.computed
         request.computed = request.cached = 0
 
-    def _add_prefill(self, plan: StepPlan, admits: bool) -> None:
+    def _add_prefill(self, plan: StepPlan, admits: bool, begins: int) -> None:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
         allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context)
         budget = StepBudget(self.config, self._page_size, plan.decodes, allowance, 0 if self._decodes else self.idle_prefill)
@@ -319,12 +322,12 @@ class Scheduler:
                 self._apart = True
                 return
             self._prefill(self.chunked_req, plan, budget)
-        if len(self.waiting) and (admits or not self.running):
-            self._admit_waiting(plan, budget, begins=not admits)
+        if len(self.waiting) and (admits or begins):
+            self._admit_waiting(plan, budget, begins)
         plan.prefill_tokens, plan.prefill_work = budget.spent, budget.work
 
-    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, begins: bool) -> None:
-        """New requests in policy order, while tokens and pages last. `begins`: one, and not the end of its prompt."""
+    def _admit_waiting(self, plan: StepPlan, budget: StepBudget, begins: int) -> None:
+        """New requests in policy order, while tokens and pages last. `begins`: one with so many of them, but for its last page."""
         self.waiting.refresh()
         if len(self.running) >= self.config.max_num_seqs or budget.left <= 0:
             return
@@ -337,7 +340,7 @@ class Scheduler:
                 assert request.watch is not None, "candidates wait"
                 node = self.cache.match(request.watch)
                 cached = node.depth * self._page_size
-                if begins and not budget.hold_back(len(request.tokens) - cached):
+                if begins and not budget.hold_back(len(request.tokens) - cached, begins):
                     continue
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
@@ -347,6 +350,9 @@ class Scheduler:
                         return
                     self._admit(request, node)
                     self._prefill(request, plan, budget)
+                    if begins:
+                        self.begun = request
+                        return
 
     def _admit(self, request: Request, node: Node) -> None:
         """Leases the pages of all its known tokens, the cached ones shared."""
@@ -368,6 +374,7 @@ class Scheduler:
 
     def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget) -> None:
         """As much of the request as the budget has; what is left makes it `chunked_req`. Until then it reserves no output."""
+        self.begun = None
         count = budget.cut(request.uncomputed, request.computed)
         budget.spend(count, request.computed)
         whole = count == request.uncomputed
@@ -435,7 +442,7 @@ class Scheduler:
         if request in self._growing:
             self._growing.remove(request)
         if request is self.chunked_req:
-            self.chunked_req = None
+            self.chunked_req = self.begun = None
 
 
 _arrival, _row_arrival = attrgetter("arrival"), attrgetter("request.arrival")

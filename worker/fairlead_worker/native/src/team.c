@@ -24,12 +24,12 @@ static int32_t tell_core(const Member *member) {
 
 /* Woken on the core of another thread of the team: away from there. Where a few busy cores share a cache the kernel wakes a thread on its
  * waker's core and looks for no idle one (SIS_UTIL), and two threads that wait for each other are never both seen waiting for a core:
- * they shared one for milliseconds, and the other one was idle. The mask of cores is as before afterwards; where it has no core that the
- * team is not on, nothing is done. */
+ * they shared one for milliseconds, and the other one was idle. Where the mask has no core that the team is not on, nothing is done.
+ * Afterwards the mask is as before: every core, where that comes to the same, for so it goes on to follow the container's set of them. */
 static void step_aside(const Member *member) {
     const Team *team = member->team;
     const int32_t core = tell_core(member);
-    cpu_set_t allowed, others;
+    cpu_set_t allowed, others, every, now;
     int alone = 1;
     for (int32_t thread = 0; thread < team->threads; thread++)
         alone &= thread == member->me || __atomic_load_n(team->cores + thread, __ATOMIC_RELAXED) != core;
@@ -38,7 +38,10 @@ static void step_aside(const Member *member) {
     others = allowed;
     for (int32_t thread = 0; thread < team->threads; thread++)
         CPU_CLR(__atomic_load_n(team->cores + thread, __ATOMIC_RELAXED), &others);
-    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others))
+    if (!CPU_COUNT(&others) || sched_setaffinity(0, sizeof others, &others))
+        return;
+    memset(&every, 0xff, sizeof every);
+    if (sched_setaffinity(0, sizeof every, &every) || sched_getaffinity(0, sizeof now, &now) || !CPU_EQUAL(&now, &allowed))
         sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
