@@ -1,6 +1,7 @@
 """What a step costs the scheduler: plan() + advance() at 256 running and 2,000 waiting requests, lpm. CPU time, not wall time.
 
-And that its memory stays flat over 100,000 requests (`--requests`; 0: not measured).
+With steps launched ahead, as on GPUs, it is plan() + assume() + settle(), beside the device's work. And that its memory stays flat over
+100,000 requests (`--requests`; 0: not measured).
 """
 
 import argparse
@@ -18,32 +19,51 @@ from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.lookahead import LookaheadScheduler
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.request import Request
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.engine.watch import StepWatch
-from fairlead_worker.messages import Load, Output, Sampling, Submit
+from fairlead_worker.messages import Load, Sampling, Submit
 
 TARGET_MICROSECONDS = 200
 TARGET_GROWTH_MIB = 4
 
 
+class Crowd:
+    """A scheduler, and requests enough."""
+
+    def __init__(self, scheduler: type[Scheduler], running: int, waiting: int) -> None:
+        self._draw, self._waiting, self._submitted = random.Random(1), waiting, 0
+        cache = PrefixCache(PagePool(80 * running, 16), 64, extend)
+        self.scheduler = scheduler(SchedulerConfig(max_model_len=8192, max_num_seqs=running, policy="lpm"), cache)
+        self._stems = [self._draw.choices(range(30_000), k=256) for _ in range(20)]
+
+    def refill(self) -> None:
+        """As many wait as are to."""
+        draw = self._draw
+        while len(self.scheduler.waiting) < self._waiting:
+            prompt = draw.choice(self._stems)[: draw.choice([64, 128, 256])] + draw.choices(range(30_000), k=64)
+            sampling = Sampling(max_tokens=draw.randrange(150, 400))
+            self.scheduler.submit(Submit(str(self._submitted), array("I", prompt).tobytes(), sampling, 1))
+            self._submitted += 1
+
+    def result(self, rows: int) -> StepResult:
+        return StepResult([[self._draw.randrange(30_000)] for _ in range(rows)], seconds=0.01)
+
+
 def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float]]:
     """Microseconds of plan, advance and both, over the steps with all `running` requests there."""
-    draw = random.Random(1)
-    cache = PrefixCache(PagePool(80 * running, 16), 64, extend)
-    scheduler = Scheduler(SchedulerConfig(max_model_len=8192, max_num_seqs=running, policy="lpm"), cache)
-    stems = [draw.choices(range(30_000), k=256) for _ in range(20)]
-    submitted = 0
+    crowd = Crowd(Scheduler, running, waiting)
+    scheduler = crowd.scheduler
     times: list[tuple[float, float]] = []
     for _ in range(steps):
-        while len(scheduler.waiting) < waiting:
-            prompt = draw.choice(stems)[: draw.choice([64, 128, 256])] + draw.choices(range(30_000), k=64)
-            scheduler.submit(Submit(str(submitted), array("I", prompt).tobytes(), Sampling(max_tokens=draw.randrange(150, 400)), 1))
-            submitted += 1
+        crowd.refill()
         start = process_time()
         plan = scheduler.plan()
         planned = process_time()
-        result = StepResult([[draw.randrange(30_000)] for row in plan.rows if row.samples], seconds=0.01)
+        result = crowd.result(plan.samples)
         back = process_time()
         scheduler.advance(plan, result)
         end = process_time()
@@ -57,9 +77,45 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float
     return table
 
 
+def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
+    """Median microseconds of plan, assume and settle, and of all three, over the same steps."""
+    crowd = Crowd(LookaheadScheduler, running, waiting)
+    scheduler = crowd.scheduler
+    assert isinstance(scheduler, LookaheadScheduler)
+    times: list[tuple[float, float, float]] = []
+    out: tuple[StepPlan, StepResult] | None = None
+
+    def settle() -> float:
+        """The step that is out, if one is."""
+        nonlocal out
+        start = process_time()
+        if out is not None:
+            (plan, result), out = out, None
+            scheduler.settle(plan, lambda: result)
+        return process_time() - start
+
+    for _ in range(steps):
+        crowd.refill()
+        settled = 0.0 if scheduler.can_plan_ahead else settle()
+        start = process_time()
+        plan = scheduler.plan()
+        planned = process_time() - start
+        settled += settle()
+        start = process_time()
+        awaited = scheduler.awaited(plan)
+        scheduler.assume(plan, awaited)
+        if plan.decodes >= 0.95 * running:
+            times.append((planned, process_time() - start, settled))
+        out = plan, crowd.result(len(awaited))
+        scheduler.drain_events()
+    parts = {name: median(1e6 * each[place] for each in times) for place, name in enumerate(("plan", "assume", "settle"))}
+    return parts | {"all": median(1e6 * sum(each) for each in times)}
+
+
 def report_cost(rows: int, steps: int = 500) -> dict[str, float]:
     """Median microseconds of what the loop does beside: the `Step` made, and encoded for ZeroMQ; all rows decode."""
-    outputs = [Output(f"cmpl-0123456789abcdef-{i}", b"abcd", 0) for i in range(rows)]
+    requests = [Request(f"cmpl-0123456789abcdef-{i}", array("I", (1,)), 1, Sampling(max_tokens=9), 1, i) for i in range(rows)]
+    outputs = Outputs(decoded=requests, tokens=[30_000 + i for i in range(rows)])
     plan, result = StepPlan([], decodes=rows, samples=rows), StepResult([], seconds=0.01)
     watch, encoder, load = StepWatch(), Encoder(), Load(running=rows)
     times: dict[str, list[float]] = {"report": [], "encode": []}
@@ -110,12 +166,14 @@ def main() -> None:
     print(f"{'microseconds':14} {'p50':>8} {'p99':>8} {'max':>8}")
     for name, row in table.items():
         print(f"{name:14} {row['p50']:8.0f} {row['p99']:8.0f} {row['max']:8.0f}")
+    ahead = measure_ahead(options.running, options.waiting, options.steps)
+    print("steps launched ahead: " + ", ".join(f"{name} {value:.0f}" for name, value in ahead.items()))
     beside = {f"{rows} rows": report_cost(rows) for rows in (8, 256)}
     for rows, costs in beside.items():
         print(f"beside plan and advance, {rows}: " + ", ".join(f"{name} {value:.1f}" for name, value in costs.items()))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(table | {"beside": beside}, indent=2))
+        options.json.write_text(json.dumps(table | {"ahead": ahead, "beside": beside}, indent=2))
     middle = table["plan+advance"]["p50"]
     if options.requests:
         early, late = soak(options.requests, 500)

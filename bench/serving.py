@@ -152,7 +152,7 @@ class _Client:
         if isinstance(message, Failed):
             self.failure = message.reason
         if isinstance(message, Step):
-            for output in message.outputs:
+            for output in message.each():
                 assert output.finish in (None, "length"), output
                 self.tokens[int(output.id)].extend([now] * (len(output.tokens) // 4))
                 self._ended += output.finish is not None

@@ -11,12 +11,13 @@ from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.lookahead import LookaheadScheduler
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.watch import StepWatch
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.messages import Output, Sampling
+from fairlead_worker.messages import Sampling
 
 
 class Loop:
@@ -68,7 +69,7 @@ class Loop:
         if self._overlap is not None:
             self._overlap.settle()
 
-    def _tell(self, plan: StepPlan, result: StepResult, outputs: list[Output]) -> None:
+    def _tell(self, plan: StepPlan, result: StepResult, outputs: Outputs) -> None:
         now = time.perf_counter()
         for output in outputs:
             number, tokens = int(output.id), memoryview(output.tokens).cast("I").tolist()

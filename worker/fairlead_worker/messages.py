@@ -3,6 +3,7 @@
 Token ids travel as bytes of little-endian uint32, block hashes as bytes of little-endian uint64: no per-token objects on the wire.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -164,6 +165,14 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The pooled hidden states, float32, of unit length: the one output of a request with `pooling`."""
 
 
+class Decoded(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Requests that got one token and go on, with nothing else to tell: most of what steps bring, without an `Output` for each."""
+
+    ids: tuple[str, ...] = ()
+    tokens: bytes = b""
+    """Of these requests, one each; uint32."""
+
+
 class CacheEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Blocks that the prefix cache began or ceased to hold. Stored parents come before children, removed children before parents."""
 
@@ -233,6 +242,8 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     """What one step (or a second of idling: then everything but `load` is empty) brought. Also the engine's heartbeat."""
 
     outputs: tuple[Output, ...] = ()
+    decoded: Decoded = Decoded()
+    """Nobody in it has an output as well."""
     events: tuple[CacheEvent, ...] = ()
     load: Load | None = None
     seconds: float = 0.0
@@ -244,6 +255,12 @@ class Step(msgspec.Struct, tag="step", frozen=True):
     where it left them out."""
     stalled: int = 0
     """Decodes that waited so."""
+
+    def each(self) -> Iterator[Output]:
+        """All outputs. `cached_tokens` is 0 in those of `decoded`: it has been told."""
+        for place, name in enumerate(self.decoded.ids):
+            yield Output(name, self.decoded.tokens[4 * place : 4 * place + 4], 0)
+        yield from self.outputs
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):

@@ -54,7 +54,7 @@ class Asking:
     def send(self, message: FromEngine) -> None:
         if isinstance(message, Ready):
             self.ready = message
-        for output in message.outputs if isinstance(message, Step) else ():
+        for output in message.each() if isinstance(message, Step) else ():
             self.tokens[output.id] += array("I", output.tokens)
             self.open -= {output.id} if output.finish else set()
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from tests.worker.engine.engine_model import EngineModel
 
 from fairlead_worker.engine.lookahead import STAND_IN, LookaheadScheduler
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.overlap import Overlap
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.request import Request
 from fairlead_worker.engine.watch import StepWatch
-from fairlead_worker.messages import Output
 
 
 class Device:
@@ -43,7 +43,7 @@ class OverlappedModel(EngineModel):
         """Between two rounds: how far the device gets."""
         self.launched = self.discarded = self.stalled = 0
 
-    def _settled(self, plan: StepPlan, result: StepResult, outputs: list[Output]) -> None:
+    def _settled(self, plan: StepPlan, result: StepResult, outputs: Outputs) -> None:
         for output in outputs:
             self._tell(output)
 

@@ -3,21 +3,18 @@
 import gc
 import random
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
 from tests.worker.engine.engine_model import EngineModel
+from tests.worker.engine.overlapped import OverlappedModel
+
+from fairlead_worker.engine.plan import StepResult
 
 
-def calls_of_a_step(decodes: int) -> int:
-    """Python functions that plan() and advance() enter in a step in which `decodes` requests get a token each and no page fills."""
-    machine = EngineModel(decodes * 4, 16)
-    for seed in range(decodes):
-        machine.submit([seed, seed, seed], 20, ignore_eos=True)
-    machine.step()
-    machine.step()
-    plan = machine.scheduler.plan()
-    result = machine._forward(plan)
+def calls_of(work: Callable[[], object]) -> int:
+    """Python functions that it enters."""
     count = 0
 
     def seen(frame: FrameType, event: str, argument: object) -> None:
@@ -26,16 +23,51 @@ def calls_of_a_step(decodes: int) -> int:
 
     sys.setprofile(seen)
     try:
-        machine.scheduler.advance(plan, result)
-        plan = machine.scheduler.plan()
+        work()
     finally:
         sys.setprofile(None)
-    assert plan.decodes == decodes
     return count
+
+
+def calls_of_a_step(decodes: int) -> int:
+    """Of plan() and advance() in a step in which `decodes` requests get a token each and no page fills."""
+    machine = EngineModel(decodes * 4, 16)
+    for seed in range(decodes):
+        machine.submit([seed, seed, seed], 20, ignore_eos=True)
+    machine.step()
+    machine.step()
+    plan = machine.scheduler.plan()
+    result = machine._forward(plan)
+
+    def step() -> None:
+        assert len(machine.scheduler.advance(plan, result).decoded) == decodes
+        assert machine.scheduler.plan().decodes == decodes
+
+    return calls_of(step)
+
+
+def calls_of_a_step_ahead(decodes: int) -> int:
+    """The same where the next step is planned before this one is read."""
+    machine = OverlappedModel(decodes * 4, 16)
+    for seed in range(decodes):
+        machine.submit([seed, seed, seed], 20, ignore_eos=True)
+    for _ in range(3):
+        machine.step()
+    machine.rest()
+    scheduler = machine.scheduler
+    plan = scheduler.plan()
+
+    def step() -> None:
+        scheduler.assume(plan, scheduler.awaited(plan))
+        assert scheduler.plan().decodes == decodes
+        assert len(scheduler.settle(plan, lambda: StepResult([[7]] * decodes)).decoded) == decodes
+
+    return calls_of(step)
 
 
 def test_a_decode_that_only_adds_a_token_calls_nothing() -> None:
     assert calls_of_a_step(60) == calls_of_a_step(3) < 20
+    assert calls_of_a_step_ahead(60) == calls_of_a_step_ahead(3) < 30
 
 
 def test_a_decode_keeps_its_row() -> None:

@@ -273,7 +273,7 @@ class Wave(Pipe):
 
     def send(self, message: FromEngine) -> None:
         assert isinstance(message, Step)
-        self.answered += sum(output.finish == "length" for output in message.outputs)
+        self.answered += sum(output.finish == "length" for output in message.each())
 
 
 class Counting:

@@ -44,7 +44,7 @@ class Pipe:
         self.sent.append(message)
 
     def outputs(self) -> list[tuple[str, int, str | None]]:
-        return [(o.id, len(o.tokens) // 4, o.finish) for step in self.sent if isinstance(step, Step) for o in step.outputs]
+        return [(o.id, len(o.tokens) // 4, o.finish) for step in self.sent if isinstance(step, Step) for o in step.each()]
 
 
 class FakeRunner:

@@ -50,17 +50,38 @@ def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = No
 
 
 def outputs(steps: list[Step], name: str) -> list[Output]:
-    return [output for step in steps for output in step.outputs if output.id == name]
+    return [output for step in steps for output in step.each() if output.id == name]
 
 
 def test_queue_and_prefill_time_come_with_the_first_token() -> None:
     steps = run(Pipe([ask("a", max_tokens=9)], [], [ask("b", tokens=15)]))
     first, *rest = outputs(steps, "a")
     assert first.timing is not None and first.timing.queue_seconds == 0
-    until = next(number for number, step in enumerate(steps) if first in step.outputs)
+    until = next(number for number, step in enumerate(steps) if first in step.each())
     assert first.timing.prefill_seconds == pytest.approx(sum(step.seconds for step in steps[: until + 1]))
     assert all(output.timing is None for output in rest)
     assert outputs(steps, "b")[0].timing is not None
+
+
+class LateRunner(FakeRunner):
+    """The mask of everybody's first token is late: it comes a step later, as a decode's do."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        if plan.prefill_tokens:
+            result.tokens = [[] for _ in result.tokens]
+        return result
+
+
+def test_a_first_token_that_was_late_has_its_times_and_what_was_cached() -> None:
+    pipe, machine = Pipe([ask("a")], [], [], [], [], [ask("b")]), EngineModel(64, 4)
+    assert run_plain(machine.scheduler, LateRunner(machine), pipe, pipe) == 0
+    steps = [step for step in pipe.sent if isinstance(step, Step)]
+    for name, cached in (("a", 0), ("b", 16)):
+        first, second, last = outputs(steps, name)
+        assert (first.cached_tokens, second.timing, last.finish) == (cached, None, "length")
+        assert first.timing is not None and first.timing.prefill_seconds > 0
+    assert [step.decoded.ids for step in steps if step.decoded.ids] == [("a",), ("b",)], "their second tokens"
 
 
 def test_what_prefill_costs_the_decodes_beside_it() -> None:

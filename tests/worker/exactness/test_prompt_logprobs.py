@@ -146,7 +146,8 @@ def test_a_request_retracted_within_its_prompt_goes_on_where_it_was(tmp_path: Pa
         if step == 6:
             assert plan.rows[0].start == 96, "what was scored may come from the cache"
         if outputs := engine.scheduler.advance(plan, engine.runner.execute(plan)):
-            got = list(outputs[0].prompt_logprobs)
+            (output,) = outputs
+            got = list(output.prompt_logprobs)
             break
     check(model, prompt, got)
 

@@ -179,7 +179,7 @@ class Service:
         if isinstance(message, AdapterChanged):
             self.changed.append(message)
         if isinstance(message, Step):
-            self.running -= {output.id for output in message.outputs if output.finish}
+            self.running -= {output.id for output in message.each() if output.finish}
 
 
 @pytest.mark.parametrize("lane", [Thread, Late])

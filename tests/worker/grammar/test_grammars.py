@@ -10,7 +10,7 @@ from bench.random_schemas import schema
 from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.engine.lookahead import STAND_IN
-from fairlead_worker.engine.plan import StepPlan
+from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
@@ -209,8 +209,8 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
     assume = serving.scheduler.assume  # type: ignore[attr-defined]  # it looks ahead
     stood_in: list[bool] = []
 
-    def assumed(plan: StepPlan) -> None:
-        assume(plan)
+    def assumed(plan: StepPlan, awaited: list[Row]) -> None:
+        assume(plan, awaited)
         if not stood_in:
             stood_in.extend(row.request.tokens[-1] == STAND_IN for row in plan.rows)
             slow.gate.release(100)

@@ -359,7 +359,7 @@ class EngineClient:
             self.on_step(step)
         if step.events:
             self.on_events(step.events)
-        for output in step.outputs:
+        for output in step.each():
             self._unbegun.discard(output.id)
             deliver = self._receivers.get(output.id)
             if deliver is None:

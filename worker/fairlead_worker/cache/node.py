@@ -63,6 +63,13 @@ class LeafQueue:
             self._serial += 1
             heappush(self._heap, (node.used, self._serial, node))
 
+    def next(self, node: Node) -> Node | None:
+        """`offer`, then `pop`. Of a branch that nobody uses one page goes after the other, so most often it is `node` itself that comes."""
+        if not node.queued and (not self._heap or node.used <= self._heap[0][0]):
+            return node
+        self.offer(node)
+        return self.pop()
+
     def pop(self) -> Node | None:
         """The unused leaf whose last use is the longest ago."""
         heap = self._heap

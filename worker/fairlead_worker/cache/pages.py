@@ -64,10 +64,10 @@ class PagePool:
         self.leased -= count
         self.cached += count
 
-    def from_cache(self, page: int) -> None:
-        """An evicted page is free."""
-        self.cached -= 1
-        self._free.append(page)
+    def from_cache(self, pages: list[int]) -> None:
+        """Evicted pages are free."""
+        self.cached -= len(pages)
+        self._free.extend(pages)
 
 
 class PrefixOwner(Protocol[HeldT]):

@@ -207,26 +207,22 @@ class PrefixCache:
 
         The lease moves down to the last of them, and each page above is held by the one below it: no lock changes.
         """
-        first, node, width = lease.shared, lease.place, 4 * self.page_size
+        first, parent, pages, width = lease.shared, lease.place, lease.pages, 4 * self.page_size
         self._in_use += last - first
         self.pool.to_cache(last - first)
-        for new in range(first, last):
-            node = self._insert(node, raw[(new - first) * width : (new - first + 1) * width], lease.pages[new], tokens)
+        for index in range(first, last):
+            key, chain = raw[(index - first) * width : (index - first + 1) * width], parent.chain
+            node = parent.children[key] = Node(parent, key, pages[index], chain)
             node.users = 1
-        lease.moved_down(node, last)
-
-    def _insert(self, parent: Node, key: bytes, page: int, tokens: "array[int]") -> Node:
-        """The caller counts the page as the cache's."""
-        node = Node(parent, key, page, parent.chain)
-        parent.children[key] = node
-        parent.here += 1
-        if node.depth % self._block_pages == 0:
-            end = node.depth * self.page_size
-            node.chain = self._extend_hash(parent.chain, tokens[end - self.block_tokens : end])
-            self._events.stored(node.chain, parent.chain)
-        if parent.watchers is not None:
-            self._watches.published(parent, key)
-        return node
+            parent.here += 1
+            if not node.depth % self._block_pages:
+                end = node.depth * self.page_size
+                node.chain = self._extend_hash(chain, tokens[end - self.block_tokens : end])
+                self._events.stored(node.chain, chain)
+            if parent.watchers is not None:
+                self._watches.published(parent, key)
+            parent = node
+        lease.moved_down(parent, last)
 
     def _put(self, node: Node, parent: Node, page: int) -> None:
         """A page was computed and published for `node`, which only the host tier held."""
@@ -266,28 +262,30 @@ class PrefixCache:
     def _evict(self, count: int) -> None:
         if count > self.evictable:
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
-        for _ in range(count):
-            node = self._leaves.pop()
+        pages: list[int] = []
+        node = self._leaves.pop()
+        for left in range(count - 1, -1, -1):
             assert node is not None and node.parent is not None, "evictable pages without an unused leaf"
-            self._remove(node, node.parent)
-
-    def _remove(self, node: Node, parent: Node) -> None:
-        """Takes a page off the device; it stays in the tree if the host tier takes it."""
-        page, node.page = node.page, -1
-        parent.here -= 1
-        self.pool.from_cache(page)
-        self.evicted_pages += 1
-        if self.host is None or not self.host.keep(node, page):
-            self._forget(node)
-        if not parent.here and not parent.users and parent.parent is not None:
-            self._leaves.offer(parent)
+            parent, page = node.parent, node.page
+            pages.append(page)
+            node.page = -1
+            parent.here -= 1
+            if self.host is None or not self.host.keep(node, page):
+                self._forget(node)
+            bare = not parent.here and not parent.users and parent.parent is not None
+            if left:
+                node = self._leaves.next(parent) if bare else self._leaves.pop()
+            elif bare:
+                self._leaves.offer(parent)
+        self.pool.from_cache(pages)
+        self.evicted_pages += count
 
     def _forget(self, node: Node) -> None:
         """Takes a leaf that is in neither tier any more out of the tree."""
         parent = node.parent
         assert parent is not None and not node.children, "leaves go first"
         del parent.children[node.key]
-        if self._ends_block(node):
+        if not node.depth % self._block_pages:
             self._events.removed(node.chain)
         if node.watchers is not None:
             self._watches.evicted(node)

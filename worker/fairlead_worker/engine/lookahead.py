@@ -7,15 +7,16 @@ meanwhile, and pages come back when that step is over (`Departed`). The order of
 it have written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 
 from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.request import Request, lease_of
 from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.messages import Output
+from fairlead_worker.messages import Output, TokenLogprobs
 
 STAND_IN = 0xFFFFFFFF
 """In a request's tokens, for the one that is being computed: nobody's token."""
@@ -42,67 +43,98 @@ class LookaheadScheduler(Scheduler):
         """Rows of a plan just launched from which a token is wanted, now that the one before it is settled."""
         return [row for row in plan.rows if row.samples and row.request.finish is None and row.request not in self._stalled]
 
-    def assume(self, plan: StepPlan) -> None:
-        """Moves the plan's requests on as if it were over, each awaited one by a stand-in. One that reaches its length thereby is in no
-        further plan."""
-        self._awaited = [row.request for row in self.awaited(plan)]
-        block = self.cache.block_tokens
-        for row in plan.rows:
-            request = row.request
-            if request.finish is not None or request in self._stalled:
-                continue
-            lease, end = lease_of(request), row.end
-            # Nothing of a row that may come to be computed again is published: other requests would see it written twice.
-            certain = end - 1 if row.samples else end
-            if row.count > 1 or certain % block == 0:
-                self.cache.publish(lease, request.tokens, certain)
-            request.computed = end
-            if not row.samples:
-                continue
-            request.tokens.append(STAND_IN)
-            self.reserve.wrote(1)
-            if len(request.tokens) < request.length_limit:
-                self._decode_next(request, lease)
-            elif request.row is not None:
-                self._decodes.remove(request.row)
-                request.row = None
+    def assume(self, plan: StepPlan, awaited: list[Row]) -> None:
+        """Moves the plan's requests on as if it were over, those of the `awaited` rows by a stand-in each. One that reaches its length
+        thereby is in no further plan."""
+        self._awaited = [row.request for row in awaited]
+        quick = 0
+        for row in plan.rows:  # as `_advance_quickly`: nearly nothing for a decode
+            request, computed = row.request, row.start + 1
+            if computed < request.alarm:
+                row.start = request.computed = computed
+                request.tokens.append(STAND_IN)
+                quick += 1
+                if computed == request.page_end:
+                    request.page_end += self._page_size
+                    self._growing.append(request)
+            elif request.finish is None and request not in self._stalled:
+                self._assume_row(row)
+        self.reserve.wrote(quick)
         self._stalled.clear()
 
-    def settle(self, plan: StepPlan, read: Callable[[], StepResult]) -> list[Output]:
-        """As `advance`, for a plan that was assumed. `read` waits for its result, whose tokens are those of `awaited`; it is called when
-        the stand-ins are gone, so that it may look at the requests."""
+    def settle(self, plan: StepPlan, read: Callable[[], StepResult]) -> Outputs:
+        """As `advance`, for a plan that was assumed. `read` waits for its result, whose tokens are those of the rows awaited; it is called
+        when the stand-ins are gone, so that it may look at the requests."""
         awaited, self._awaited = self._awaited, []
-        for request in awaited:
-            if request.finish is None:
-                request.tokens.pop()
-                self.reserve.wrote(-1)
+        live = [request for request in awaited if request.finish is None]  # who was aborted left with the stand-in
+        for request in live:
+            request.tokens.pop()
+        self.reserve.wrote(-len(live))
         result = read()
         if len(result.tokens) != len(awaited):
             raise ValueError(f"the plan has {len(awaited)} rows that wait for tokens, the result {len(result.tokens)} lists of tokens")
+        self._look_at(result.endings)
         self._departed.returned(plan.number)
-        outputs: list[Output] = []
+        outputs = Outputs()
+        block, decoded, took = self.cache.block_tokens, outputs.decoded.append, outputs.tokens.append
         for request, tokens, logprobs in zip(awaited, result.tokens, result.logprobs or repeat(()), strict=False):
-            if request.finish is not None:  # aborted while its step ran
-                continue
-            ending = result.endings.get(request.id)
-            if tokens or ending is not None:
-                outputs.append(self._take_tokens(request, tokens, logprobs, ending))
-            if not tokens:
-                request.computed -= 1
-            if request.finish is not None:
-                self._finish(request)
-            elif not tokens:
-                self._again(request)
-            elif self.waiting.fair is not None and request.computed % self.cache.block_tokens == 0:
-                self.waiting.fair.wrote(request)
+            computed = request.computed
+            if computed < request.alarm and tokens and not logprobs and (token := tokens[0]) not in request.stop_tokens:
+                request.tokens.append(token)
+                decoded(request)
+                took(token)
+                if not computed % block:
+                    self._block_filled(request)
+            elif request.finish is None:  # else aborted while its step ran
+                self._settle_row(request, tokens, logprobs, result.endings, outputs.told)
+        self._wrote(len(outputs.tokens))
         if self.pacer is not None:
             self.pacer.observe(plan.costs, result.seconds)
         self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
-    def advance(self, plan: StepPlan, result: StepResult) -> list[Output]:
+    def advance(self, plan: StepPlan, result: StepResult) -> Outputs:
         self._stalled.clear()  # its rows were packed when they had been moved back
         return super().advance(plan, result)
+
+    def _assume_row(self, row: Row) -> None:
+        request, end = row.request, row.end
+        lease = lease_of(request)
+        # The last position of a row that samples is computed again if its token does not come: other requests would see it written twice.
+        self.cache.publish(lease, request.tokens, end - 1 if row.samples else end)
+        request.computed = end
+        if not row.samples:
+            return
+        request.tokens.append(STAND_IN)
+        self.reserve.wrote(1)
+        if len(request.tokens) < request.length_limit:
+            first = request.row is None
+            self._decode_next(request, lease)
+            if first:
+                request.alarm = 0  # there is more to tell with it than the token
+        elif request.row is not None:
+            self._decodes.remove(request.row)
+            request.row = None
+
+    def _settle_row(
+        self,
+        request: Request,
+        tokens: Sequence[int],
+        logprobs: tuple[TokenLogprobs, ...],
+        endings: Mapping[str, str],
+        outputs: list[Output],
+    ) -> None:
+        ending = endings.get(request.id)
+        if tokens or ending is not None:
+            outputs.append(self._take_tokens(request, tokens, logprobs, ending))
+        if not tokens:
+            request.computed -= 1
+        if request.finish is not None:
+            self._finish(request)
+        elif not tokens:
+            self._again(request)
+        elif request.computed % self.cache.block_tokens == 0:
+            self._block_filled(request)
 
     def _again(self, request: Request) -> None:
         """Its token did not come: the same position once more, in the next plan but one."""
@@ -112,3 +144,4 @@ class LookaheadScheduler(Scheduler):
             self._growing.remove(request)
         self._decode_next(request, lease)
         self._stalled.add(request)
+        request.alarm = 0  # `assume` is not to move it on by the void row

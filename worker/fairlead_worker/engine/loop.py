@@ -8,6 +8,7 @@ from fairlead_worker.cache.hot import hottest
 from fairlead_worker.engine.gate import POLL_SECONDS, Gate, GrammarCompiler
 from fairlead_worker.engine.gathering import Gathering
 from fairlead_worker.engine.intake import refusal
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.plan import Runner, StepResult
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.engine.watch import StepWatch
@@ -78,19 +79,20 @@ def run_plain(
     while True:
         messages = desk.receive(busy)
         try:
-            outputs = desk.serve(messages)
-            if outputs is None:
+            served = desk.serve(messages)
+            if served is None:
                 return 0
-            plan, result = scheduler.plan(*desk.admission), StepResult([])
+            plan, result, outputs = scheduler.plan(*desk.admission), StepResult([]), Outputs()
             busy = bool(plan)
             if busy:
                 watch.planned(plan)
                 result = runner.execute(plan)
             watch.executed(plan, result)
             if busy:
-                outputs += scheduler.advance(plan, result)
+                outputs = scheduler.advance(plan, result)
         except Exception as error:
             return desk.failed(error)
+        outputs.told[:0] = served
         outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from fairlead_worker.engine.gate import GrammarCompiler
 from fairlead_worker.engine.lookahead import LookaheadScheduler
 from fairlead_worker.engine.loop import Adapters, Desk, Inbox, Outbox
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.plan import Row, Runner, StepPlan, StepResult
 from fairlead_worker.engine.watch import StepWatch
 from fairlead_worker.messages import Output
@@ -53,10 +54,10 @@ def run_overlapped(
     pending: list[Output] = []
     """To be told with the next report."""
 
-    def tell(plan: StepPlan, result: StepResult, outputs: list[Output]) -> None:
-        told = [*pending, *outputs]
+    def tell(plan: StepPlan, result: StepResult, outputs: Outputs) -> None:
+        outputs.told[:0] = pending
         pending.clear()
-        outbox.send(watch.report(plan, result, told, scheduler.drain_events(), scheduler.load()))
+        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
 
     overlap = Overlap(scheduler, runner, watch, tell)
     desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler, overlap.settle)
@@ -72,7 +73,7 @@ def run_overlapped(
         except Exception as error:
             return desk.failed(error)
         if pending or not told:
-            tell(StepPlan(), StepResult([]), [])
+            tell(StepPlan(), StepResult([]), Outputs())
 
 
 class Overlap:
@@ -83,7 +84,7 @@ class Overlap:
         scheduler: LookaheadScheduler,
         runner: AheadRunner,
         watch: StepWatch,
-        tell: Callable[[StepPlan, StepResult, list[Output]], None],
+        tell: Callable[[StepPlan, StepResult, Outputs], None],
     ) -> None:
         self.busy = False
         """There was something to do in the latest step, so there may be more."""
@@ -108,8 +109,9 @@ class Overlap:
             return True
         launched = runner.launch(plan)
         told = self.settle() or told
-        launched.choose(scheduler.awaited(plan))
-        scheduler.assume(plan)
+        awaited = scheduler.awaited(plan)
+        launched.choose(awaited)
+        scheduler.assume(plan, awaited)
         self._ahead = plan, launched
         return told
 

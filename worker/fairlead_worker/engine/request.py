@@ -68,7 +68,8 @@ class Request:
     row: "Row | None" = None
     """Its row of the decodes, the same object step after step; None while it prefills or waits."""
     alarm: int = 0
-    """While `computed` stays below this, a decode step only adds a token: neither its length nor its reserve ends. 0: not known."""
+    """While `computed` stays below this, a decode step adds one token at most: neither its length nor its reserve ends, and nothing was
+    guessed. 0: not known."""
     page_end: int = 0
     """`computed` at which its next page is full; kept while it decodes."""
     drafting: "Drafting | None" = None

@@ -1,7 +1,7 @@
 """The scheduler: which tokens of which requests are computed in the next step. Pure bookkeeping: no torch, no clock, no I/O."""
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from operator import attrgetter
 
@@ -13,6 +13,7 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.departed import Departed, release
 from fairlead_worker.engine.intake import Refused, accept, refusal
 from fairlead_worker.engine.meter import Meter
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.pace import Pacer
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.policy import WaitingQueue
@@ -21,7 +22,6 @@ from fairlead_worker.engine.room import Room
 from fairlead_worker.engine.speculation import Speculation
 from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
 
-NO_ENDINGS: Mapping[str, str] = {}
 IDLE_SECONDS = 1.0
 """Of a step with several chunks."""
 
@@ -127,8 +127,8 @@ class Scheduler:
                 plan.saves, plan.loads = self.cache.host.take_copies()
         return plan
 
-    def advance(self, plan: StepPlan, result: StepResult) -> list[Output]:
-        """Takes in what a step brought: new tokens, filled pages, finished requests. Outputs come in the plan's order."""
+    def advance(self, plan: StepPlan, result: StepResult) -> Outputs:
+        """Takes in what a step brought: new tokens, filled pages, finished requests."""
         if plan.samples != len(result.tokens):
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
         for row, scores in zip(plan.rows, result.prompt_logprobs, strict=False):  # none, or one for each row
@@ -137,9 +137,7 @@ class Scheduler:
             for row in plan.rows:
                 if row.request.pool is not None and row.request.id in result.pooled:
                     row.request.pool.add(result.pooled[row.request.id], row.end)
-        for name in result.endings:
-            if name in self._requests:
-                self._requests[name].alarm = 0  # `_advance_quickly` must look at it
+        self._look_at(result.endings)
         self._departed.returned(plan.number)
         outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
         if self.pacer is not None and not plan.scores:  # the head has run on the whole prompt: that tells nothing of other prompts
@@ -149,42 +147,48 @@ class Scheduler:
         self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
-    def _advance_rows(self, plan: StepPlan, result: StepResult) -> list[Output]:
-        outputs: list[Output] = []
+    def _look_at(self, names: Iterable[str]) -> None:
+        """Something has happened to these requests: the step brings them more than a token."""
+        for name in names:
+            if name in self._requests:
+                self._requests[name].alarm = 0
+
+    def _advance_rows(self, plan: StepPlan, result: StepResult) -> Outputs:
+        outputs = Outputs()
         sampled, logprobs = iter(result.tokens), iter(result.logprobs)
         for row in plan.rows:
-            if row.samples:
-                self._advance_row(row, next(sampled), next(logprobs), outputs, result.endings)
-            else:
-                self._advance_row(row, (), (), outputs)
+            tokens, scores = (next(sampled), next(logprobs)) if row.samples else ((), ())
+            self._advance_row(row, tokens, scores, outputs.told, result.endings)
         return outputs
 
-    def _advance_quickly(self, plan: StepPlan, result: StepResult) -> list[Output]:
+    def _advance_quickly(self, plan: StepPlan, result: StepResult) -> Outputs:
         """The same, and nearly nothing for a decode that only adds a token.
 
         No calls but to C until a page fills, and the counters are brought up to date once for all: this loop is most of what a step
         costs the scheduler.
         """
-        outputs: list[Output] = []
-        rows, put, quick = plan.rows, outputs.append, 0
+        outputs = Outputs()
+        rows, block, decoded, took = plan.rows, self.cache.block_tokens, outputs.decoded.append, outputs.tokens.append
         if plan.samples < len(rows):
             for row in [row for row in rows if not row.samples]:
-                self._advance_row(row, (), (), outputs)
+                self._advance_row(row, (), (), outputs.told, result.endings)
             rows = [row for row in rows if row.samples]
         for row, tokens in zip(rows, result.tokens, strict=False):  # `advance` has compared the lengths
             request = row.request
             computed = row.start + 1
-            if computed < request.alarm and len(tokens) == 1 and (token := tokens[0]) not in request.stop_tokens:
+            if computed < request.alarm and tokens and (token := tokens[0]) not in request.stop_tokens:
                 row.start = request.computed = computed
                 request.tokens.append(token)
-                put(Output(request.id, token.to_bytes(4, "little"), request.first_cached))  # type: ignore[arg-type]  # set at admission
-                quick += 1
+                decoded(request)
+                took(token)
                 if computed == request.page_end:
-                    self._page_filled(request)
+                    request.page_end += self._page_size
+                    self._growing.append(request)
+                    if not computed % block:
+                        self._block_filled(request)
             else:
-                self._advance_row(row, tokens, (), outputs, result.endings)
-        self.reserve.wrote(quick)
-        self.meter.output_tokens += quick
+                self._advance_row(row, tokens, (), outputs.told, result.endings)
+        self._wrote(len(outputs.tokens))
         return outputs
 
     def _advance_row(
@@ -193,7 +197,7 @@ class Scheduler:
         tokens: Sequence[int],
         logprobs: tuple[TokenLogprobs, ...],
         outputs: list[Output],
-        endings: Mapping[str, str] = NO_ENDINGS,
+        endings: Mapping[str, str],
     ) -> None:
         request = row.request
         if request.finish is not None:  # aborted while its step ran
@@ -213,9 +217,7 @@ class Scheduler:
             self._finish(request)
             return
         if row.count > 1 or computed // self.cache.block_tokens > row.start // self.cache.block_tokens:
-            self.cache.publish(lease, request.tokens, computed)
-            if self.waiting.fair is not None:
-                self.waiting.fair.wrote(request)
+            self._block_filled(request)
         if row.samples:
             self._decode_next(request, lease)
 
@@ -232,17 +234,16 @@ class Scheduler:
         request.page_end = (request.computed // self._page_size + 1) * self._page_size
         request.alarm = min(request.length_limit, request.reserved_end) - 1
 
-    def _page_filled(self, request: Request) -> None:
-        """A decode has filled its last page, and the next token needs a new one. What ends a block goes to the cache.
+    def _block_filled(self, request: Request) -> None:
+        """What it has computed goes to the cache. By blocks, as the index knows no less: page by page would cost more and tell nobody
+        anything sooner."""
+        self.cache.publish(lease_of(request), request.tokens, request.computed)
+        if self.waiting.fair is not None:
+            self.waiting.fair.wrote(request)
 
-        The index knows whole blocks only, so publishing page by page would cost more and tell nobody anything sooner.
-        """
-        request.page_end += self._page_size
-        self._growing.append(request)
-        if request.computed % self.cache.block_tokens == 0:
-            self.cache.publish(lease_of(request), request.tokens, request.computed)
-            if self.waiting.fair is not None:
-                self.waiting.fair.wrote(request)
+    def _wrote(self, tokens: int) -> None:
+        self.reserve.wrote(tokens)
+        self.meter.output_tokens += tokens
 
     # Out
 
@@ -417,8 +418,7 @@ class Scheduler:
                 break
         if ending is not None and taken == len(tokens) and stop_token is None:
             request.finish = "error" if ending else "stop"
-        self.meter.output_tokens += taken
-        self.reserve.wrote(taken)
+        self._wrote(taken)
         text, cached = token_bytes(tokens[:taken]), request.first_cached or 0
         return Output(request.id, text, cached, request.finish, stop_token, ending or "", logprobs[:taken], None, request.take_scores())
 

@@ -5,15 +5,17 @@ a first token or was retracted.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from fairlead_index.hashing import token_bytes
+from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.request import Request
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.messages import Abort, CacheEvent, Load, Output, Step, Submit, Timing
+from fairlead_worker.messages import Abort, CacheEvent, Decoded, Load, Output, Step, Submit, Timing
 
 _KEEP = 0.9
 """Weight of the past in the time of a step that only decodes."""
@@ -70,12 +72,17 @@ class StepWatch:
         if self._trace is not None:
             self._trace.step(plan, result.seconds)
 
-    def report(self, plan: StepPlan, result: StepResult, outputs: Iterable[Output], events: tuple[CacheEvent, ...], load: Load) -> Step:
+    def report(self, plan: StepPlan, result: StepResult, outputs: Outputs, events: tuple[CacheEvent, ...], load: Load) -> Step:
         """The step as a message: outputs with their timing where it is news, and what the step cost."""
-        told = tuple(self._timed(output) for output in outputs)
+        names = tuple([request.id for request in outputs.decoded])
+        if self._silent.isdisjoint(names):
+            told, decoded = outputs.told, Decoded(names, token_bytes(outputs.tokens)) if names else Decoded()
+        else:  # the mask of a grammar was late, and a first token came as a decode's
+            told, decoded = list(outputs), Decoded()
         stall = self._stall(plan, result.seconds)
         stalled = plan.decodes + plan.left_out if stall else 0
-        return Step(told, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
+        timed = tuple([self._timed(output) for output in told])
+        return Step(timed, decoded, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
 
     def close(self) -> None:
         if self._trace is not None:

@@ -1,0 +1,29 @@
+"""What a step brought to whom."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fairlead_index.hashing import token_bytes
+from fairlead_worker.engine.request import Request
+from fairlead_worker.messages import Output
+
+
+@dataclass(slots=True)
+class Outputs:
+    """A collection of `Output`s, most of which are never made: of a decode that got one token and goes on, as nearly all do, its request
+    and the token are noted, and they go out together."""
+
+    told: list[Output] = field(default_factory=list)
+    """Of the others, in the order of the plan."""
+    decoded: list[Request] = field(default_factory=list)
+    """In the order of the plan."""
+    tokens: list[int] = field(default_factory=list)
+    """Of the `decoded`, one each."""
+
+    def __len__(self) -> int:
+        return len(self.told) + len(self.decoded)
+
+    def __iter__(self) -> Iterator[Output]:
+        for request, token in zip(self.decoded, self.tokens, strict=True):
+            yield Output(request.id, token_bytes((token,)), request.first_cached or 0)
+        yield from self.told
