@@ -118,6 +118,21 @@ def test_eviction_is_leaf_first_and_least_recently_used() -> None:
     assert cache.evicted_pages == 4
 
 
+def test_a_branch_goes_from_its_end_as_far_as_nothing_was_used_less_recently() -> None:
+    cache = cache_of(pages=6)
+    compute(cache, tokens(16)).release()
+    compute(cache, tokens(8, first=50)).release()
+    attach(cache, tokens(9)).release()  # half of the first branch again
+    left = []
+    for pages in (1, 3, 5):
+        hog = attach(cache, tokens(1, first=70))
+        cache.grow(hog, 4 * pages)
+        hog.release()
+        left.append((cache.watch(ROOT, tokens(17)).depth, cache.watch(ROOT, tokens(9, first=50)).depth))
+    assert left == [(3, 2), (2, 1), (1, 0)]
+    assert cache.evicted_pages == 5 and cache.pool.free == 5
+
+
 def test_what_is_in_use_is_never_evicted() -> None:
     cache = cache_of(pages=4)
     compute(cache, tokens(12)).release()

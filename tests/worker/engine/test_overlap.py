@@ -50,6 +50,29 @@ def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> 
     assert machine.cache.available == 64
 
 
+def test_what_a_decode_has_filled_is_told_while_it_runs() -> None:
+    machine = OverlappedModel(64, 4)  # blocks of 8 tokens
+    name = machine.submit(prompt(7), 30, ignore_eos=True)
+    told: list[int] = []
+    while machine.told[name].finish is None:
+        machine.step()
+        told += [len(machine.told[name].tokens)] * (len(machine.cache.announced()) - len(told))
+    assert told == [2, 10, 18, 26], "each block with the token after it, whose KV ends it"
+    machine.rest()
+
+
+def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_launched_ahead() -> None:
+    machine = OverlappedModel(64, 4, chunked_prefill_size=8)
+    name = machine.submit(prompt(17), 5, ignore_eos=True, prompt_logprobs=0)  # the last chunk is one token, and scores nothing
+    told = machine.told[name]
+    while not told.tokens:
+        machine.step()
+    assert machine.launched == 2 and told.scores == list(range(16))
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+
+
 def test_a_prefix_is_shared_with_a_prompt_that_comes_while_it_is_computed() -> None:
     machine = OverlappedModel(64, 4)
     machine.submit(prompt(33), 4, ignore_eos=True)
