@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fairlead_worker.model import packed
-from fairlead_worker.model.fuse import Slice, Stack, close, fuse_projections
+from fairlead_worker.model.fuse import Slice, Stack, close, fuse_activations, fuse_projections
 from fairlead_worker.model.packed import PackedLinear, can_pack, pack_linears
 from fairlead_worker.model.probe import trial_logits
 from fairlead_worker.native.library import native
@@ -34,6 +34,17 @@ def test_every_family_is_fused_and_says_the_same(family: str, dtype: torch.dtype
     before = trial_logits(model)
     assert fuse_projections(model) == STACKS[family] == modules(model, Stack)
     assert close(trial_logits(model), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu_fast", "gelu", "relu"])
+def test_gelu_that_is_spelt_out_becomes_one_operator(activation: str, dtype: torch.dtype) -> None:
+    model = build_model("gpt2", activation_function=activation).to(dtype)
+    before = trial_logits(model)
+    spelt_out = activation in ("gelu_new", "gelu_fast")
+    assert fuse_activations(model) == modules(model, nn.GELU) == (model.config.num_hidden_layers if spelt_out else 0)
+    assert close(trial_logits(model), before)
+    assert fuse_activations(model) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,4 +1,4 @@
-"""Projections of one input, stacked into one matrix: q, k and v; gate and up.
+"""Projections of one input, stacked into one matrix: q, k and v; gate and up. And activations that are spelt out, in one operator.
 
 No forward is parsed or replaced. Each projection becomes a shim of the same name: the first one called runs the stacked matrix, the
 others take their slices of its answer. So it does not matter in which order a family calls them, nor whether it uses them all.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.activations import FastGELUActivation, NewGELUActivation
 
 from fairlead_worker.model.probe import trial_logits
 from fairlead_worker.model.quantized import plain
@@ -90,6 +91,27 @@ def fuse_projections(model: PreTrainedModel) -> int:
             continue
         made += 1 + sum(_stack(parent, name, children) for parent in sites[1:])
     return made
+
+
+@torch.inference_mode()
+def fuse_activations(model: PreTrainedModel) -> int:
+    """GELU by its formula with tanh, spelt out in eight operators (GPT-2, Phi), becomes torch's own, in place; returns how many did.
+
+    A prefill of 128 tokens by GPT-2's 124M shape took 77 ms of two cores, 9 of them for this. Each is compared with what it replaces.
+    """
+    sites = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) in (NewGELUActivation, FastGELUActivation) and not _hooked(child)
+    ]
+    if not sites:
+        return 0
+    fused, values = nn.GELU(approximate="tanh"), 4 * sample_input(1024, model.get_input_embeddings().weight)
+    sites = [(parent, name) for parent, name in sites if close(fused(values), getattr(parent, name)(values))]
+    for parent, name in sites:
+        setattr(parent, name, nn.GELU(approximate="tanh"))
+    return len(sites)
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: float | None = None) -> bool:

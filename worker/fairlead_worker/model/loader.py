@@ -23,7 +23,7 @@ from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.digest import model_digest
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.fuse import fuse_projections
+from fairlead_worker.model.fuse import fuse_activations, fuse_projections
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
@@ -137,6 +137,7 @@ def load_model(
         raise ModelLoadError(uri, f"unsupported architecture: {error}") from error
     progress("fuse", 0)
     fused: tuple[str, ...] = ()
+    fuse_activations(model)
     if model.device.type == "cpu":
         fuse_projections(model)
         pack_linears(model, int8=quantization == "int8")
