@@ -1,12 +1,38 @@
 """Steps launched before the last one is read: the same answers, and no page lost, whatever comes, ends or stalls meanwhile."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from tests.worker.engine.engine_model import EngineModel
 from tests.worker.engine.overlapped import OverlappedModel
 from tests.worker.engine.test_invariants import Abort, Arrival, Steps, events, often
 
 from fairlead_worker.engine.config import POLICIES
+from fairlead_worker.engine.outputs import Outputs
+from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.messages import TokenLogprobs
+
+
+def stall_at(machine: EngineModel, number: int) -> Callable[..., bool]:
+    """No row of the result `number` (from 1) gets its token. What it returns: whether there were so many results, or others."""
+    results = 0
+
+    def late(result: StepResult) -> StepResult:
+        nonlocal results
+        results += 1
+        if results == number:
+            result.tokens = [[] for _ in result.tokens]
+        return result
+
+    if isinstance(machine, OverlappedModel):
+        settle = machine.scheduler.settle
+        machine.scheduler.settle = lambda plan, read: settle(plan, lambda: late(read()))  # type: ignore[method-assign]
+    else:
+        forward = machine._forward
+        machine._forward = lambda plan, promised=None: late(forward(plan, promised))  # type: ignore[method-assign]
+    return lambda so_many=number: results >= so_many
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -50,14 +76,24 @@ def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> 
     assert machine.cache.available == 64
 
 
-def test_what_a_decode_has_filled_is_told_while_it_runs() -> None:
+@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("length", [7, 8])
+def test_what_a_decode_has_filled_is_told_while_it_runs(length: int, scored: bool) -> None:
     machine = OverlappedModel(64, 4)  # blocks of 8 tokens
-    name = machine.submit(prompt(7), 30, ignore_eos=True)
+    settle = machine.scheduler.settle
+
+    def scores(result: StepResult) -> StepResult:
+        result.logprobs = [(TokenLogprobs(-1.0),) for _ in result.tokens]
+        return result
+
+    if scored:  # then it is no plain decode
+        machine.scheduler.settle = lambda plan, read: settle(plan, lambda: scores(read()))  # type: ignore[method-assign]
+    name = machine.submit(prompt(length), 30, ignore_eos=True)
     told: list[int] = []
     while machine.told[name].finish is None:
         machine.step()
         told += [len(machine.told[name].tokens)] * (len(machine.cache.announced()) - len(told))
-    assert told == [2, 10, 18, 26], "each block with the token after it, whose KV ends it"
+    assert told == [place - length + 1 for place in (8, 16, 24, 32)], "each block with the token after it, whose KV ends it"
     machine.rest()
 
 
@@ -71,6 +107,62 @@ def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_launched_a
     machine.run()
     machine.rest()
     machine.check_answers()
+
+
+@pytest.mark.parametrize("kind", [EngineModel, OverlappedModel])
+def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_late(kind: type[EngineModel]) -> None:
+    machine = kind(64, 4, chunked_prefill_size=8)
+    late = stall_at(machine, 1 if kind is OverlappedModel else 3)
+    told = machine.told[machine.submit(prompt(17), 5, ignore_eos=True, prompt_logprobs=0)]
+    while not told.tokens:
+        machine.step()
+    assert late() and told.scores == list(range(16))
+
+
+def test_who_was_late_and_is_preempted_and_admitted_in_the_next_plan_goes_on() -> None:
+    machine = OverlappedModel(7, 4, policy="priority", initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
+    late = stall_at(machine, 5)
+    for length, tokens in ((7, 12), (2, 13)):
+        machine.submit(prompt(length), tokens, ignore_eos=True, priority=5)
+    while not late(4):
+        machine.step()
+    machine.submit(prompt(19, 9), 4, ignore_eos=True)
+    machine.run(100)
+    machine.rest()
+    machine.check_answers()
+    assert late() and machine.scheduler.load().retractions
+
+
+def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> None:
+    """A prompt that is pooled is not launched ahead: its step waits for the one before, and one of that ends as nothing can be chosen."""
+    machine = OverlappedModel(64, 4)
+    ends, other = (machine.submit(prompt(6, seed), 20, ignore_eos=True) for seed in range(2))
+    for _ in range(3):
+        machine.step()
+    settle = machine.scheduler.settle
+
+    def settled(plan: StepPlan, read: Callable[[], StepResult]) -> Outputs:
+        def nothing_can_be_chosen() -> StepResult:
+            result = read()
+            return StepResult([[], *result.tokens[1:]], endings={ends: "nothing can be chosen"})
+
+        return settle(plan, nothing_can_be_chosen)
+
+    executed: list[str] = []
+    execute = machine.execute
+
+    def executes(plan: StepPlan) -> StepResult:
+        executed.extend(row.request.id for row in plan.rows)
+        return execute(plan)
+
+    machine.scheduler.settle, machine.execute = settled, executes  # type: ignore[method-assign]
+    pooled = machine.submit(prompt(7, 3), 1, pooling="last")
+    machine.step()
+    machine.scheduler.settle = settle  # type: ignore[method-assign]
+    assert machine.told[ends].finish == "error"
+    assert executed == [other, pooled], "who has ended computes nothing"
+    machine.run()
+    machine.rest()
 
 
 def test_a_prefix_is_shared_with_a_prompt_that_comes_while_it_is_computed() -> None:

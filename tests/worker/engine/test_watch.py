@@ -6,10 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.worker.engine.engine_model import VOCABULARY, EngineModel
+from tests.worker.engine.overlapped import OverlappedModel
 from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
 
 from fairlead.schedule.trace import read
 from fairlead_worker.engine.loop import run_plain
+from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
 from fairlead_worker.engine.watch import StepWatch
@@ -82,6 +84,19 @@ def test_a_first_token_that_was_late_has_its_times_and_what_was_cached() -> None
         assert (first.cached_tokens, second.timing, last.finish) == (cached, None, "length")
         assert first.timing is not None and first.timing.prefill_seconds > 0
     assert [step.decoded.ids for step in steps if step.decoded.ids] == [("a",), ("b",)], "their second tokens"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_retractions_are_told_with_the_next_token(ahead: bool) -> None:
+    a, b = (ask(name, tokens=9, max_tokens=16) for name in "ab")  # 7 pages of 4 tokens each, at their end, and none in common
+    settings = {"initial_new_token_ratio": 0.0, "min_new_token_ratio": 0.0}
+    pipe, machine = Pipe([a, msgspec.structs.replace(b, root=2)]), (OverlappedModel if ahead else EngineModel)(8, 4, **settings)
+    run_loop = run_overlapped if ahead else run_plain
+    assert run_loop(machine.scheduler, machine if ahead else FakeRunner(machine), pipe, pipe) == 0  # type: ignore[operator]
+    steps = [step for step in pipe.sent if isinstance(step, Step)]
+    assert [output.timing.retractions for output in outputs(steps, "a") if output.timing is not None] == [0]
+    told = {place: output.timing.retractions for place, output in enumerate(outputs(steps, "b")) if output.timing is not None}
+    assert told == {0: 0, 8: 1}, "with its ninth token, the first one after it had to go"
 
 
 def test_what_prefill_costs_the_decodes_beside_it() -> None:

@@ -182,7 +182,7 @@ class PrefixCache:
 
     def announced(self) -> "array[int]":
         """Hashes of all blocks held, parents first: the snapshot for an index that must start afresh."""
-        return array("Q", (node.chain for node in self.nodes() if self._ends_block(node)))
+        return array("Q", (node.chain for node in self.nodes() if not node.depth % self._block_pages))
 
     def roots(self) -> Iterator[Node]:
         """The tree of each root number; their `chain` is that number."""
@@ -198,9 +198,6 @@ class PrefixCache:
                 yield node
 
     # Inside
-
-    def _ends_block(self, node: Node) -> bool:
-        return node.depth % self._block_pages == 0
 
     def _add(self, lease: Lease, tokens: "array[int]", raw: bytes, last: int) -> None:
         """The lease's next pages up to the `last` one, with the tokens in `raw`, are new in the tree.
@@ -260,6 +257,7 @@ class PrefixCache:
             node = node.parent
 
     def _evict(self, count: int) -> None:
+        """Takes `count` (1 or more) pages off the device; they stay in the tree where the host tier takes them."""
         if count > self.evictable:
             raise OutOfPages(f"{count} pages to evict, {self.evictable} evictable of {self.pool.cached} cached")
         pages: list[int] = []

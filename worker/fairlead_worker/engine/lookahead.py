@@ -39,6 +39,19 @@ class LookaheadScheduler(Scheduler):
         preempts = self.config.policy == "priority" and len(self.waiting) > 0
         return self.speculation is None and not preempts and len(self._growing) <= self.cache.available
 
+    def plan(self, admits: bool = True, begins: int = 0) -> StepPlan:
+        self._stalled.clear()  # settled with nothing planned meanwhile: there are no void rows
+        return super().plan(admits, begins)
+
+    def withdraw(self, plan: StepPlan) -> None:
+        """Takes out of a plan that is still to be run who has ended when the one before it was settled. Of one that ended without a token
+        there is nothing to compute."""
+        ended = [row for row in plan.rows if row.request.finish is not None]
+        if ended:
+            plan.rows = [row for row in plan.rows if row.request.finish is None]
+            plan.samples -= len(ended)
+            plan.decodes -= len(ended)
+
     def awaited(self, plan: StepPlan) -> list[Row]:
         """Rows of a plan just launched from which a token is wanted, now that the one before it is settled."""
         return [row for row in plan.rows if row.samples and row.request.finish is None and row.request not in self._stalled]
@@ -108,10 +121,7 @@ class LookaheadScheduler(Scheduler):
         request.tokens.append(STAND_IN)
         self.reserve.wrote(1)
         if len(request.tokens) < request.length_limit:
-            first = request.row is None
             self._decode_next(request, lease)
-            if first:
-                request.alarm = 0  # there is more to tell with it than the token
         elif request.row is not None:
             self._decodes.remove(request.row)
             request.row = None

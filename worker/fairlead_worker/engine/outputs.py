@@ -14,9 +14,9 @@ class Outputs:
     and the token are noted, and they go out together."""
 
     told: list[Output] = field(default_factory=list)
-    """Of the others, in the order of the plan."""
+    """To the others. First tokens of one step come in the order of arrival."""
     decoded: list[Request] = field(default_factory=list)
-    """In the order of the plan."""
+    """In the order of arrival."""
     tokens: list[int] = field(default_factory=list)
     """Of the `decoded`, one each."""
 

@@ -103,6 +103,7 @@ class Overlap:
         self._watch.planned(plan)
         if not runner.can_launch(plan):
             self.settle()
+            scheduler.withdraw(plan)
             result = runner.execute(plan)
             self._watch.executed(plan, result)
             self._tell(plan, result, scheduler.advance(plan, result))

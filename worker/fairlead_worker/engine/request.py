@@ -68,8 +68,10 @@ class Request:
     row: "Row | None" = None
     """Its row of the decodes, the same object step after step; None while it prefills or waits."""
     alarm: int = 0
-    """While `computed` stays below this, a decode step adds one token at most: neither its length nor its reserve ends, and nothing was
-    guessed. 0: not known."""
+    """While `computed` stays below this, a decode step adds one token at most, with nothing else to tell: neither its length nor its
+    reserve ends, and nothing was guessed. 0: look at it."""
+    silent: bool = True
+    """No token since its admission: there is more to tell with the next one."""
     page_end: int = 0
     """`computed` at which its next page is full; kept while it decodes."""
     drafting: "Drafting | None" = None

@@ -164,7 +164,7 @@ class Scheduler:
     def _advance_quickly(self, plan: StepPlan, result: StepResult) -> Outputs:
         """The same, and nearly nothing for a decode that only adds a token.
 
-        No calls but to C until a page fills, and the counters are brought up to date once for all: this loop is most of what a step
+        No calls but to C until a block fills, and the counters are brought up to date once for all: this loop is most of what a step
         costs the scheduler.
         """
         outputs = Outputs()
@@ -232,7 +232,7 @@ class Scheduler:
             self._growing.append(request)
         self.reserve.renew(request)
         request.page_end = (request.computed // self._page_size + 1) * self._page_size
-        request.alarm = min(request.length_limit, request.reserved_end) - 1
+        request.alarm = 0 if request.silent else min(request.length_limit, request.reserved_end) - 1
 
     def _block_filled(self, request: Request) -> None:
         """What it has computed goes to the cache. By blocks, as the index knows no less: page by page would cost more and tell nobody
@@ -361,6 +361,7 @@ class Scheduler:
         self.waiting.admitted(request)
         self.cache.grow(request.lease, len(request.tokens))
         request.cached = request.computed = node.depth * self._page_size
+        request.silent = True
         if request.first_cached is None:
             request.first_cached = request.cached
             request.first_loaded = request.lease.loaded * self._page_size
@@ -419,6 +420,7 @@ class Scheduler:
         if ending is not None and taken == len(tokens) and stop_token is None:
             request.finish = "error" if ending else "stop"
         self._wrote(taken)
+        request.silent = request.silent and not taken
         text, cached = token_bytes(tokens[:taken]), request.first_cached or 0
         return Output(request.id, text, cached, request.finish, stop_token, ending or "", logprobs[:taken], None, request.take_scores())
 

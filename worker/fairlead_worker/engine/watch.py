@@ -1,7 +1,7 @@
 """What the loop sees of time: when a request was taken, admitted and had its first token; what prefill cost the decodes beside it.
 
-Host timestamps only. A step costs a few look-ups; rows are looked at only in steps with prefill, outputs only while somebody waits for
-a first token or was retracted.
+Host timestamps only. A step costs a few look-ups; rows are looked at only in steps with prefill, of outputs only those with more to tell
+than a decode's token.
 """
 
 import time
@@ -74,15 +74,11 @@ class StepWatch:
 
     def report(self, plan: StepPlan, result: StepResult, outputs: Outputs, events: tuple[CacheEvent, ...], load: Load) -> Step:
         """The step as a message: outputs with their timing where it is news, and what the step cost."""
-        names = tuple([request.id for request in outputs.decoded])
-        if self._silent.isdisjoint(names):
-            told, decoded = outputs.told, Decoded(names, token_bytes(outputs.tokens)) if names else Decoded()
-        else:  # the mask of a grammar was late, and a first token came as a decode's
-            told, decoded = list(outputs), Decoded()
+        decoded = Decoded(tuple([request.id for request in outputs.decoded]), token_bytes(outputs.tokens))
         stall = self._stall(plan, result.seconds)
         stalled = plan.decodes + plan.left_out if stall else 0
-        timed = tuple([self._timed(output) for output in told])
-        return Step(timed, decoded, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
+        told = tuple([self._timed(output) for output in outputs.told])
+        return Step(told, decoded, events, load, result.seconds, plan.prefill_tokens, plan.decodes, stall, stalled)
 
     def close(self) -> None:
         if self._trace is not None:
