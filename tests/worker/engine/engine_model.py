@@ -162,6 +162,8 @@ class EngineModel:
         told.tokens += array("I", output.tokens)
         told.pooled += array("I", output.embedding)
         told.scores += [score.chosen for score in output.prompt_logprobs]
+        if told.submit.sampling.prompt_logprobs is not None and told.tokens:
+            assert len(told.scores) == len(told.submit.tokens) // 4 - 1, "scores come with the first token"
         told.cached_tokens, told.finish, told.error = output.cached_tokens, output.finish, output.error
 
     def _forward(self, plan: StepPlan, promised: frozenset[int] | None = None) -> StepResult:

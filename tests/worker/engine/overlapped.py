@@ -39,6 +39,8 @@ class OverlappedModel(EngineModel):
         self.unread: LaunchedModel | None = None
         self.stalls: Callable[[], bool] = lambda: False
         """Whether a row gets no token, as when the mask of its grammar is late."""
+        self.ends: Callable[[], bool] = lambda: False
+        """Whether that is the end of its request, as when its grammar leaves nothing to choose."""
         self.between: Callable[[], None] = lambda: None
         """Between two rounds: how far the device gets."""
         self.launched = self.discarded = self.stalled = 0
@@ -129,4 +131,6 @@ class LaunchedModel:
         machine.unread = None
         tokens = [[] if machine.stalls() else [self.chosen[request]] for request in self.wanted]
         machine.stalled += tokens.count([])
-        return StepResult(tokens, seconds=machine.seconds(self.plan))
+        late = [request.id for request, of in zip(self.wanted, tokens, strict=True) if not of]
+        endings = {name: "nothing can be chosen" for name in late if machine.ends()}
+        return StepResult(tokens, seconds=machine.seconds(self.plan), endings=endings)

@@ -25,6 +25,7 @@ class Arrival:
     priority: int
     tenant: str
     scored: bool
+    pooled: bool
 
     def submit(self, machine: EngineModel) -> tuple[str, int]:
         """Ask the machine for it; lengths mostly fit alone, and seldom together. The request's name, and its tokens at most."""
@@ -40,7 +41,8 @@ class Arrival:
             stop_token_ids=self.stop,
             priority=self.priority,
             tenant=self.tenant,
-            prompt_logprobs=0 if self.scored else None,
+            prompt_logprobs=0 if self.scored and not self.pooled else None,
+            pooling="last" if self.pooled else None,
         )
         return name, len(prompt) + max_tokens
 
@@ -69,6 +71,7 @@ arrivals = st.builds(
     priority=st.sampled_from([0, 0, -1, 5]),
     tenant=st.sampled_from(["", "a", "b"]),
     scored=st.sampled_from([False, False, False, True]),
+    pooled=st.sampled_from([False, False, False, False, False, True]),
 )
 events = st.lists(
     st.one_of(

@@ -193,15 +193,16 @@ def test_a_prefix_is_shared_with_a_prompt_that_comes_while_it_is_computed() -> N
     initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
     speculative_method=st.sampled_from(["none", "none", "none", "ngram"]),
     stall=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
+    end=st.sampled_from([0.0, 0.2]),
 )
 def test_any_arrivals_are_answered_as_by_the_reference(
-    events, pages, page_size, host_slots, chunk, policy, itl_target_ms, noise, stall, **limits
+    events, pages, page_size, host_slots, chunk, policy, itl_target_ms, noise, stall, end, **limits
 ):
     limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
     machine = OverlappedModel(
         pages, page_size, host_slots=host_slots, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits
     )
-    machine.stalls = lambda: noise.random() < stall
+    machine.stalls, machine.ends = lambda: noise.random() < stall, lambda: noise.random() < end
     machine.between = lambda: machine.device.catch_up(noise.choice([0, 0, 1, 2, 100]))
     names: list[str] = []
     work = 0
