@@ -40,6 +40,7 @@ class LookaheadScheduler(Scheduler):
         return self.speculation is None and not preempts and len(self._growing) <= self.cache.available
 
     def plan(self, admits: bool = True, begins: int = 0) -> StepPlan:
+        """As a scheduler's that looks at nothing ahead."""
         self._stalled.clear()  # settled with nothing planned meanwhile: there are no void rows
         return super().plan(admits, begins)
 
