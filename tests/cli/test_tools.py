@@ -1,6 +1,9 @@
 """`fairlead doctor` and `fairlead status` where nothing runs, and against something that is no router."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -167,6 +170,20 @@ def test_schedule_tells_a_decode_with_guesses_from_the_end_of_a_prompt(tmp_path:
     assert _schedule(str(path), "--svg", str(tmp_path / "out.svg")) == 0
     drawn = (tmp_path / "out.svg").read_text()
     assert "r0[8:14], 2 of 5 guesses accepted" in drawn and "r1[3:5], 1 guess" in drawn
+
+
+def test_schedule_stops_where_its_reader_does(tmp_path: Path) -> None:
+    about, step = (
+        {"format": "fairlead-schedule-1", "page_size": 4, "chunked_prefill_size": 8},
+        {"at": 0.01, "seconds": 0.01, "rows": [["a", 0, 4, False]]},
+    )
+    trace = tmp_path / "trace"
+    trace.write_text("\n".join(map(json.dumps, [about, *({"step": number, **step} for number in range(5000))])))
+    command = [sys.executable, "-m", "fairlead", "schedule", str(trace), "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None and process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(30)) == ("", 128 + signal.SIGPIPE)
 
 
 def test_schedule_refuses_what_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,9 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     """What its output must be, as `grammar/constraint.py` has lowered it; empty: anything."""
     pooling: PoolingKind | None = None
     """Its hidden states are wanted, pooled so, and no output; of `sampling` nothing counts."""
+    asked: float = 0.0
+    """When the API process had it, by `time.monotonic`, which is the machine's; 0: not told. The engine reads messages between steps, and
+    by then it has waited for one."""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

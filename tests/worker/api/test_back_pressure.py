@@ -1,5 +1,6 @@
 """A client that does not read: what waits for it is bounded, and then its sequences are given up."""
 
+import time
 from array import array
 
 import pytest
@@ -22,6 +23,16 @@ class Engine:
         raise AssertionError("nobody receives here")
 
     def close(self) -> None: ...
+
+
+async def test_a_request_says_when_it_was_asked_for() -> None:
+    """The engine may be in the middle of a step, which is part of the wait."""
+    engine, before = Engine(), time.monotonic()
+    client = EngineClient(engine)
+    client._take(Ready(max_model_len=4096, page_size=16, pages=10, model_digest="m", vocabulary_size=100))
+    async with client.generate([Submission(array("I", [1]), Sampling(max_tokens=1), 0)]):
+        (submit,) = engine.heard
+        assert isinstance(submit, Submit) and before <= submit.asked <= time.monotonic()
 
 
 async def test_what_waits_for_a_client_is_bounded() -> None:

@@ -65,6 +65,13 @@ def test_queue_and_prefill_time_come_with_the_first_token() -> None:
     assert outputs(steps, "b")[0].timing is not None
 
 
+def test_a_request_waits_from_when_it_was_asked_for() -> None:
+    """The step that was on its way then is part of the wait."""
+    steps = run(Pipe([msgspec.structs.replace(ask("a"), asked=99.6)]))
+    timing = outputs(steps, "a")[0].timing
+    assert timing is not None and timing.queue_seconds == pytest.approx(0.4)
+
+
 class LateRunner(FakeRunner):
     """The mask of everybody's first token is late: it comes a step later, as a decode's do."""
 

@@ -250,6 +250,7 @@ class EngineClient:
                 adapter=submission.adapter,
                 grammar=submission.grammar,
                 pooling=submission.pooling,
+                asked=time.monotonic(),
             )
         )
         self._receivers[id] = deliver

@@ -49,7 +49,7 @@ class StepWatch:
 
     def received(self, message: Submit | Abort) -> None:
         if isinstance(message, Submit) and message.id not in self._seen:
-            self._seen[message.id] = _Seen(self._clock())
+            self._seen[message.id] = _Seen(message.asked or self._clock())
             self._waiting.add(message.id)
 
     def planned(self, plan: StepPlan) -> None:
