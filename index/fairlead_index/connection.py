@@ -90,8 +90,8 @@ def script_source(name: str) -> str:
 
 
 def _used_parts(body: str) -> list[str]:
-    """The definitions of common.lua that `body` needs, in their order. Each call of a script makes its functions anew, so those that it does
-    not need would cost time."""
+    """The definitions of common.lua that `body` needs, in their order. Each call of a script makes its functions anew, so those that it
+    does not need would cost time."""
     parts = re.split(r"\n(?=local )", _text("common"))
     needed = body
     used: list[str] = []

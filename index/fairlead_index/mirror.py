@@ -6,7 +6,7 @@ import logging
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -111,11 +111,12 @@ class MirrorReader:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
         return self._picture.table.match(hashes)
 
-    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool]) -> dict[str, int]:
-        """As `match`, of the `limit` workers only that hold most and `may` be chosen: costs the same however many hold a system prompt."""
+    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
+        """As `match`, of those that `may` be chosen only about `limit`, the deepest first, and of `also`: costs the same however many hold a
+        system prompt."""
         if self._picture is None:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
-        return self._picture.table.deepest(hashes, limit, may)
+        return self._picture.table.deepest(hashes, limit, may, also)
 
     def held_alone(self) -> dict[str, float]:
         """Of the blocks of each living worker, by address, the share that no other living one holds; empty before the first picture."""

@@ -12,8 +12,9 @@ CIRCLE: Final = 67108859
 FLEET: Final = 1.0
 ITL_STEPS: Final = 4
 CONSIDERED: Final = 20
-"""The deepest holders of a prompt, and as many of the soonest workers, are scored: everyone in a small fleet. So a choice costs no more in a
-large one."""
+"""Workers scored for a prompt: everyone in a small fleet. Of a large one its HOLDERS deepest holders and the soonest, so that a choice
+costs the same."""
+HOLDERS: Final = 10
 USUAL_TOKENS: Final = 2048
 NO_ROOM: Final = 1e9
 

@@ -16,6 +16,7 @@ __all__ = ["PrefixTable"]
 SWEEP_BLOCKS: Final = 2000
 SAMPLE_BLOCKS: Final = 10_000  # a few milliseconds
 CACHE_BYTES: Final = 1 << 20  # of each cache below: a mask of 500 lives and their names take 4 KB
+MOST_LEVELS: Final = 8  # depths told apart for a choice: LEVELS in route.lua
 ENTRY_BYTES: Final = 100  # of a dictionary, about
 SHARDS: Final = 256  # by the lowest byte of the hash
 LAST_SHARD: Final = SHARDS - 1
@@ -65,6 +66,7 @@ class PrefixTable:
         self._get = [shard.get for shard in self._shards]
         self._bit: dict[bytes, int] = {}  # slot -> bit, of lives that have not ended
         self._card: dict[int, _Card] = {}  # by bit
+        self._bits_of: dict[str, int] = {}  # address -> bits of its lives
         self._joined = 0  # lives that have not ended
         self._alive = 0  # those under a lease: only they are named
         self._dead = 0  # ended, and still in some masks
@@ -86,6 +88,7 @@ class PrefixTable:
         bit = ~taken & (taken + 1)  # the lowest that nobody has
         self._bit[slot] = bit
         self._card[bit] = _Card(address, block_tokens, incarnation, lease_ms)
+        self._bits_of[address] = self._bits_of.get(address, 0) | bit
         self._joined |= bit
         self._alive |= bit
         self._same.clear()
@@ -94,7 +97,10 @@ class PrefixTable:
         """The end of a life; nothing happens to one that is unknown."""
         bit = self._bit.pop(slot, 0)
         if bit:
-            del self._card[bit]
+            address = self._card.pop(bit).address
+            self._bits_of[address] &= ~bit
+            if not self._bits_of[address]:
+                del self._bits_of[address]
             self._joined &= ~bit
             self._alive &= ~bit
             self._dead |= bit
@@ -170,22 +176,28 @@ class PrefixTable:
                 found[card.address] = depth * card.block_tokens
         return found
 
-    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool]) -> dict[str, int]:
-        """Tokens of the prompt that the `limit` living workers hold that hold most of it and `may` be chosen."""
+    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
+        """Tokens of the prompt that some living workers hold: of those that `may` be chosen about `limit`, the deepest first, and `also`."""
         found: dict[str, int] = {}
         first = self._holders_of_first(hashes)
         if not first:
             return found
-        levels = ((1, first),) if self._parts_at_second(hashes) else self._levels(hashes, first)
+        wanted = 0  # bits of `also`
+        for address in also:
+            wanted |= self._bits_of.get(address, 0)
+        levels = ((1, first),) if self._parts_at_second(hashes) else self._levels(hashes, first, MOST_LEVELS)
         seen = 0
         for depth, mask in levels:
-            for bit in _bits(mask & ~seen):
+            fresh = mask & ~seen
+            for bit in chain(_bits(fresh & wanted), _bits(fresh & ~wanted)):
+                if len(found) >= limit and not bit & wanted:
+                    break
                 card = self._card[bit]
-                if may(card.address):
+                if bit & wanted or may(card.address):
                     found[card.address] = depth * card.block_tokens
-                    if len(found) == limit:
-                        return found
             seen |= mask
+            if len(found) >= limit and not first & wanted & ~seen:
+                break
         return found
 
     def _holders_of_first(self, hashes: Sequence[int]) -> int:
@@ -194,8 +206,11 @@ class PrefixTable:
     def _parts_at_second(self, hashes: Sequence[int]) -> bool:
         return len(hashes) == 1 or not self._get[hashes[1] & LAST_SHARD](hashes[1], 0) & self._alive
 
-    def _levels(self, hashes: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
-        """Depth and who holds at least that much, the deepest first. The holders of block n are among those of block n - 1."""
+    def _levels(self, hashes: Sequence[int], first: int, most: int = 0) -> Iterator[tuple[int, int]]:
+        """Depth and who holds at least that much, the deepest first. The holders of block n are among those of block n - 1.
+
+        `most`: past so many levels the rest count as holders of the first block; 0: all.
+        """
         get, alive = self._get, self._alive
         known, end = 0, len(hashes)  # holders deeper than `end`
         while known != first:
@@ -210,6 +225,10 @@ class PrefixTable:
                     end = middle
             yield low + 1, at
             known, end = at, low
+            most -= 1
+            if not most and known != first:
+                yield 1, first
+                return
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> bool:
         """A bounded piece of cleaning dead bits out of the masks. Returns whether there is more to do."""

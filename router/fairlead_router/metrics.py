@@ -42,6 +42,12 @@ class Metrics:
             "fairlead_router_task_failures", "Times that a task of the process failed and was begun again", ["task"], registry=registry
         )
         self.index_unavailable = Counter("fairlead_router_index_unavailable", "Requests routed while the index was away", registry=registry)
+        self.ignored_records = Counter(
+            "fairlead_router_ignored_records",
+            "Index records not used: their address is unknown to discovery, or the worker there reports another incarnation",
+            ["reason"],
+            registry=registry,
+        )
         self.index_up = Gauge("fairlead_router_index_up", "1 while the index answers", registry=registry)
         self.index_up.set(1)
         self.refused = Counter(

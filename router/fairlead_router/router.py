@@ -55,6 +55,7 @@ class Router:
         self.metrics = Metrics(self.table)
         self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
         self.metrics.watch_token_cache(self.formats.cache)
+        self._hurry = asyncio.Event()
         tokenize = config.policy == "PrefixAware"
         self.policy = self._make_policy()
         self.split = self._make_split()
@@ -90,7 +91,7 @@ class Router:
         self._steering.start()
         if self.picker is not None:
             await self.picker.start()
-        following = lambda: follow(self._source, self.table, self.config.poll_interval)  # noqa: E731
+        following = lambda: follow(self._source, self.table, self.config.poll_interval, self._hurry)  # noqa: E731
         self._following = keep("discovery", following, self.metrics.task_failures)
 
     async def close(self) -> None:
@@ -137,7 +138,7 @@ class Router:
             case "PrefixAware":
                 config = self.config
                 index = IndexAt(config.redis, config.namespace, config.index_mode, config.index_groups) if config.redis else None
-                return PrefixAware(self.table, index, self.metrics)
+                return PrefixAware(self.table, index, self.metrics, self._hurry.set)
             case "LeastLoad":
                 return LeastLoad(self.table)
             case "Random":
@@ -185,14 +186,21 @@ class Router:
                 "usable": worker.usable,
                 "reason": "silent" if worker.silent else worker.reason,
                 "in_flight": worker.in_flight,
-                "source": "discovery" if worker.discovered else "index",
+                "incarnation": worker.incarnation,
                 "canary": worker.canary,
                 "load": msgspec.to_builtins(worker.load),
                 "prediction": worker.prediction.shown(),
             }
             for worker in sorted(self.table, key=lambda worker: worker.address)
         ]
-        known = {"service": self.config.service_name, "policy": self.config.policy, "index": "unused", "index_reason": "", "index_read": ""}
+        known: dict[str, Any] = {
+            "service": self.config.service_name,
+            "policy": self.config.policy,
+            "index": "unused",
+            "index_reason": "",
+            "index_read": "",
+        }
         if isinstance(self.policy, PrefixAware):
             known |= {"index": self.policy.index, "index_reason": self.policy.index_reason, "index_read": self.policy.reading}
+            known["ignored_records"] = self.policy.trust.shown()
         return {**known, "workers": workers}

@@ -242,6 +242,7 @@ class StandIn:
                     "draining": False,
                     "ready": self.ready,
                     "backlog_tokens": self.backlog,
+                    "incarnation": self._index.incarnation if self._index is not None else "",
                     **self.load,
                 },
             )

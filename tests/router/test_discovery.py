@@ -125,7 +125,7 @@ async def test_discovery_survives_whatever_a_source_throws(fleet: Fleet) -> None
                 raise answer
             return answer
 
-    following = asyncio.create_task(follow(Odd(), table, 0.01))
+    following = asyncio.create_task(follow(Odd(), table, 0.01, asyncio.Event()))
     try:
         await eventually(lambda: table.get(worker.address) is not None, "it asked again")
     finally:

@@ -1,6 +1,7 @@
 """Choosing without the index."""
 
 import asyncio
+import random
 from array import array
 from collections import Counter
 
@@ -12,7 +13,7 @@ from fairlead_index.load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.breaker import Breaker
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.steering.alone import soonest_alone
+from fairlead_router.steering.alone import soonest_of
 from fairlead_router.steering.policies import LeastLoad, RoundRobin, Session, Wanted
 
 
@@ -72,15 +73,18 @@ async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: Worker
 
 async def test_alone_a_prefix_keeps_to_two_workers_until_others_are_much_sooner(table: WorkerTable) -> None:
     def chosen(hashes: list[int]) -> str:
-        return soonest_alone(Wanted(64 * len(hashes), array("Q", hashes)), table.usable()).address
+        worker = soonest_of(Wanted(64 * len(hashes), array("Q", hashes)), table)
+        assert worker is not None
+        return worker.address
 
-    talk = [123456789 + number for number in range(40)]
+    draw = random.Random(1)
+    talk = [draw.getrandbits(64) for _ in range(40)]
     home = chosen(talk)
     assert chosen([*talk, 5]) == home  # its next turn, for what names it lies within its first thousand tokens
     table.get(home).pending_tokens = 100_000  # type: ignore[union-attr]
     second = chosen(talk)
     assert second != home
-    others = {chosen([number * 7919 + at for at in range(40)]) for number in range(40)}
+    others = {chosen([draw.getrandbits(64) for _ in range(40)]) for _ in range(40)}
     assert len(others) >= 6 and home not in others
     table.get(second).load = WorkerLoad(backlog_tokens=1_000_000)  # type: ignore[union-attr]
     assert chosen(talk) not in (home, second)
@@ -131,16 +135,6 @@ async def test_while_a_rollout_renames_the_model_each_name_goes_to_workers_that_
     assert all({one.json["model"] for one in worker.received} == {name} for worker, name in ((before, "before"), (after, "after")))
     answer = await router.client.post("/v1/completions", json={"model": "alias", "prompt": "x"})
     assert answer.status_code == 200, "a name that no format has bars nobody"
-
-
-async def test_what_discovery_dropped_is_not_adopted_from_the_index(table: WorkerTable) -> None:
-    known = [worker.address for worker in table]
-    table.discovered(known[1:])
-    assert table.adopt(known[0]) is None and known[0] in table.unusable_addresses()
-    adopted = table.adopt("10.0.1.1:8000")
-    assert adopted is not None and adopted.usable
-    table.discovered(known)
-    assert table.get(known[0]) is not None and table.get("10.0.1.1:8000") is adopted
 
 
 async def test_waiting_for_a_change_ends_with_it(table: WorkerTable) -> None:

@@ -55,7 +55,7 @@ async def test_by_default_only_our_own_names_are_shown(fleet: Fleet) -> None:
 def test_what_is_sampled_over_a_minute_ends_with_it() -> None:
     now = 1000.0
     table = WorkerTable(lambda: now)
-    table.adopt("a:1")
+    table.discovered(["a:1"])
     stack = StackMetrics(table, lambda: "m", lambda: now)
     for took, cached in ((0.5, 64), (1.5, None)):
         call = Call("POST", "/v1/completions", b"", "id", [], None, "", began=now - took)

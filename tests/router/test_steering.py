@@ -112,29 +112,6 @@ async def test_a_holder_that_is_not_ready_is_not_chosen(fleet: Fleet, redis: Red
     assert (await router.complete(prompt)).headers["x-fairlead-pod"] != first.pod
 
 
-async def test_a_worker_that_only_the_index_knows_may_be_used(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:
-    router, (known,) = await steered(fleet, redis, namespace, 1, mode)
-    newer = await fleet.worker(redis=(redis.url, namespace))
-    await eventually(lambda: newer.joined, "it joined the index")
-    known.ready = False
-    await router.usable(0)
-    answer = await router.complete("hello " * 10)
-    assert answer.status_code == 200 and answer.headers["x-fairlead-pod"] == newer.pod
-
-
-async def test_a_worker_that_only_the_index_knows_is_forgotten_when_it_stays_silent(
-    fleet: Fleet, redis: RedisServer, namespace: str
-) -> None:
-    router, (known,) = await steered(fleet, redis, namespace, 1, silence_timeout=2)
-    newer = await fleet.worker(redis=(redis.url, namespace))
-    await eventually(lambda: newer.joined, "it joined the index")
-    known.ready = False
-    await router.usable(0)
-    assert (await router.complete("hello " * 10)).headers["x-fairlead-pod"] == newer.pod
-    newer.stopped = True  # its machine is gone: discovery, which never named it, cannot say so
-    await eventually(lambda: router.table.get(newer.address) is None, "it is not looked at for ever")
-
-
 async def test_a_worker_restarts_on_another_address_under_load_and_no_client_notices(
     fleet: Fleet, redis: RedisServer, namespace: str, mode: str
 ) -> None:

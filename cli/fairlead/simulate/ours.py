@@ -6,6 +6,7 @@ from fairlead.simulate.fleet import Account, Fleet
 from fairlead.simulate.trace import Request
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.load import WorkerLoad
+from fairlead_index.ring import Ring
 from fairlead_index.score import ScoredWorker, best_starts
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.steering.alone import soonest_alone
@@ -24,6 +25,7 @@ class Fairlead:
 
     def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
         self._fleet, self._draw = fleet, draw
+        self._ring = Ring(str(number) for number in range(len(fleet.pods)))
 
     def choose(self, request: Request) -> tuple[int, int]:
         fleet, now = self._fleet, request.at
@@ -45,7 +47,8 @@ class Fairlead:
                 )
             )
         blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
-        best = best_starts(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1)[0]
+        homes = self._ring.homes(blocks[0], 2) if blocks else ()
+        best = best_starts(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1, homes)[0]
         return int(best.address), best.cached
 
 
@@ -56,7 +59,9 @@ class WithoutRedis:
 
     def __init__(self, fleet: Fleet, account: Account, draw: random.Random) -> None:
         self._fleet, self._account = fleet, account
-        self._workers = [Worker(f"10.0.0.{number}:8000", lambda: 0.0, discovered=True) for number in range(len(fleet.pods))]
+        self._workers = [Worker(f"10.0.0.{number}:8000", lambda: 0.0) for number in range(len(fleet.pods))]
+        self._by_address = {worker.address: worker for worker in self._workers}
+        self._ring = Ring(self._by_address)
         self._phase = draw.random() * LOOK_SECONDS
         random.seed(draw.random())  # the router breaks ties by chance: the same one for the same seed
 
@@ -70,8 +75,11 @@ class WithoutRedis:
             worker.in_flight = len(account.flights[number])
             worker.pending_tokens = int(account.pending(number))
         whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
-        chosen = soonest_alone(Wanted(request.prompt_tokens, whole), self._workers, now)
+        chosen = soonest_alone(Wanted(request.prompt_tokens, whole), self._workers, self._home, now)
         return self._workers.index(chosen), 0
+
+    def _home(self, place: int) -> Worker:
+        return self._by_address[self._ring.homes(place, 1)[0]]
 
 
 class UnderLoss:

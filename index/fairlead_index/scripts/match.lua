@@ -1,6 +1,6 @@
 -- What every living worker holds of a prompt. ARGV: packed hashes. Returns {address, cached tokens, epoch, ...}; workers that hold nothing are left out.
 local p, now = KEYS[1], now_ms()
-local depth, numbers = match(p, ARGV[1], living(p, now), 65536, 65536)
+local depth, numbers = match(p, ARGV[1], living(p, now), 65536, 65536, nil)
 local slots, reply, size = {}, {}, 0
 for i = 1, #numbers do slots[i] = pack_slot(numbers[i]) end
 for from = 1, #slots, 1000 do  -- Lua's `unpack` takes no more than a few thousand at once

@@ -3,49 +3,68 @@
 -- A slot's set of blocks is prefix-closed (parents are stored first, children removed first, batches are atomic), so the sets of *living* holders only
 -- shrink with depth: binary-search the deepest run whose first block anyone holds, then each run where that set grows; how far into its last run a
 -- holder reaches, that run's records say. Dead slots are filtered before every comparison: one that is half swept is not closed any more and would
--- mislead the search. Slots are numbers here; `lives[slot]` is true of the living. The search ends at `limit` slots, and looks at no more holders
--- of a record: it costs the same whether twenty workers hold a system prompt or all of a large fleet.
+-- mislead the search. Slots are numbers here; `lives[slot]` is true of the living.
+-- With `soonest`, a list of slots, only those and the deepest `limit` holders or so are found, and no more holders of a record are looked at: a search
+-- costs the same whether twenty workers hold a system prompt or all of a large fleet.
 -- Returns {slot -> depth}, the slots with the deepest first, and the deepest level.
-local function match(p, hashes, lives, max_levels, limit)
+local function match(p, hashes, lives, max_levels, limit, soonest)
   local count, grid = #hashes / 8, buckets_of(p)
   if count == 0 or grid.count == 0 then return {}, {}, 0 end
-  local sets, seen, nobody = {}, {}, { holders = {}, held = {} }
+  local sets, seen, nobody = {}, {}, { holders = {}, held = {}, mine = 0 }
+  local is_soonest = {}
+  for i = 1, soonest and #soonest or 0 do is_soonest[soonest[i]] = true end
   local none = string.rep('\0', 64)  -- a piece of a wide string that names nobody
 
-  -- Of a record's holders those who live, how many of its blocks each holds, and whether all of them hold as many.
+  -- Of a record's holders those who live, how many of its blocks each holds, whether all of them hold as many, and how many are of `soonest`.
   local function wide_holders(map)
-    local holders, held, even, count, most = {}, {}, true, 0, nil
+    local holders, held, even, count, most, mine = {}, {}, true, 0, nil, 0
+    if soonest and #map > 64 then
+      for i = 1, #soonest do
+        local n = soonest[i]
+        local blocks = byte(map, n + 1) or 0
+        if blocks > 0 then
+          count = count + 1
+          holders[count], held[n] = n, blocks
+          most = most or blocks
+          if blocks ~= most then even = false end
+        end
+      end
+      mine = count
+    end
     for from = 1, #map, 64 do
       if count >= limit then break end
       if sub(map, from, from + 63) ~= none then
         local piece = { byte(map, from, from + 63) }
         for i = 1, #piece do
           local blocks = piece[i]
-          if blocks > 0 and lives[from + i - 2] then
-            if count >= limit then break end
+          local n = from + i - 2
+          if blocks > 0 and lives[n] and not held[n] then
+            if count >= limit and #map > 64 then break end
             count = count + 1
-            holders[count], held[from + i - 2] = from + i - 2, blocks
+            holders[count], held[n] = n, blocks
+            if is_soonest[n] then mine = mine + 1 end
             most = most or blocks
             if blocks ~= most then even = false end
           end
         end
       end
     end
-    return { holders = holders, held = held, even = even }
+    return { holders = holders, held = held, even = even, mine = mine }
   end
 
   local function narrow_holders(packed)
-    local holders, held, even, count = {}, {}, true, 0
+    local holders, held, even, count, mine = {}, {}, true, 0, 0
     for i = 1, #packed, 3 do
       local a, b, blocks = byte(packed, i, i + 2)
       local n = a * 256 + b
       if lives[n] then
         count = count + 1
         holders[count], held[n] = n, blocks
+        if is_soonest[n] then mine = mine + 1 end
         if blocks ~= held[holders[1]] then even = false end
       end
     end
-    return { holders = holders, held = held, even = even }
+    return { holders = holders, held = held, even = even, mine = mine }
   end
 
   -- The holders of the record that the block `at` (counted from 0) names, and the record.
@@ -74,14 +93,22 @@ local function match(p, hashes, lives, max_levels, limit)
     return set.holders
   end
 
-  -- The deepest level in [low, high) whose holders outnumber `size`, given that `low` does.
+  -- How many are counted at a level: all its holders, or when enough of them were found, those of `soonest`.
+  local by_mine = false
+  local function size_of(level)
+    local found = holders(level)
+    if by_mine then return seen[level].mine end
+    return #found
+  end
+
+  -- The deepest level in [low, high) of which more are counted than `size`, given that `low` is one.
   local function deepest(low, high, size)
     for level, set in pairs(seen) do  -- from what the searches before have seen
-      if level > low and level < high and #set.holders > size then low = level end
+      if level > low and level < high and (by_mine and set.mine or #set.holders) > size then low = level end
     end
     while high - low > 1 do
       local middle = floor((low + high) / 2)
-      if #holders(middle) > size then low = middle else high = middle end
+      if size_of(middle) > size then low = middle else high = middle end
     end
     return low
   end
@@ -131,13 +158,13 @@ local function match(p, hashes, lives, max_levels, limit)
     for i = 1, #pending do slots[before + i] = pending[i] end
   end
 
-  local first = #holders(1)
-  if first == 0 then return depth, slots, 0 end
+  if #holders(1) == 0 then return depth, slots, 0 end
   local level, levels = deepest(1, math.ceil(count / RUN) + 1, 0), 1
   while true do
     settle(level)
-    if #holders(level) == first or #slots >= limit then return depth, slots, depth[slots[1]] end
+    by_mine = by_mine or soonest and #slots >= limit
+    if size_of(level) == size_of(1) then return depth, slots, depth[slots[1]] end
     levels = levels + 1
-    level = levels < max_levels and deepest(1, level, #holders(level)) or 1  -- past the limit the rest hold at least the first run's beginning
+    level = levels < max_levels and deepest(1, level, size_of(level)) or 1  -- past the limit the rest hold at least the first run's beginning
   end
 end

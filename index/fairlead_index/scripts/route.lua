@@ -2,8 +2,9 @@
 -- out, addresses to leave out... Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, epoch, slot, ...}, best
 -- first; {''} when no worker may be used.
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
-local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet: CONSIDERED in score.py
-local PAGE, SEEN = 8, 64  -- points of the ring read at once, and at most, each way
+local CONSIDERED = 20    -- workers scored: everyone, in a small fleet. Of a large one the homes of a cold prompt or its deepest holders, then the soonest:
+local HOLDERS = 10       -- so a choice costs the same there. As in score.py
+local PAGE, SEEN = 8, 64 -- points of the ring read at once, and at most, each way
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first run, as far as they hold it
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -17,7 +18,17 @@ if #ARGV > 5 then
     if slot then lives[slot_number(slot)] = false end
   end
 end
-local depth, holders, deepest = match(p, hashes, lives, LEVELS, CONSIDERED)
+-- The workers that come first by the score for a usual prompt. The dead and those left out may stand in front: read on past them.
+local soonest, from = {}, 0
+repeat
+  local page = call('ZRANGE', p .. 'r:ready', from, from + CONSIDERED - 1)
+  for _, slot in ipairs(page) do
+    local n = slot_number(slot)
+    if lives[n] and #soonest < CONSIDERED then soonest[#soonest + 1] = n end
+  end
+  from = from + CONSIDERED
+until #page < CONSIDERED or #soonest >= CONSIDERED
+local depth, holders, deepest = match(p, hashes, lives, LEVELS, CONSIDERED, soonest)
 local cold = deepest == 0 and #hashes >= 8
 
 -- Of equals the lower rank wins: every pair of (block, address) has a fixed one, for all routers alike. The block is the first that nobody holds: the
@@ -64,14 +75,10 @@ if cold then
     if second then break end
   end
 end
-for i = 1, math.min(#holders, CONSIDERED) do consider(holders[i]) end
--- Of those who hold nothing, the first by the score for a usual prompt. The dead may stand in front: read on past them.
-local page, enough = 0, #slots + CONSIDERED
-repeat
-  local soonest = call('ZRANGE', p .. 'r:ready', page, page + CONSIDERED - 1)
-  for _, slot in ipairs(soonest) do consider(slot_number(slot)) end
-  page = page + CONSIDERED
-until #soonest < CONSIDERED or #slots >= enough
+for i = 1, math.min(#holders, HOLDERS) do consider(holders[i]) end
+for i = 1, #soonest do
+  if #slots < CONSIDERED then consider(soonest[i]) end
+end
 if #slots == 0 then return { '' } end
 
 local function sooner(a, b)  -- `late` is the score, in seconds; one that has no room is the last resort

@@ -9,8 +9,9 @@ OPEN_SECONDS = (1.0, 10.0)
 class Breaker:
     """Closed: requests may go. Opened by failures in a row; after its time, a good look (`probed`) or a good answer closes it again."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change`: called when it has opened or closed."""
+        self._clock, self._on_change = clock, on_change
         self._failures = 0
         self._openings = 0
         self._open_until: float | None = None
@@ -25,13 +26,17 @@ class Breaker:
             shortest, longest = OPEN_SECONDS
             self._open_until = self._clock() + min(longest, shortest * 2**self._openings)
             self._openings += 1
+            self._on_change()
 
     def succeeded(self) -> None:
         self._failures = self._openings = 0
-        self._open_until = None
+        if self._open_until is not None:
+            self._open_until = None
+            self._on_change()
 
     def probed(self) -> None:
         """A look found the worker well: half open once its time is over, so that one more failure opens it again."""
         if self._open_until is not None and self._clock() >= self._open_until:
             self._open_until = None
             self._failures = FAILURES_TO_OPEN - 1
+            self._on_change()

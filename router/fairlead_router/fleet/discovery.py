@@ -1,6 +1,7 @@
 """Where workers are: `dns://HOST:PORT` (every address record), `file:///path` (one HOST:PORT a line), `static://a:1,b:2`."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from pathlib import Path
@@ -12,6 +13,8 @@ from fairlead_router.wire.pool import split_address
 
 logger = logging.getLogger(__name__)
 
+HURRY_SECONDS = 0.25
+"""Between two questions, at least: the index may speak of an address that discovery does not know for long."""
 
 _NO_RECORDS = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME), getattr(socket, "EAI_ADDRFAMILY", socket.EAI_NONAME)}
 """getaddrinfo's ways to say that the name has no address of this family."""
@@ -93,10 +96,12 @@ def source_of(url: str) -> Source:
     raise ValueError(f"--workers {url!r}: give dns://HOST:PORT, file:///path or static://host:port,host:port")
 
 
-async def follow(source: Source, table: WorkerTable, interval: float) -> None:
-    """Ask again every `interval` seconds, for ever; says so once when the source stops and starts to answer."""
+async def follow(source: Source, table: WorkerTable, interval: float, hurry: asyncio.Event) -> None:
+    """Ask again every `interval` seconds, for ever, and sooner when there is `hurry`; says so once when the source stops and starts to
+    answer."""
     lost = False
     while True:
+        hurry.clear()
         try:
             table.discovered(await source.addresses())
             if lost:
@@ -106,4 +111,6 @@ async def follow(source: Source, table: WorkerTable, interval: float) -> None:
             if not lost:
                 logger.warning("discovery has no answer, the known workers stay: %s", error, exc_info=not isinstance(error, Unresolved))
             lost = True
-        await asyncio.sleep(interval)
+        await asyncio.sleep(min(interval, HURRY_SECONDS))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hurry.wait(), max(0.0, interval - HURRY_SECONDS))

@@ -13,7 +13,7 @@ from fairlead_router.background import keep
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import PromptFormats
 from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
-from fairlead_router.wire.upstream import ConnectFailed, Unreachable, UpstreamError
+from fairlead_router.wire.upstream import Unreachable, UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class _Load(WorkerLoad, frozen=True):
     output_tokens: int | None = None
     role: str = ""
     canary: str = ""
+    incarnation: str = ""
     adapters: dict[str, Adapter] = msgspec.field(default_factory=dict)
 
 
@@ -75,6 +76,7 @@ class Poller:
         loop = asyncio.get_running_loop()
         while self._table.get(worker.address) is worker or worker.in_flight:  # who waits at one that was dropped must not wait for ever
             worker.look_now.clear()
+            worker.looked_at = time.monotonic()
             was_usable, known, began = worker.usable, worker.format_tag, loop.time()
             was_ready, adapters = worker.ready, worker.adapters
             try:
@@ -94,8 +96,6 @@ class Poller:
             except (UpstreamError, msgspec.MsgspecError) as error:
                 missed = 0
                 self._settle(worker, str(error))
-                if not worker.discovered and isinstance(error, ConnectFailed):
-                    self._table.drop(worker)  # only the index knew it
             except Exception as error:  # our own fault, or an answer beyond reason: without this task it would stay as it was for ever
                 logger.exception("looking at worker %s failed", worker.address)
                 missed = 0
@@ -125,9 +125,9 @@ class Poller:
         if head.status != 200:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)
-        worker.load, worker.load_at, worker.draining = load, time.monotonic(), load.draining
+        worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
         worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
-        worker.max_running = load.max_running
+        worker.max_running, worker.incarnation = load.max_running, load.incarnation
         worker.pod = load.pod or worker.pod
         return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"
 
@@ -158,5 +158,3 @@ class Poller:
             if not worker.pool.answering(self._silence_timeout):  # no last resort any more: whatever it has not begun is held for another
                 worker.ready, worker.seen_down = False, True
                 worker.pool.abandon()
-            if not worker.discovered:
-                self._table.drop(worker)  # only the index knew it, and nobody would ever say that it is gone

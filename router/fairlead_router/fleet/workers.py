@@ -1,31 +1,49 @@
 """The router's own picture of the workers: what discovery named, what each last said of itself, and how our requests fared there."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from fairlead_index.load import WorkerLoad
+from fairlead_index.order import Order
+from fairlead_index.ring import Ring
+from fairlead_index.score import NO_ROOM, USUAL_TOKENS
 from fairlead_router.fleet.adapters import Adapter, Told, merged
 from fairlead_router.fleet.breaker import Breaker
 from fairlead_router.fleet.prediction import Prediction
 from fairlead_router.wire.pool import SILENCE_SECONDS, Pool
 
-FORGET_SECONDS = 30.0
-"""How long an address that was dropped is refused to the index, whose lease outlives the pod by up to 10 s."""
 UNKNOWN_RATE = 2000.0
 """Prompt tokens a second assumed of a worker that has not measured its own; only compared between workers."""
+POLL_AGAIN_SECONDS = 0.1
+"""Between two polls that are asked for because the index speaks of another incarnation."""
+_CHOICE = frozenset(("ready", "draining", "silent", "role", "adapters", "models"))
+"""What decides whether a worker may be chosen."""
+_WAIT = frozenset(("load", "pending_tokens"))
+"""What decides how soon it would begin a prompt."""
+MOST_VIEWS = 64
+"""Models whose usable workers are remembered."""
 UNSEEN = "not looked at yet"
 """The reason of a worker that no look has reached."""
 
 
 class Worker:
-    """One address. `ready`, `draining`, `load` are what it said last; `silent` means that it has ceased to answer at all."""
+    """One address. `ready`, `draining`, `load` are what it said last; `silent` means that it has ceased to answer at all.
 
-    def __init__(self, address: str, clock: Callable[[], float], discovered: bool, silence_timeout: float = SILENCE_SECONDS) -> None:
+    Its table is told when an attribute changes that choices depend on, so that a request need not go through all workers.
+    """
+
+    def __init__(self, address: str, clock: Callable[[], float], silence_timeout: float = SILENCE_SECONDS) -> None:
+        self.on_choice: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[str], None] = lambda address: None
         self.address = address
-        self.discovered = discovered
         self.pool = Pool(address, silence_timeout)
-        self.breaker = Breaker(clock)
+        self.breaker = Breaker(clock, lambda: self.on_choice())
+        self.incarnation = ""
+        """Of its records in the index, as it says itself; empty: it is in no index."""
+        self.looked_at = 0.0
         self.pod = ""
         self.ready = False
         self.draining = False
@@ -57,6 +75,13 @@ class Worker:
         """Requests that it can run at once, as it says; 0: unknown."""
         self.look_now = asyncio.Event()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _WAIT:
+            self.on_wait(self.address)
+        elif name in _CHOICE:
+            self.on_choice()
+
     @property
     def usable(self) -> bool:
         return self.ready and not self.draining and not self.silent and self.breaker.closed
@@ -75,6 +100,13 @@ class Worker:
         backlog = max(self.load.backlog_tokens, self.pending_tokens)
         return backlog / self.rate + self.load.step_seconds + 1e-3 * max(self.in_flight, self.load.running + self.load.waiting)
 
+    def ready_at(self, now: float) -> float:
+        """When it could begin a prompt, as this router knows it `now`, monotonic seconds; later where it has no room for a usual prompt."""
+        load, waiting = self.load, max(self.in_flight, self.load.running + self.load.waiting)
+        begins = max(self.load_at + load.backlog_tokens / self.rate, now + self.pending_tokens / self.rate)
+        full = load.pages_total and load.page_size and load.pages_free * load.page_size < USUAL_TOKENS
+        return begins + load.step_seconds + 1e-3 * waiting + (NO_ROOM if full else 0.0)
+
     @property
     def rate(self) -> float:
         return self.load.prefill_rate if self.load.prefill_rate > 0 else UNKNOWN_RATE
@@ -84,14 +116,32 @@ class Worker:
         self.ready = False
         self.look_now.set()
 
+    def poll_soon(self) -> None:
+        """The index speaks of another incarnation than it last reported: ask it now, unless that has just been done."""
+        if monotonic() - self.looked_at > POLL_AGAIN_SECONDS:
+            self.look_now.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What may be chosen for a model, until a worker changes."""
+
+    usable: list[Worker]
+    last_resort: list[Worker]
+    """Those that have only fallen silent."""
+    barred: frozenset[str]
+    """Addresses of the others, and of those fallen silent."""
+
 
 class WorkerTable:
-    """Every worker known, by address."""
+    """The workers that discovery names, by address. Requests go to no other."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, silence_timeout: float = SILENCE_SECONDS) -> None:
         self._clock, self._silence_timeout = clock, silence_timeout
         self._workers: dict[str, Worker] = {}
-        self._dropped: dict[str, float] = {}
+        self._views: dict[str, _View] = {}
+        self._order, self._moved = Order(), set[str]()
+        self._ring = Ring()
         self._adapters: dict[str, Adapter] = {}
         self._pulse = asyncio.Event()
         self.on_added: Callable[[Worker], None] = lambda worker: None
@@ -102,14 +152,45 @@ class WorkerTable:
     def get(self, address: str) -> Worker | None:
         return self._workers.get(address)
 
-    def usable(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> list[Worker]:
+    def usable(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
         """Workers that may be chosen; those that have only fallen silent where there are no others. `excluded`: (address, life)."""
-        left = [worker for worker in self._workers.values() if (worker.address, worker.life) not in excluded and worker.serves(model)]
-        return [worker for worker in left if worker.usable] or [worker for worker in left if worker.last_resort]
+        view = self._view(model)
+        if not excluded:
+            return view.usable or view.last_resort
+        return _without(view.usable, excluded) or _without(view.last_resort, excluded)
+
+    def soonest(self, count: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
+        """As `usable`, of a large fleet only about the `count` that could begin a prompt soonest, as this router knows it."""
+        view = self._view(model)
+        if len(view.usable) <= count:
+            return self.usable(excluded, model)
+        self._reorder()
+        found: list[Worker] = []
+        for address in self._order:
+            worker = self._workers[address]
+            if worker.usable and worker.serves(model) and (address, worker.life) not in excluded:
+                found.append(worker)
+                if len(found) == count:
+                    break
+        return found or _without(view.last_resort, excluded)
+
+    def home(self, place: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Worker | None:
+        """The usable worker that every router would name for a place on the ring."""
+
+        def may(address: str) -> bool:
+            worker = self._workers[address]
+            return worker.usable and worker.serves(model) and (address, worker.life) not in excluded
+
+        homes = self._ring.homes(place, 1, may)
+        return self._workers[homes[0]] if homes else None
+
+    def homes(self, place: int, count: int, may: Callable[[str], bool]) -> list[str]:
+        """As `Ring.homes`."""
+        return self._ring.homes(place, count, may)
 
     def any_usable(self) -> bool:
-        """Whether `usable()` would name any, without going through all: asked for each request."""
-        return any((worker.usable or worker.last_resort) and worker.serves("") for worker in self._workers.values())
+        """Whether `usable()` would name any."""
+        return bool(self.usable())
 
     def adapters(self) -> Mapping[str, Adapter]:
         """What the workers serve beside their model, as far as they were heard; while there are none, what the last ones served: requests
@@ -122,39 +203,27 @@ class WorkerTable:
         if heard:
             self._adapters = merged(heard)
 
-    def unusable_addresses(self, model: str = "") -> set[str]:
-        """What the index must not choose: known and not usable for such a request, or dropped a moment ago."""
-        limit = self._clock() - FORGET_SECONDS
-        self._dropped = {address: since for address, since in self._dropped.items() if since > limit}
-        barred = {worker.address for worker in self._workers.values() if not (worker.usable and worker.serves(model))}
-        return barred | self._dropped.keys()
+    def unusable_addresses(self, model: str = "") -> frozenset[str]:
+        """What the index must not choose: known and not usable for such a request."""
+        return self._view(model).barred
 
     def discovered(self, addresses: Collection[str]) -> None:
         """Discovery's newest answer: a worker that is not in it is gone at once (streams under way there go on)."""
         for address in addresses:
-            self._dropped.pop(address, None)
-            worker = self._workers.get(address) or self._add(address, discovered=True)
-            worker.discovered = True
-        for worker in [worker for worker in self._workers.values() if worker.discovered and worker.address not in addresses]:
-            self.drop(worker)
+            if address not in self._workers:
+                self._add(address)
+        for worker in [worker for worker in self._workers.values() if worker.address not in addresses]:
+            self._drop(worker)
 
-    def adopt(self, address: str) -> Worker | None:
-        """A worker that only the index knows: its lease is good, discovery lags behind. None where it was dropped a moment ago."""
-        if address in self._dropped:
-            return None
-        worker = self._workers.get(address)
-        if worker is None:
-            worker = self._add(address, discovered=False)
-            worker.ready = True
-        return worker
-
-    def drop(self, worker: Worker) -> None:
-        """Gone, and refused to the index until discovery names it again or every lease of its time is over."""
-        if self._workers.get(worker.address) is worker:
-            del self._workers[worker.address]
-            self._dropped[worker.address] = self._clock()
+    def _drop(self, worker: Worker) -> None:
+        del self._workers[worker.address]
+        self._order.discard(worker.address)
+        self._moved.discard(worker.address)
+        self._ring.discard(worker.address)
+        worker.on_choice, worker.on_wait = (lambda: None), (lambda address: None)
         worker.ready = False
         worker.pool.close()
+        self._views.clear()
         self.adapters_changed()
         self.notify()
 
@@ -170,8 +239,34 @@ class WorkerTable:
         except TimeoutError:
             pass
 
-    def _add(self, address: str, discovered: bool) -> Worker:
-        worker = self._workers[address] = Worker(address, self._clock, discovered, self._silence_timeout)
+    def _add(self, address: str) -> None:
+        worker = self._workers[address] = Worker(address, self._clock, self._silence_timeout)
+        worker.on_choice, worker.on_wait = self._views.clear, self._moved.add
+        self._views.clear()
+        self._moved.add(address)
+        self._ring.add(address)
         self.on_added(worker)
         self.notify()
-        return worker
+
+    def _view(self, model: str) -> _View:
+        view = self._views.get(model)
+        if view is None:
+            known = list(self._workers.values())
+            serving = [worker for worker in known if worker.serves(model)]
+            usable = [worker for worker in serving if worker.usable]
+            barred = frozenset(worker.address for worker in known) - {worker.address for worker in usable}
+            view = _View(usable, [worker for worker in serving if worker.last_resort], barred)
+            if len(self._views) < MOST_VIEWS:
+                self._views[model] = view
+        return view
+
+    def _reorder(self) -> None:
+        if self._moved:
+            now = monotonic()
+            for address in self._moved:
+                self._order.set(address, self._workers[address].ready_at(now))
+            self._moved.clear()
+
+
+def _without(workers: Sequence[Worker], excluded: Collection[tuple[str, int]]) -> Sequence[Worker]:
+    return [worker for worker in workers if (worker.address, worker.life) not in excluded]

@@ -1,18 +1,28 @@
 """Choosing without the index: by what each worker last said of itself, and by our own requests there that have no answer yet."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
-from fairlead_index.score import ScoredWorker, Start, best_starts
-from fairlead_router.fleet.workers import Worker
-from fairlead_router.steering.policies import Wanted, rendezvous
+from fairlead_index.score import CONSIDERED, ScoredWorker, Start, best_starts
+from fairlead_router.fleet.workers import Worker, WorkerTable
+from fairlead_router.steering.policies import Tried, Wanted
 
 BLOCK_TOKENS = 64
 """Of a worker that no index names: the least that a prompt is reckoned to cost it."""
 
 
-def soonest_alone(wanted: Wanted, workers: Sequence[Worker], now: float | None = None) -> Worker:
+HomeOf = Callable[[int], Worker | None]
+"""The worker that every router would name for a block's hash; None where none may be used."""
+
+
+def soonest_of(wanted: Wanted, table: WorkerTable, tried: Tried = ()) -> Worker | None:
+    """As `soonest_alone`, of the workers that may be chosen; None while there is none. Costs the same in a large fleet."""
+    workers = table.soonest(CONSIDERED, tried, wanted.model)
+    return soonest_alone(wanted, workers, lambda place: table.home(place, tried, wanted.model)) if workers else None
+
+
+def soonest_alone(wanted: Wanted, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
     """The worker whose expected wait is shortest, less what the prompt's beginning would save where it is at home.
 
     Each depth that is a power of two has a home: the worker that its block names. So a conversation stays until it is twice as long, and a
@@ -23,8 +33,10 @@ def soonest_alone(wanted: Wanted, workers: Sequence[Worker], now: float | None =
     soonest, blocks = starts[best.address], len(wanted.hashes)
     for level in range(blocks.bit_length()):
         depth = 1 << level
-        (home,) = rendezvous(wanted.hashes[depth - 1], workers, 1)
-        full, seconds = starts[home.address]
+        home = home_of(wanted.hashes[depth - 1])
+        if home is None:
+            break
+        full, seconds = starts.get(home.address) or _start(home, wanted.prompt_tokens, now)
         start = (full, seconds - wanted.prompt_tokens * depth / (blocks * home.rate))
         if start < soonest:
             best, soonest = home, start

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+from collections.abc import Iterable
+from itertools import chain, islice
 
 from prometheus_client import Counter
 
@@ -11,7 +13,8 @@ from fairlead_index.errors import IndexUnavailable
 from fairlead_index.fleet import FleetReader
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.mirror import MirrorReader
-from fairlead_index.score import ScoredWorker, best_starts
+from fairlead_index.reader import Trust
+from fairlead_index.score import CONSIDERED, HOLDERS, ScoredWorker, best_starts
 from fairlead_router.background import keep
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.steering.alone import BLOCK_TOKENS, scored_alone
@@ -22,19 +25,21 @@ logger = logging.getLogger(__name__)
 AUTO_BLOCKS = 2_000_000
 """What `auto` mirrors at most: blocks that the workers could hold, at about 90 bytes each where no two hold the same."""
 GUARD_SECONDS = 1.0
+UNNAMED = 4
+"""Of a large fleet's soonest workers, those looked at in case the index does not name them."""
 
 
 class Mirrored:
     """`choose` gives None until there is a picture, and where none is kept. While Redis is away the last one serves."""
 
-    def __init__(self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None, failures: Counter) -> None:
+    def __init__(
+        self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None, failures: Counter, trusts: Trust
+    ) -> None:
         """`most_blocks`: a larger fleet is not mirrored; None: any. `failures`: of tasks, by name."""
         self._table, self._redis, self._namespace, self._most = table, redis, namespace, most_blocks
-        self._failures = failures
-        self.fleet = FleetReader(redis, namespace)
+        self._failures, self._trusts = failures, trusts
+        self.fleet = FleetReader(redis, namespace, trusts=trusts)
         self._mirror: MirrorReader | None = None
-        self._adopted = 0.0
-        self._block_tokens = BLOCK_TOKENS
         self._guarding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -60,21 +65,53 @@ class Mirrored:
         return self.fleet.fresh and self._mirror is not None and self._mirror.stats.following
 
     def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
-        held = self._match(wanted)
-        if held is None:
+        mirror, fresh, table = self._mirror, self.fleet.fresh, self._table
+        if mirror is None:
             return None
-        fresh = self.fleet.fresh
-        if fresh:
-            self._adopt()
-        workers = self._table.usable(tried, wanted.model)
-        if not workers:
+        allowed = table.usable(tried, wanted.model)
+        by_address = table.get
+        try:
+            if len(allowed) <= CONSIDERED:
+                held = mirror.match(wanted.hashes)
+                cold = wanted.hashes and not any(worker.address in held for worker in allowed)
+                homes = table.homes(wanted.hashes[0], 2, {worker.address for worker in allowed}.__contains__) if cold else []
+                workers: Iterable[Worker] = allowed
+            else:
+                held, homes, workers = self._considered(mirror, wanted, tried, fresh)
+        except IndexUnavailable:
             return None
-        hashes, request = hash_bytes(wanted.hashes), os.urandom(8)
         scored = [self._scored(worker, held.get(worker.address, 0), fresh) for worker in workers]
-        best = best_starts(scored, hashes, wanted.prompt_tokens, request, 1)[0]
-        worker = self._table.get(best.address)
+        if not scored:
+            return None
+        best = best_starts(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
+        worker = by_address(best.address)
         assert worker is not None  # nothing was awaited since it was listed
         return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
+
+    def _considered(
+        self, mirror: MirrorReader, wanted: Wanted, tried: Tried, fresh: bool
+    ) -> tuple[dict[str, int], list[str], Iterable[Worker]]:
+        """Of a large fleet what each of some workers holds, the prompt's homes, and those workers: as route.lua chooses whom it scores.
+
+        The homes of a prompt that nobody holds, the deepest holders, then the soonest, CONSIDERED in all; and workers that the index does
+        not name, as far as they are among the soonest by this router's own picture.
+        """
+        table, model = self._table, wanted.model
+
+        def may(address: str) -> bool:
+            worker = table.get(address)
+            return worker is not None and worker.usable and worker.serves(model) and (address, worker.life) not in tried
+
+        own = [worker.address for worker in table.soonest(UNNAMED if fresh else CONSIDERED, tried, model)]
+        soonest = [address for address in own if not fresh or address not in self.fleet.workers]
+        soonest += islice(filter(may, self.fleet.soonest), CONSIDERED - len(soonest)) if fresh else ()
+        held = mirror.deepest(wanted.hashes, CONSIDERED, may, soonest)
+        homes = table.homes(wanted.hashes[0], 2, may) if wanted.hashes and not held else []
+        found: dict[str, Worker] = {}
+        for address in chain(homes, islice(held, HOLDERS), soonest):
+            if (worker := table.get(address)) is not None and len(found) < CONSIDERED:
+                found[address] = worker
+        return held, homes, found.values()
 
     def held_alone(self) -> dict[str, float]:
         """Of what each worker (by address) holds, the share that no other does; empty before there is a picture."""
@@ -82,8 +119,12 @@ class Mirrored:
 
     def held(self, wanted: Wanted, address: str) -> int | None:
         """Tokens of the prompt that the index sees there now; None where no picture is kept."""
-        held = self._match(wanted)
-        return None if held is None else held.get(address, 0)
+        if self._mirror is None:
+            return None
+        try:
+            return self._mirror.match(wanted.hashes).get(address, 0)
+        except IndexUnavailable:
+            return None
 
     async def close(self) -> None:
         if self._guarding is not None:
@@ -91,14 +132,6 @@ class Mirrored:
         await self.fleet.close()
         if self._mirror is not None:
             await self._mirror.close()
-
-    def _match(self, wanted: Wanted) -> dict[str, int] | None:
-        if self._mirror is None:
-            return None
-        try:
-            return self._mirror.match(wanted.hashes)
-        except IndexUnavailable:
-            return None
 
     def _scored(self, worker: Worker, held: int, fresh: bool) -> ScoredWorker:
         """By the index's load and everybody's reservations; while Redis is away, by what the worker says of itself, and ours."""
@@ -108,20 +141,10 @@ class Mirrored:
             backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
             scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # ours, of which no load may say that they are done
         else:
-            block_tokens = scored.block_tokens if scored is not None else self._block_tokens
+            block_tokens = scored.block_tokens if scored is not None else BLOCK_TOKENS
             scored = scored_alone(worker, block_tokens)
         scored.depth = held // scored.block_tokens
         return scored
-
-    def _adopt(self) -> None:
-        """Workers that the index names and discovery does not yet."""
-        if self._adopted == self.fleet.looks:
-            return
-        self._adopted = self.fleet.looks
-        for address, scored in self.fleet.workers.items():
-            self._block_tokens = scored.block_tokens
-            if self._table.get(address) is None:
-                self._table.adopt(address)
 
     async def _guard(self, most: int) -> None:
         """Mirror while the fleet is small enough, and stop when it has clearly outgrown that."""
@@ -135,5 +158,5 @@ class Mirrored:
             await asyncio.sleep(GUARD_SECONDS if self.fleet.fresh else 0.1)
 
     def _begin(self) -> None:
-        self._mirror = MirrorReader(self._redis, self._namespace)
+        self._mirror = MirrorReader(self._redis, self._namespace, trusts=self._trusts)
         self._mirror.start()

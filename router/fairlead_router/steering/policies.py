@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 import xxhash
 
+from fairlead_index.score import CONSIDERED
 from fairlead_router.fleet.workers import Worker, WorkerTable
 
 Tried = Collection[tuple[str, int]]
@@ -57,11 +58,6 @@ class Policy(Protocol):
     async def close(self) -> None: ...
 
 
-def rendezvous(key: int, workers: Sequence[Worker], count: int) -> list[Worker]:
-    """The `count` workers that every router would name for this key: highest random weight."""
-    return sorted(workers, key=lambda worker: xxhash.xxh3_64_intdigest(worker.address.encode(), key), reverse=True)[:count]
-
-
 def least_loaded(workers: Sequence[Worker]) -> Worker:
     """The shortest expected wait; chance among equals, so that routers that see the same picture do not all choose the same one."""
     return min(workers, key=lambda worker: (worker.expected_wait(), random.random()))
@@ -78,10 +74,10 @@ class LocalPolicy:
 
     async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
         workers = self._table.usable(tried, wanted.model)
-        return Choice(self.pick(wanted, workers)) if workers else None
+        return Choice(self.pick(wanted, tried, workers)) if workers else None
 
-    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
-        return least_loaded(workers)
+    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+        return least_loaded(self._table.soonest(CONSIDERED, tried, wanted.model))
 
     def release(self, choice: Choice) -> None:
         pass
@@ -98,7 +94,7 @@ class LeastLoad(LocalPolicy):
 
 
 class Random(LocalPolicy):
-    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
+    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
         return random.choice(workers)
 
 
@@ -107,15 +103,15 @@ class RoundRobin(LocalPolicy):
         super().__init__(table)
         self._turn = 0
 
-    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
+    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
-        return sorted(workers, key=lambda worker: worker.address)[self._turn % len(workers)]
+        return workers[self._turn % len(workers)]
 
 
 class Session(LocalPolicy):
     """One worker for each `X-Session-Id` or `user`, the same from every router; least load for requests without either."""
 
-    def pick(self, wanted: Wanted, workers: list[Worker]) -> Worker:
-        if not wanted.session:
-            return least_loaded(workers)
-        return rendezvous(xxhash.xxh3_64_intdigest(wanted.session.encode()), workers, 1)[0]
+    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+        place = xxhash.xxh3_64_intdigest(wanted.session.encode())
+        home = self._table.home(place, tried, wanted.model) if wanted.session else None
+        return home or super().pick(wanted, tried, workers)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from fairlead_index.access import RedisAccess
@@ -11,9 +11,10 @@ from fairlead_index.groups import GroupedReader, index_reader
 from fairlead_index.reader import IndexReader, Route
 from fairlead_router.background import keep
 from fairlead_router.config import IndexMode
+from fairlead_router.fleet.trust import Trust
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.steering.alone import soonest_alone
+from fairlead_router.steering.alone import HomeOf, soonest_alone, soonest_of
 from fairlead_router.steering.audit import Audit
 from fairlead_router.steering.mirrored import AUTO_BLOCKS, Mirrored
 from fairlead_router.steering.policies import Choice, Tried, Wanted
@@ -40,15 +41,17 @@ class IndexAt:
 class PrefixAware:
     """`mirror`: by this router's copy of the index. `remote`, and until there is a copy: match, score and reserve in one round trip."""
 
-    def __init__(self, table: WorkerTable, index: IndexAt | None, metrics: Metrics) -> None:
+    def __init__(self, table: WorkerTable, index: IndexAt | None, metrics: Metrics, hurry: Callable[[], None] = lambda: None) -> None:
+        """`hurry`: has discovery asked again soon."""
         self._table, self._metrics = table, metrics
-        self._reader = index_reader(index.redis, index.namespace, index.groups) if index is not None else None
+        self.trust = Trust(table, metrics.ignored_records, hurry)
+        self._reader = index_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
         self._mirrored: Mirrored | None = None
         if index is not None and index.mode == "mirror" and index.groups > 1:
             logger.warning("--index-mode mirror follows one group, and --index-groups is %d: Redis is asked instead", index.groups)
         if index is not None and index.mode != "remote" and index.groups == 1:
             most = None if index.mode == "mirror" else AUTO_BLOCKS
-            self._mirrored = Mirrored(table, index.redis, index.namespace, most, metrics.task_failures)
+            self._mirrored = Mirrored(table, index.redis, index.namespace, most, metrics.task_failures, self.trust)
         fleet = self._mirrored.fleet if self._mirrored is not None else None
         self._unnamed = Unnamed(table, self._reader, fleet) if self._reader is not None else None
         self._audit = Audit(metrics, self._held, self._reader.recall) if self._reader is not None else None
@@ -88,11 +91,13 @@ class PrefixAware:
             return choice
         if mirrored is not None and (choice := mirrored.choose(wanted, tried)):
             return choice  # an old picture is better than none
-        workers = self._table.usable(tried, wanted.model)
-        return Choice(soonest_alone(wanted, workers)) if workers else None
+        worker = soonest_of(wanted, self._table, tried)
+        return Choice(worker) if worker is not None else None
 
     async def _ask_index(self, reader: IndexReader | GroupedReader, wanted: Wanted, tried: Tried) -> Choice | None:
-        excluded = self._table.unusable_addresses(wanted.model) | {address for address, _ in tried}
+        excluded = self._table.unusable_addresses(wanted.model)
+        if tried:
+            excluded |= {address for address, _ in tried}
         asking = asyncio.ensure_future(reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded))
         try:
             route = await asyncio.shield(asking)
@@ -107,15 +112,24 @@ class PrefixAware:
         if not route.candidates:
             return None
         best, chosen = route.candidates[0], None
-        worker = self._table.adopt(best.address)
+        worker = self._table.get(best.address)
         if worker is not None and worker.ready and worker.serves(wanted.model):  # else it went while the index was being asked
             assert self._unnamed is not None  # there is a reader
             others = self._unnamed.sooner(wanted, route, excluded)
             if not others:
                 return Choice(worker, best.cached_tokens, route.reservation)
-            chosen = Choice(soonest_alone(wanted, others))
+            chosen = Choice(soonest_alone(wanted, others, self._home_among(others)))
         self._spawn(self._give_up(reader, route.reservation))
         return chosen
+
+    def _home_among(self, others: Sequence[Worker]) -> HomeOf:
+        by_address = {worker.address: worker for worker in others}
+
+        def home(place: int) -> Worker | None:
+            homes = self._table.homes(place, 1, by_address.__contains__)
+            return by_address[homes[0]] if homes else None
+
+        return home
 
     async def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of a prompt that each worker holds. Raises IndexUnavailable."""

@@ -153,7 +153,7 @@ class SplitPolicy:
         while (choice := await self._inner.choose(wanted, barred)) is not None:
             if choice.worker in side:
                 return choice
-            self._inner.release(choice)  # only the index knew that one, so it was not barred above
+            self._inner.release(choice)  # discovery named that one meanwhile, so it was not barred above
             barred.add((choice.worker.address, choice.worker.life))
         return None
 

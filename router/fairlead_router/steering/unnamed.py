@@ -11,6 +11,7 @@ from fairlead_index.errors import IndexUnavailable
 from fairlead_index.fleet import FleetReader
 from fairlead_index.groups import GroupedReader
 from fairlead_index.reader import MAX_CANDIDATES, IndexReader, Route
+from fairlead_index.score import CONSIDERED
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.steering.alone import soonest_start
 from fairlead_router.steering.policies import Wanted
@@ -32,7 +33,10 @@ class Unnamed:
     def sooner(self, wanted: Wanted, route: Route, excluded: Collection[str]) -> list[Worker]:
         """Workers that may be chosen, that the index did not compare, and the best of which starts the prompt sooner than the index's best,
         with none of it in its cache. Empty where there are none. `excluded`: the addresses that the index was told to leave out."""
-        known = (self._table.get(address) for address in self._absent(route) if address not in excluded)
+        absent = self._absent(route)
+        if len(absent) > CONSIDERED:  # the soonest of them: a request does not go through a large fleet
+            absent = [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address in absent]
+        known = (self._table.get(address) for address in absent if address not in excluded)
         others = [worker for worker in known if worker is not None and worker.usable and worker.serves(wanted.model)]
         if not others:
             return []
@@ -45,17 +49,18 @@ class Unnamed:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     def _absent(self, route: Route) -> Collection[str]:
-        """Addresses that the table has and the index does not name, usable or not."""
+        """Addresses that the table has and the index does not name; of a large fleet some."""
         if len(route.candidates) < MAX_CANDIDATES:
             self._counted = float("-inf")  # should the next answer be full, this was no count for it
             named = {candidate.address for candidate in route.candidates}
-            return [worker.address for worker in self._table if worker.address not in named]
+            return [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address not in named]
         if self._fleet is not None and self._fleet.fresh:
             if self._counted != self._fleet.looks:
                 self._count(self._fleet.workers, self._fleet.looks)
         elif monotonic() - self._counted > LOOK_SECONDS and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look(), name="who the index names")
-        return self._missing and self._missing.difference(candidate.address for candidate in route.candidates)  # those joined since
+        joined = [candidate.address for candidate in route.candidates if candidate.address in self._missing]  # since
+        return self._missing.difference(joined) if joined else self._missing
 
     async def _look(self) -> None:
         try:

@@ -151,6 +151,7 @@ class Life:
             if redis := self.config.redis:
                 self.publisher = Publisher(self.config, redis, self.worker.address, ready.page_size)
                 writer = self.publisher.writer
+                self.worker.incarnation = lambda: writer.incarnation
                 self.worker.metrics.index_joined.set_function(lambda: float(writer.joined))
                 self.worker.metrics.index_full.set_function(lambda: float(writer.stats.full))
                 self.client.on_events = self.publisher.on_events

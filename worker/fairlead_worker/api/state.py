@@ -49,6 +49,8 @@ async def load(worker: Worker, exchange: Exchange) -> None:
     numbers |= {"prompt_tokens": load.prompt_tokens, "cached_tokens": load.cached_tokens, "output_tokens": load.output_tokens}
     who: dict[str, Any] = {"pod": worker.config.pod, "address": worker.address, "draining": worker.draining, "ready": worker.serving}
     who["max_running"] = worker.config.max_num_seqs
+    if incarnation := worker.incarnation():
+        who["incarnation"] = incarnation
     if worker.config.canary:
         who["canary"] = worker.config.canary
     if adapters := worker.adapters.told():

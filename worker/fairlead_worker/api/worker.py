@@ -56,6 +56,8 @@ class Worker:
         self.plain_roots: OrderedDict[int, None] = OrderedDict()
         """Root numbers of requests lately that the bare model answered. What is cached under any other is not for a peer to compute."""
         self.started = int(time.time())
+        self.incarnation: Callable[[], str] = lambda: ""
+        """What the index knows this worker by: routers use its records only while this is what it says itself."""
         self.adapters = Adapters(config, engine)
         self.prompt_etag = ""
         """The ETag of the prompt format, in quotes."""

@@ -126,7 +126,7 @@ class Picker:
         while (choice := await self._policy.choose(wanted, tried)) is not None:
             if _may(choice.worker.address, subset):
                 return choice
-            self._policy.release(choice)  # only the index knew that one, so it was not ruled out above
+            self._policy.release(choice)  # discovery named that one meanwhile, so it was not ruled out above
             tried.add((choice.worker.address, choice.worker.life))
         where = "" if subset is None else f" among the {len(subset)} endpoints that the gateway allows"
         said, again = self._coming.words, self._coming.retry_after

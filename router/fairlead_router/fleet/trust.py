@@ -1,0 +1,83 @@
+"""Which records of the index a router uses: discovery authorises addresses, and the worker itself says which incarnation it is.
+
+Whoever can write to Redis can write a record of any address. A record counts only while discovery names its address and the worker there
+reports the record's incarnation to this router's own poll.
+"""
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+
+from prometheus_client import Counter
+
+from fairlead_router.fleet.workers import WorkerTable
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_ADDRESS: Final = "unknown_address"
+OTHER_INCARNATION: Final = "other_incarnation"
+MOST_SHOWN: Final = 128
+"""Ignored records that are remembered. Past that number they are counted and neither shown nor logged."""
+SHOWN_SECONDS: Final = 60.0
+"""How long a record that is not met again is remembered."""
+
+
+class _Ignored:
+    __slots__ = ("count", "incarnation", "last", "since")
+
+    def __init__(self, now: float) -> None:
+        self.since = self.last = now
+        self.count, self.incarnation = 0, ""
+
+
+class Trust:
+    """Called with each record's address and incarnation; False: the record is ignored, counted and remembered."""
+
+    def __init__(self, table: WorkerTable, ignored: Counter, resolve: Callable[[], None], clock: Callable[[], float] = monotonic) -> None:
+        """`ignored`: counts records by reason. `resolve`: has discovery asked again soon, as a pod that is new may be missing from it."""
+        self._table, self._resolve, self._clock = table, resolve, clock
+        self._counters = {reason: ignored.labels(reason) for reason in (UNKNOWN_ADDRESS, OTHER_INCARNATION)}
+        self._met: dict[tuple[str, str], _Ignored] = {}
+
+    def __call__(self, address: str, incarnation: str) -> bool:
+        worker = self._table.get(address)
+        if worker is not None and incarnation and worker.incarnation == incarnation:
+            return True
+        if worker is None:
+            self._resolve()
+            self._ignore(address, UNKNOWN_ADDRESS, incarnation)
+        else:
+            worker.poll_soon()
+            self._ignore(address, OTHER_INCARNATION, incarnation)
+        return False
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The records ignored lately, for `/fairlead/workers`; `seconds` since each was first met."""
+        now = self._clock()
+        self._forget(now)
+        return [
+            {"address": address, "reason": reason, "incarnation": met.incarnation, "count": met.count, "seconds": round(now - met.since, 1)}
+            for (address, reason), met in self._met.items()
+        ]
+
+    def _ignore(self, address: str, reason: str, incarnation: str) -> None:
+        self._counters[reason].inc()
+        address, now = address[:200], self._clock()
+        met = self._met.get((address, reason))
+        if met is None:
+            if len(self._met) >= MOST_SHOWN:
+                self._forget(now)
+                if len(self._met) >= MOST_SHOWN:
+                    return
+            met = self._met[address, reason] = _Ignored(now)
+            why = (
+                "discovery does not name that address"
+                if reason == UNKNOWN_ADDRESS
+                else "the worker there does not report that incarnation: it has joined again, or the record is forged"
+            )
+            logger.warning("the index's record of %r (incarnation %s) is ignored: %s", address, incarnation or "none", why)
+        met.count, met.last, met.incarnation = met.count + 1, now, incarnation
+
+    def _forget(self, now: float) -> None:
+        self._met = {key: met for key, met in self._met.items() if now - met.last < SHOWN_SECONDS}
