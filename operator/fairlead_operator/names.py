@@ -39,6 +39,11 @@ def split(service: InferenceService) -> str:
     return f"{service.name}-split"
 
 
+def nodes_secret(service: InferenceService) -> str:
+    """The Secret that the pods of one model know each other by. The uid keeps apart services that follow each other under one name."""
+    return f"{service.name}-nodes-{digest(service.uid)}"
+
+
 def index_namespace(service: InferenceService) -> str:
     return f"{service.namespace}/{service.name}"
 

@@ -117,9 +117,10 @@ def test_both_pods_commands_are_the_workers_own(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_secret_is_of_the_service_and_of_the_revision() -> None:
-    def secret(one: InferenceService) -> str:
+    def secret(one: InferenceService) -> tuple[str, str]:
         (first,) = wanted(one)["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
-        return next(each["value"] for each in first["env"] if each["name"] == "FAIRLEAD_NODES_SECRET")
+        env = {each["name"]: each for each in first["env"]}
+        return env["NODES_SECRET"]["valueFrom"]["secretKeyRef"]["name"], env["FAIRLEAD_NODES_SECRET"]["value"]
 
     one = service(engine=ENGINE)
     others = [replace(one, uid="uid-2"), service(engine={**ENGINE, "maxNumSeqs": 8})]

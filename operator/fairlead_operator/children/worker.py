@@ -49,7 +49,7 @@ def objects(
     pin = pinned(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
     stable = canary.stable_template(service, sides, seen)
     return [
-        *(_account(service), _headless_service(service), *pin.revisions),
+        *(_account(service), _headless_service(service), *groups.secret(service), *pin.revisions),
         *canary.objects(service, tried, pin.template, sides, SETTLE),
         *(_deployment(service, stable or pin.template, step), _budget(service)),
     ]
