@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from time import monotonic
 
 from fairlead_index.load import WorkerLoad
+from fairlead_index.paths import with_port
 from fairlead_router.fleet.adapters import Adapter, Told, merged
 from fairlead_router.fleet.breaker import Breaker
 from fairlead_router.fleet.prediction import Prediction
@@ -21,10 +22,19 @@ UNSEEN = "not looked at yet"
 class Worker:
     """One address. `ready`, `draining`, `load` are what it said last; `silent` means that it has ceased to answer at all."""
 
-    def __init__(self, address: str, clock: Callable[[], float], discovered: bool, silence_timeout: float = SILENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        address: str,
+        clock: Callable[[], float],
+        discovered: bool,
+        silence_timeout: float = SILENCE_SECONDS,
+        admin_port: int | None = None,
+    ) -> None:
         self.address = address
         self.discovered = discovered
         self.pool = Pool(address, silence_timeout)
+        self.admin = self.pool if admin_port is None else Pool(with_port(address, admin_port), silence_timeout)
+        """Where it is polled."""
         self.breaker = Breaker(clock)
         self.pod = ""
         self.ready = False
@@ -79,6 +89,11 @@ class Worker:
     def rate(self) -> float:
         return self.load.prefill_rate if self.load.prefill_rate > 0 else UNKNOWN_RATE
 
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self.pool.close()
+        self.admin.close()
+
     def suspect(self) -> None:
         """A request of ours found it refusing or gone: not chosen until the next look, which is asked for at once."""
         self.ready = False
@@ -88,8 +103,11 @@ class Worker:
 class WorkerTable:
     """Every worker known, by address."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic, silence_timeout: float = SILENCE_SECONDS) -> None:
-        self._clock, self._silence_timeout = clock, silence_timeout
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
+    ) -> None:
+        """`admin_port`: at which workers are polled; None: at the port that discovery names."""
+        self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
         self._dropped: dict[str, float] = {}
         self._adapters: dict[str, Adapter] = {}
@@ -154,7 +172,7 @@ class WorkerTable:
             del self._workers[worker.address]
             self._dropped[worker.address] = self._clock()
         worker.ready = False
-        worker.pool.close()
+        worker.close()
         self.adapters_changed()
         self.notify()
 
@@ -171,7 +189,7 @@ class WorkerTable:
             pass
 
     def _add(self, address: str, discovered: bool) -> Worker:
-        worker = self._workers[address] = Worker(address, self._clock, discovered, self._silence_timeout)
+        worker = self._workers[address] = Worker(address, self._clock, discovered, self._silence_timeout, self._admin_port)
         self.on_added(worker)
         self.notify()
         return worker
