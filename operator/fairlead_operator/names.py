@@ -17,6 +17,7 @@ FOLLOWER = "follower"  # a pod of a worker over several nodes, other than the on
 CANARY = "worker-canary"  # of the Deployment; its pods are workers, set apart by TRACK
 TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
 CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back, in words
+CANARY_RETRY = "fairlead.dev/canary-retry"  # beside it: spec.rollout.canary.retry of that trial
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
 
