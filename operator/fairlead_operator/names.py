@@ -19,7 +19,13 @@ TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
 CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back, in words
 CANARY_RETRY = "fairlead.dev/canary-retry"  # beside it: spec.rollout.canary.retry of that trial
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
+WORKER_ADMIN_PORT, ROUTER_ADMIN_PORT = 8002, 8082  # of metrics, polls, probes and adapters: not for clients
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
+
+
+def host_port(ip: str, port: int) -> str:
+    """Return host:port of a pod's address, of either family."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def parts(component: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def read(kube: Kube, namespace: str, name: str = "", *, live: bool = True) -> li
 
 def through_proxy(kube: Kube, namespace: str, pod: str, page: str) -> str:
     """A page of a router, with the user's own credentials. Raises UserError."""
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{names.ROUTER_PORT}/proxy/{page}"
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{names.ROUTER_ADMIN_PORT}/proxy/{page}"
     return kube.text(path, right=f"get pods/proxy in namespace {namespace}")
 
 
