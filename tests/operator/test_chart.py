@@ -311,3 +311,8 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
             eventually(lambda: [one for one in server.get(cluster.path("events"))["items"] if one["reason"] == "Serving"])
     finally:
         router.close()
+    may = {
+        verb: server.kubectl(f"--kubeconfig={kubeconfig}", "-n", namespace, "auth", "can-i", verb, "secrets").stdout.strip()
+        for verb in ("create", "get", "list", "watch")
+    }
+    assert may == {"create": "yes", "get": "no", "list": "no", "watch": "no"}
