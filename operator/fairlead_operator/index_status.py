@@ -74,7 +74,7 @@ def router_to_ask(pods: Iterable[Body]) -> str:
 
 
 def ready_routers(pods: Iterable[Body]) -> tuple[str, ...]:
-    """The addresses of the ready routers, by their pods' names."""
+    """Return the admin addresses (host:port) of the ready routers, ordered by their pods' names."""
     found = []
     for pod in pods:
         metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
@@ -85,4 +85,4 @@ def ready_routers(pods: Iterable[Body]) -> tuple[str, ...]:
             and not metadata.get("deletionTimestamp")
         ):
             found.append((metadata.get("name", ""), status["podIP"]))
-    return tuple(f"[{address}]:{names.ROUTER_PORT}" if ":" in address else f"{address}:{names.ROUTER_PORT}" for _, address in sorted(found))
+    return tuple(names.host_port(address, names.ROUTER_ADMIN_PORT) for _, address in sorted(found))

@@ -40,8 +40,7 @@ def pods_to_ask(pods: Iterable[Body]) -> dict[str, str]:
             continue
         running = any((one.get("state") or {}).get("running") is not None for one in status.get("containerStatuses") or [])
         if running and ready_at(pod) is None and len(found) < MOST:
-            address = status["podIP"]
-            found[metadata["name"]] = f"[{address}]:{names.WORKER_PORT}" if ":" in address else f"{address}:{names.WORKER_PORT}"
+            found[metadata["name"]] = names.host_port(status["podIP"], names.WORKER_ADMIN_PORT)
     return found
 
 

@@ -17,8 +17,15 @@ FOLLOWER = "follower"  # a pod of a worker over several nodes, other than the on
 CANARY = "worker-canary"  # of the Deployment; its pods are workers, set apart by TRACK
 TRACK, CANARY_TRACK = "fairlead.dev/track", "canary"  # label of pods
 CANARY_FAILED = "fairlead.dev/canary-failed"  # annotation of a ControllerRevision: why it was rolled back, in words
+CANARY_RETRY = "fairlead.dev/canary-retry"  # beside it: spec.rollout.canary.retry of that trial
 WORKER_PORT, ROUTER_PORT, SERVICE_PORT, PICKER_PORT = 8000, 8080, 80, 9002
+WORKER_ADMIN_PORT, ROUTER_ADMIN_PORT = 8002, 8082  # of metrics, polls, probes and adapters: not for clients
 OPERATOR_PODS = {"app.kubernetes.io/name": "fairlead", COMPONENT: "operator"}  # as the chart labels them
+
+
+def host_port(ip: str, port: int) -> str:
+    """Return host:port of a pod's address, of either family."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def parts(component: str) -> tuple[str, ...]:
@@ -37,6 +44,11 @@ def deployment(service: InferenceService, component: str) -> str:
 def split(service: InferenceService) -> str:
     """The ConfigMap that tells routers of the canary."""
     return f"{service.name}-split"
+
+
+def nodes_secret(service: InferenceService) -> str:
+    """The Secret that the pods of one model know each other by. The uid keeps apart services that follow each other under one name."""
+    return f"{service.name}-nodes-{digest(service.uid)}"
 
 
 def index_namespace(service: InferenceService) -> str:

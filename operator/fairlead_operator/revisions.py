@@ -50,6 +50,20 @@ def _defaults(part: type[BaseModel]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Why a revision was rolled back as a canary, and `spec.rollout.canary.retry` of that trial. False where `why` is empty."""
+
+    why: str = ""
+    retry: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.why)
+
+
+NO_FAILURE = Failure()
+
+
+@dataclass(frozen=True)
 class Pinned:
     """The template to use now, and the revisions of its component to be kept, the wanted one first."""
 
@@ -64,11 +78,11 @@ def pinned(
     rendered: Object,
     seen: Iterable[Mapping[str, Any]],
     in_use: Collection[str] = (),
-    failed: str = "",
+    failed: Failure = NO_FAILURE,
 ) -> Pinned:
     """`rendered` is used where no revision `digest` is seen yet. Older revisions beyond KEPT are left out, to be deleted; not those that
     pods still run (`in_use`): an edit that is taken back must find their template as it was, however many edits came between.
-    `failed`: why `digest` was rolled back as a canary, to be remembered."""
+    `failed`: how `digest` failed as a canary, to be remembered."""
     others = {body["metadata"]["name"]: body for body in seen if is_of(body, service, component)}
     wanted = f"{names.deployment(service, component)}-{digest}"
     held = others.pop(wanted, None)
@@ -90,9 +104,10 @@ def find(service: InferenceService, component: str, digest: str, seen: Iterable[
     return next((body for body in seen if body["metadata"]["name"] == wanted and is_of(body, service, component)), None)
 
 
-def failure_of(revision: Mapping[str, Any] | None) -> str:
-    """Why it was rolled back as a canary; empty: it was not."""
-    return str((((revision or {}).get("metadata") or {}).get("annotations") or {}).get(names.CANARY_FAILED, ""))
+def failure_of(revision: Mapping[str, Any] | None) -> Failure:
+    """Return how it failed as a canary."""
+    annotations = ((revision or {}).get("metadata") or {}).get("annotations") or {}
+    return Failure(str(annotations.get(names.CANARY_FAILED, "")), str(annotations.get(names.CANARY_RETRY, "")))
 
 
 def _number(body: Mapping[str, Any]) -> int:
@@ -106,11 +121,11 @@ def is_of(body: Mapping[str, Any], service: InferenceService, component: str) ->
     return owned and (metadata.get("labels") or {}).get(names.COMPONENT) == component
 
 
-def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any], failed: str = "") -> Object:
+def _revision(service: InferenceService, component: str, name: str, number: int, data: Mapping[str, Any], failed: Failure) -> Object:
     """`number` grows with use: the one used last has the highest."""
     metadata = names.metadata(service, name, component)
     if failed:
-        metadata["annotations"] = {names.CANARY_FAILED: failed}
+        metadata["annotations"] = {names.CANARY_FAILED: failed.why} | ({names.CANARY_RETRY: failed.retry} if failed.retry else {})
     return {
         "apiVersion": "apps/v1",
         "kind": KIND,

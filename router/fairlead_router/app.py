@@ -5,6 +5,7 @@ import importlib.metadata
 import logging
 from functools import partial
 from time import monotonic
+from typing import Literal
 
 import msgspec
 
@@ -30,13 +31,18 @@ PASSED = ("/tokenize", "/detokenize", COUNT_TOKENS)
 OPENAPI = "/openapi.json"
 """A worker's to say, as what requests may hold is."""
 MODEL = "/v1/models/"
+ON_BOTH = ("/health", "/ready", "/version")
+ADMIN = ("/metrics", "/fairlead/workers", "/fairlead/split", PROBE, DEMAND)
+"""Served on `--admin-port` alone where that is given."""
+Part = Literal["all", "inference", "admin"]
 
 
 class App:
     """`await app(request, reply)`, as a client's connection calls it, in a task that is cancelled when the client goes."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, router: Router, part: Part = "all") -> None:
+        """`part`: the paths that this port serves; all others are answered with 404."""
+        self._router, self._part = router, part
         self._access = AccessLog(logging.getLogger(access_log.NAME))
         self._pages = {
             "/health": self._health,
@@ -51,7 +57,8 @@ class App:
     async def __call__(self, request: Request, reply: Reply) -> None:
         path = request.path
         front, page = self._router.front, self._pages.get(path)
-        if request.method in ("GET", "HEAD"):
+        served = self._serves(path)
+        if served and request.method in ("GET", "HEAD"):
             if path.startswith(MODEL):
                 page = partial(self._model, path.removeprefix(MODEL))
             if page is not None and not (front.keys.required and path.startswith("/v1/")):
@@ -68,7 +75,7 @@ class App:
         try:
             if path.startswith("/v1/") or path in PROMPTED or path in (*PASSED, OPENAPI) or path in queries.PATHS:
                 front.identify(call)
-            allowed = self._allowed(path)
+            allowed = self._allowed(path) if served else ()
             if not allowed:
                 raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
             if call.method not in allowed:
@@ -120,6 +127,9 @@ class App:
                 self._router.demand.ended(call)
             call.let_go()
             self._log(call)
+
+    def _serves(self, path: str) -> bool:
+        return self._part == "all" or path in ON_BOTH or (path in ADMIN) == (self._part == "admin")
 
     def _allowed(self, path: str) -> tuple[str, ...]:
         """The methods of a path; none: there is no such path."""

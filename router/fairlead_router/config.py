@@ -1,14 +1,15 @@
 """The router's configuration: flags, each with an environment variable `FAIRLEAD_<FLAG>` (flags win, the last one given wins)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_index.access import RedisAccess, shown
 from fairlead_index.groups import MOST_GROUPS
 
 IndexMode = Literal["auto", "mirror", "remote"]
+OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
 PolicyName = Literal["PrefixAware", "LeastLoad", "Random", "RoundRobin", "Session"]
 
 
@@ -30,6 +31,10 @@ class RouterConfig(BaseSettings):
     served_model_name: str = Field("", description="model name that clients ask for (empty: what the workers say)")
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
+    admin_port: OptionalPort = Field(
+        None, description="port of /metrics and /fairlead/*, which --port then does not serve (empty: --port serves all; 0: any free one)"
+    )
+    worker_admin_port: OptionalPort = Field(None, description="the workers' --admin-port (empty: they have none)")
     index_namespace: str = Field("", description="NS/NAME of the prefix index (empty: default/SERVICE_NAME)")
     index_groups: int = Field(1, ge=1, le=MOST_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)

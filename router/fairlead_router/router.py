@@ -51,7 +51,7 @@ class Router:
         self.config = config
         self._source = source_of(config.workers)
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
-        self.table = WorkerTable(silence_timeout=config.silence_timeout)
+        self.table = WorkerTable(silence_timeout=config.silence_timeout, admin_port=config.worker_admin_port)
         self.metrics = Metrics(self.table)
         self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
         self.metrics.watch_token_cache(self.formats.cache)
@@ -104,7 +104,7 @@ class Router:
         await self.front.close()
         await self._steering.close()
         for worker in self.table:
-            worker.pool.close()
+            worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:

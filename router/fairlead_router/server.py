@@ -34,9 +34,13 @@ class RouterServer:
         self.router = Router(config)
         self._config = config
         self._guard: Guard[ClientConnection] = Guard(config)
-        self._app = App(self.router)
+        self._app = App(self.router, "all" if config.admin_port is None else "inference")
+        self._admin_app = App(self.router, "admin")
+        self._admin_guard: Guard[ClientConnection] = Guard(config)
+        """Of its own: clients that fill the other port keep nobody from this one."""
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
+        self._admin_listener: asyncio.Server | None = None
         self._leaving: asyncio.Event | None = None
 
     def run(self) -> None:
@@ -52,9 +56,12 @@ class RouterServer:
     @property
     def port(self) -> int:
         """The one it listens on, once it has started."""
-        assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
+        return _port(self._listener)
+
+    @property
+    def admin_port(self) -> int:
+        """Where it serves admin paths, once it has started."""
+        return _port(self._admin_listener or self._listener)
 
     async def serve(self) -> None:
         """Listen until `leave`, then drain. Raises OSError for an address that cannot be listened on."""
@@ -69,6 +76,7 @@ class RouterServer:
             finally:
                 await self.router.close()
                 self._app.close()
+                self._admin_app.close()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -79,18 +87,17 @@ class RouterServer:
             self._leaving.set()
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, leaving: asyncio.Event) -> None:
-        make = lambda: ClientConnection(self._app, self._connections, loop, self._guard)  # noqa: E731
-        host, port = self._config.host, self._config.port
-        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # every address: in an IPv6 cluster a pod has no other
-            both = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-            self._listener = await loop.create_server(make, sock=both, backlog=BACKLOG)
-        else:
-            self._listener = await loop.create_server(make, host, port, backlog=BACKLOG)
+        if self._config.admin_port is not None:
+            self._admin_listener = await self._listen(loop, self._config.admin_port, self._admin_app, self._admin_guard)
+            logger.info("admin paths on http://%s:%d", self._config.host, self.admin_port)
+        self._listener = await self._listen(loop, self._config.port, self._app, self._guard)
         logger.info("running on http://%s:%d", self._config.host, self.port)
         looking = keep("connections", self._look_after, self.router.metrics.task_failures)
         await leaving.wait()
         looking.cancel()
-        self._listener.close()
+        for listener in (self._listener, self._admin_listener):
+            if listener is not None:
+                listener.close()
         for connection in list(self._connections):
             connection.finish()
         if tasks := self._under_way():
@@ -101,11 +108,20 @@ class RouterServer:
         if self._connections:
             await asyncio.wait([connection.closed for connection in self._connections], timeout=FLUSH_SECONDS)
 
+    async def _listen(self, loop: asyncio.AbstractEventLoop, port: int, app: App, guard: "Guard[ClientConnection]") -> asyncio.Server:
+        make = lambda: ClientConnection(app, self._connections, loop, guard)  # noqa: E731
+        host = self._config.host
+        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # every address: in an IPv6 cluster a pod has no other
+            both = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+            return await loop.create_server(make, sock=both, backlog=BACKLOG)
+        return await loop.create_server(make, host, port, backlog=BACKLOG)
+
     async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = monotonic()
             self._guard.look(now)
+            self._admin_guard.look(now)
             for connection in list(self._connections):
                 connection.look(now)
 
@@ -131,3 +147,9 @@ class RouterServer:
         """Streams get an error event, the others a 503: nobody is left without an answer."""
         for task in tasks:
             task.cancel()
+
+
+def _port(listener: asyncio.Server | None) -> int:
+    assert listener is not None
+    port: int = listener.sockets[0].getsockname()[1]
+    return port

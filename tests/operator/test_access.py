@@ -70,7 +70,7 @@ async def test_the_proof_of_service_needs_no_key() -> None:
         prober = Prober("cluster.local", base_url=server.url)
         assert await prober.complete(Asked.of(service(**KEYS))) == ""
         await prober.close()
-    assert asked == ["/fairlead/probe"]
+    assert asked == ["/health", "/fairlead/probe"]
 
 
 def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
@@ -108,4 +108,4 @@ async def test_a_model_without_a_head_proves_itself_by_an_embedding(keyed: bool)
         prober = Prober("cluster.local", base_url=server.url)
         assert await prober.complete(Asked.of(service(**(KEYS if keyed else {})))) == ""
         await prober.close()
-    assert asked == (["/fairlead/probe"] if keyed else ["/v1/completions", "/v1/embeddings"])
+    assert asked == (["/health", "/fairlead/probe"] if keyed else ["/v1/completions", "/v1/embeddings"])

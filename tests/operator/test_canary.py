@@ -169,9 +169,31 @@ def test_a_canary_that_fails_requests_is_rolled_back_at_once_and_that_is_remembe
     cluster.run(120.0)
     assert cluster.api.writes[written:] == [], "and nothing more is done"
     cluster.error_rate = 0.0
-    cluster.api.edit(("ControllerRevision", f"qwen-worker-{bad}"), {"metadata": {"annotations": {CANARY_FAILED: None}}})
+    assert "give spec.rollout.canary.retry another value" in ready["message"]
+    retry = {"canary": {**cluster.api.objects[SERVICE]["spec"]["rollout"]["canary"], "retry": "2026-01-01T00:00:00Z"}}
+    cluster.edit(rollout=retry)
     cluster.settle()
     assert cluster.running() == bad, "tried again, as the message says, and better"
+
+
+def test_a_retry_that_fails_is_not_tried_again_until_the_value_changes_again() -> None:
+    cluster = begun()
+    old = cluster.running()
+    cluster.error_rate = 0.3
+    cluster.edit(engine={"maxNumSeqs": 2})
+    cluster.until("Failed")
+    canary = cluster.api.objects[SERVICE]["spec"]["rollout"]["canary"]
+    cluster.edit(rollout={"canary": {**canary, "retry": "1"}})
+    cluster.run(60.0, until=lambda: cluster.phase == "Starting")
+    assert CANARY in cluster.api.objects, "it is tried once more"
+    cluster.until("Failed")
+    written = len(cluster.api.writes)
+    cluster.restart_operator()
+    cluster.run(120.0)
+    assert cluster.api.writes[written:] == [] and cluster.running() == old
+    cluster.edit(rollout={"canary": {**canary, "retry": "2"}})
+    cluster.run(60.0, until=lambda: cluster.phase == "Starting")
+    assert CANARY in cluster.api.objects
 
 
 def test_what_was_rolled_back_stays_so_while_paused_and_when_the_main_deployment_is_deleted() -> None:

@@ -97,7 +97,7 @@ def test_a_bad_canary_is_rolled_back_with_its_figures_and_tried_again_when_asked
     assert kept[CANARY_FAILED] in cluster.ready()["message"]
     assert "annotations" not in cluster.get("inferenceservices", "qwen")["metadata"]
     eventually(lambda: [one for one in cluster.server.get(cluster.path("events"))["items"] if one["reason"] == "CanaryFailed"])
-    cluster.patch("controllerrevisions", f"qwen-worker-{new}", {"metadata": {"annotations": {CANARY_FAILED: None}}})
+    cluster.patch("inferenceservices", "qwen", {"spec": {"rollout": {"canary": {"retry": "1"}}}})
     again = eventually(lambda: cluster.get("deployments", "qwen-worker-canary"))
     assert revision(again) == new and again["metadata"]["uid"] != canary["metadata"]["uid"]
     cluster.server.request("DELETE", cluster.path("pods", "qwen-worker-canary-1"))
@@ -114,7 +114,9 @@ def failed_again(cluster: Cluster, new: str) -> str:
     return str(cluster.get("controllerrevisions", f"qwen-worker-{new}")["metadata"].get("annotations", {}).get(CANARY_FAILED, ""))
 
 
-@pytest.mark.parametrize("wrong", [{"weight": 0}, {"pause": "soon"}, {"maxErrorRate": 1.5}, {"promote": "Not A Revision"}])
+@pytest.mark.parametrize(
+    "wrong", [{"weight": 0}, {"pause": "soon"}, {"maxErrorRate": 1.5}, {"promote": "Not A Revision"}, {"retry": "a b"}]
+)
 def test_the_api_server_refuses_what_cannot_be(server: apiserver.ApiServer, namespace: str, wrong: dict[str, Any]) -> None:
     body = manifest("qwen", namespace, rollout={"canary": wrong})
     code, answer = server.request("POST", f"/apis/fairlead.dev/v1alpha1/namespaces/{namespace}/inferenceservices", body)

@@ -9,6 +9,7 @@ import yaml
 from tests.operator.manifests import SETTINGS, manifest, service
 from tests.operator.test_desired import NOW
 
+from fairlead_index.paths import INFERENCE
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router, worker
 from fairlead_operator.desired import desired
@@ -49,15 +50,28 @@ def lets_in(policy: Any, port: int, namespace: str, labels: dict[str, str], *, h
 FLOWS = [
     # port, from namespace, with labels: open by default, with steering Redirect, with fromNamespaces [apps]
     ("worker", 8000, "default", ROUTER, (True, True, True)),
-    ("worker", 8000, "default", WORKER, (True, True, True)),  # warming
+    ("worker", 8000, "default", WORKER, (False, True, True)),
     ("worker", 8000, "default", WORKER | {"app.kubernetes.io/instance": "other"}, (False, True, True)),
-    ("worker", 8000, "fairlead-system", OPERATOR, (True, True, True)),
-    ("worker", 8000, "elsewhere", OPERATOR, (False, True, False)),
-    ("worker", 8000, "monitoring", {"app": "prometheus"}, (True, True, True)),
+    ("worker", 8000, "fairlead-system", OPERATOR, (False, True, False)),
+    ("worker", 8000, "monitoring", {"app": "prometheus"}, (False, True, False)),
     ("worker", 8000, "apps", {"app": "client"}, (False, True, True)),
     ("worker", 8000, "", {}, (False, True, False)),
-    ("router", 8080, "fairlead-system", OPERATOR, (True, True, True)),  # the proof that a service serves, and its index
-    ("router", 8080, "monitoring", {}, (True, True, True)),
+    ("worker", 8002, "default", ROUTER, (True, True, True)),  # polls
+    ("worker", 8002, "default", WORKER, (True, True, True)),  # warming
+    ("worker", 8002, "default", WORKER | {"app.kubernetes.io/instance": "other"}, (False, False, False)),
+    ("worker", 8002, "fairlead-system", OPERATOR, (True, True, True)),
+    ("worker", 8002, "elsewhere", OPERATOR, (False, False, False)),
+    ("worker", 8002, "monitoring", {"app": "prometheus"}, (True, True, True)),
+    ("worker", 8002, "apps", {"app": "client"}, (False, False, False)),
+    ("worker", 8002, "default", {}, (False, False, False)),
+    ("worker", 8002, "", {}, (False, False, False)),
+    ("router", 8080, "fairlead-system", OPERATOR, (True, True, True)),  # the proof that a service serves
+    ("router", 8080, "monitoring", {}, (True, True, False)),
+    ("router", 8082, "fairlead-system", OPERATOR, (True, True, True)),
+    ("router", 8082, "monitoring", {}, (True, True, True)),
+    ("router", 8082, "apps", {}, (False, False, False)),
+    ("router", 8082, "default", {}, (False, False, False)),
+    ("router", 8082, "", {}, (False, False, False)),
     ("router", 8080, "apps", {}, (True, True, True)),
     ("router", 8080, "default", {}, (True, True, True)),
     ("router", 8080, "strangers", {}, (True, True, False)),
@@ -89,6 +103,19 @@ def test_policies_are_of_the_service_s_pods_and_of_ingress_alone() -> None:
     assert not [key for key in made(service(exposure={"networkPolicy": False})) if key[0] == "NetworkPolicy"]
 
 
+def test_admin_ports_are_in_no_service_and_the_two_sides_agree_on_them() -> None:
+    objects = made(service())
+    ports = {name: body["spec"]["ports"] for (kind, name), body in objects.items() if kind == "Service"}
+    assert {name: [one["targetPort"] for one in each] for name, each in ports.items()} == {"qwen": ["http"], "qwen-workers": ["http"]}
+    containers = {name: objects["Deployment", f"qwen-{name}"]["spec"]["template"]["spec"]["containers"][0] for name in ("worker", "router")}
+    numbers = {name: {one["name"]: one["containerPort"] for one in each["ports"]} for name, each in containers.items()}
+    assert f"--admin-port={numbers['worker']['admin']}" in containers["worker"]["args"]
+    assert f"--admin-port={numbers['router']['admin']}" in containers["router"]["args"]
+    assert f"--worker-admin-port={numbers['worker']['admin']}" in containers["router"]["args"]
+    probes = [each[probe]["httpGet"]["port"] for each in containers.values() for probe in each if probe.endswith("Probe")]
+    assert len(probes) == 6 and set(probes) == {"admin"}
+
+
 def test_exposure_restarts_nothing_but_routers_that_become_pickers() -> None:
     plain, gateway = service(), service(exposure={"gateway": {"name": "g"}})
     picked = service(exposure={"gateway": {"name": "g", "backend": "EndpointPicker"}})
@@ -103,6 +130,10 @@ def test_a_route_to_the_routers_has_no_timeout_that_cuts_streams() -> None:
     assert route["parentRefs"] == [{"name": "web", "namespace": "gateways", "sectionName": "https"}]
     (rule,) = route["rules"]
     assert rule["backendRefs"] == [{"name": "qwen", "port": 80}] and rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+    matched = {(match["path"]["type"], match["path"]["value"]) for match in rule["matches"]}
+    assert ("Exact", "/v1/chat/completions") in matched and ("PathPrefix", "/v1/models") in matched
+    assert all(kind == "Exact" or path == "/v1/models" for kind, path in matched) and len(matched) == len(rule["matches"])
+    assert not {path for _, path in matched} - set(INFERENCE), "no admin path, however a gateway reads it"
     assert route["hostnames"] == ["qwen.example.com"] and ("InferencePool", "qwen") not in made(one, ALL)
 
 
@@ -122,6 +153,8 @@ def test_an_endpoint_picker_is_a_port_of_the_routers_and_opens_workers_to_the_pr
     assert pool["selector"]["matchLabels"].items() <= pods.items() and pool["targetPorts"] == [{"number": 8000}]
     assert lets_in(objects["NetworkPolicy", "qwen-worker"], 8000, "envoy-gateway-system", {})
     assert not lets_in(objects["NetworkPolicy", "qwen-worker"], 8000, "apps", {})
+    assert not lets_in(objects["NetworkPolicy", "qwen-worker"], 8002, "envoy-gateway-system", {}), "nor the proxies to admin paths"
+    assert not lets_in(objects["NetworkPolicy", "qwen-router"], 8082, "envoy-gateway-system", {})
     assert lets_in(objects["NetworkPolicy", "qwen-router"], 9002, "envoy-gateway-system", {})
 
 

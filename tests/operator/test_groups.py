@@ -117,9 +117,10 @@ def test_both_pods_commands_are_the_workers_own(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_secret_is_of_the_service_and_of_the_revision() -> None:
-    def secret(one: InferenceService) -> str:
+    def secret(one: InferenceService) -> tuple[str, str]:
         (first,) = wanted(one)["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
-        return next(each["value"] for each in first["env"] if each["name"] == "FAIRLEAD_NODES_SECRET")
+        env = {each["name"]: each for each in first["env"]}
+        return env["NODES_SECRET"]["valueFrom"]["secretKeyRef"]["name"], env["FAIRLEAD_NODES_SECRET"]["value"]
 
     one = service(engine=ENGINE)
     others = [replace(one, uid="uid-2"), service(engine={**ENGINE, "maxNumSeqs": 8})]
@@ -133,7 +134,7 @@ def test_who_reaches_the_pods_and_what_may_be_evicted() -> None:
     group = [{"podSelector": {"matchLabels": each}} for each in labels]
     follower, leader = (objects["NetworkPolicy", f"qwen-{name}"]["spec"]["ingress"] for name in ("follower", "worker"))
     assert follower == [{"from": group}], "nobody but the group, on any port"
-    assert leader[1] == {"from": group} and leader[0]["ports"] == [{"protocol": "TCP", "port": 8000}]
+    assert leader[2] == {"from": group} and [rule["ports"][0]["port"] for rule in leader[:2]] == [8000, 8002]
     selector = objects["PodDisruptionBudget", "qwen-worker"]["spec"]["selector"]
     assert selector["matchExpressions"] == [{"key": "app.kubernetes.io/component", "operator": "In", "values": ["worker", "follower"]}]
     assert "app.kubernetes.io/component" not in selector["matchLabels"]

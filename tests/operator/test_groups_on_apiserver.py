@@ -1,5 +1,6 @@
 """LeaderWorkerSet's own CRD comes and goes while the operator runs. Its controller, the Deployments' and the kubelets are played."""
 
+from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,12 @@ class Groups(Cluster):
 
     def the_set(self) -> Any:
         return self.server.get(self.place) or None
+
+    def secret(self, the_set: Any) -> Any:
+        """The one that the pods of the set refer to."""
+        (container,) = the_set["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"]
+        (name,) = [one["valueFrom"]["secretKeyRef"]["name"] for one in container["env"] if one["name"] == "NODES_SECRET"]
+        return self.get("secrets", name)
 
     def play_group(self, number: int, *, ready: bool = True) -> None:
         """Leader and follower of one group, as LeaderWorkerSet's controller makes and names them."""
@@ -68,6 +75,9 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
         server.create(CRDS, foreign_crds.crd(*foreign_crds.LEADER_WORKER_SET))
         made = eventually(cluster.the_set)
         assert made["spec"]["leaderWorkerTemplate"]["size"] == 2 and cluster.get("deployments", "qwen-worker") is None
+        secret = cluster.secret(made)
+        assert secret["immutable"] and len(b64decode(secret["data"]["secret"])) > 40
+        assert {entry["manager"] for entry in secret["metadata"]["managedFields"]} == {"fairlead-operator"}
         cluster.play_group(0)
         cluster.play_group(1, ready=False)
         cluster.play_routers()
@@ -94,6 +104,7 @@ def test_without_the_crd_it_says_so_and_with_it_groups_are_made_counted_and_kept
         cluster.play_group(2)
         eventually(lambda: cluster.ready().get("status") == "True")
         assert cluster.the_set()["metadata"]["resourceVersion"] == left, "a restart writes nothing to what is as it was left"
+        assert cluster.secret(cluster.the_set()) == secret, "nor another value to the Secret, which it cannot read"
         server.request("DELETE", f"{CRDS}/leaderworkersets.leaderworkerset.x-k8s.io")
         eventually(lambda: cluster.ready().get("reason") == "LeaderWorkerSetMissing")
 

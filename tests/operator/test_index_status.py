@@ -71,9 +71,9 @@ def test_always_the_same_router_is_asked() -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1"}
     routers = [pod("r-b", "router", **ready), pod("r-a", "router", **{**ready, "podIP": "fd00::7"}), pod("r-0", "router", podIP="10.0.0.9")]
     workers = [pod("a", "worker", **ready)]
-    assert index_status.router_to_ask([*workers, *routers]) == index_status.router_to_ask([*routers[::-1]]) == "[fd00::7]:8080"
+    assert index_status.router_to_ask([*workers, *routers]) == index_status.router_to_ask([*routers[::-1]]) == "[fd00::7]:8082"
     routers[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert index_status.router_to_ask(routers) == "10.0.0.1:8080" and index_status.router_to_ask(workers) == ""
+    assert index_status.router_to_ask(routers) == "10.0.0.1:8082" and index_status.router_to_ask(workers) == ""
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def test_who_is_asked() -> None:
     router = pod("r", "router", podIP="10.0.0.9", containerStatuses=[container({"running": {}})])
     waiting = pod("w", podIP="10.0.0.8", containerStatuses=[container({"waiting": {"reason": "ContainerCreating"}})])
     pods = [loading_pod("a", "fd00::7"), loading_pod("b", ready=True), ending, router, waiting]
-    assert pods_to_ask(pods) == {"a": "[fd00::7]:8000"}
+    assert pods_to_ask(pods) == {"a": "[fd00::7]:8002"}
     assert len(pods_to_ask([loading_pod(f"p{number:03}") for number in range(100)])) == 8
 
 

@@ -162,7 +162,7 @@ async def test_a_route_stays_while_nobody_knows_whether_there_are_pools(unsure: 
 
 async def test_a_request_that_breaks_in_an_unforeseen_way_is_a_failed_request() -> None:
     loop = Loop(OWNER, tools(Store(lambda _: None), EmptyCluster(), Broken()))
-    loop._start_probing(service())
+    loop._start_probing(service(), "")
     assert loop._probing is not None
     await loop._probing
     assert loop._probing is None and loop._probe is not None and "no such client" in loop._probe.message

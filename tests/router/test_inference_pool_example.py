@@ -5,8 +5,9 @@ from typing import Any
 
 import yaml
 
+from fairlead_index.paths import INFERENCE
 from fairlead_operator.api import InferenceService
-from fairlead_operator.names import WORKER, WORKER_PORT, index_namespace, selector, workers_service
+from fairlead_operator.names import WORKER, WORKER_ADMIN_PORT, WORKER_PORT, index_namespace, selector, workers_service
 from fairlead_router.config import read_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,6 +34,8 @@ def test_the_pool_its_picker_and_the_service_fit_together() -> None:
     config = read_config(container["args"])
     assert config.picker_port == entry["spec"]["ports"][0]["targetPort"] and config.picker_tls == "self-signed"
     assert config.namespace == index_namespace(service)
+    assert config.worker_admin_port == WORKER_ADMIN_PORT
+    assert {match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]} <= set(INFERENCE)
     assert config.workers == f"dns://{workers_service(service)}.default.svc:{WORKER_PORT}"
     assert template["spec"]["terminationGracePeriodSeconds"] >= config.drain_timeout + config.drain_grace
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"http": config.port, "grpc": config.picker_port}

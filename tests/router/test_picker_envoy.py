@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.admin_paths import ROUTER, WORKER, status, variants
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, StandIn, answers
 
@@ -211,6 +212,20 @@ async def test_refusals_reach_the_client_as_the_router_would_word_them(fleet: Fl
         await router.usable(0)
         answer = await client.post("/v1/completions", json=body())
         assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and not worker.received
+
+
+async def test_no_worker_is_named_for_an_admin_path_however_it_is_written(fleet: Fleet, tmp_path: Path) -> None:
+    """The route of this gateway lets every path through."""
+    worker = await fleet.worker()
+    async with behind_envoy(fleet, tmp_path, worker) as (_, client):
+        port = client.base_url.port
+        assert port is not None
+        asked = [(target, method) for path in (*WORKER, *ROUTER) for target in variants(path) for method in ("GET", "POST")]
+        codes = {one: await asyncio.to_thread(status, port, *one) for one in asked}
+        assert set(codes.values()) <= {400, 404}, codes
+        assert not worker.received
+        assert (await client.post("/v1/completions", json=body())).status_code == 200
+        assert (await client.request("GET", "/v1/models/org%2Fname", content=b"{}")).status_code == 200, "a name may hold a slash"
 
 
 async def test_a_dead_worker_is_passed_over_by_the_gateways_retry(fleet: Fleet, tmp_path: Path) -> None:

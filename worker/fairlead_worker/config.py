@@ -8,7 +8,7 @@ from ipaddress import IPv6Address
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, NoReturn, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_index.access import RedisAccess, parse, shown
@@ -44,6 +44,11 @@ class WorkerConfig(BaseSettings):
     served_model_name: Annotated[str, Field(description="name(s) in the API, comma-separated; empty: derived from --model")] = ""
     host: Annotated[str, Field(description="address to listen on")] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
+    admin_port: Annotated[
+        Annotated[int, Field(ge=0, le=65535)] | None,
+        BeforeValidator(lambda value: None if value == "" else value),
+        Field(description="port of admin paths, which --port then does not serve; empty: --port serves all; 0: any free one"),
+    ] = None
     pod_name: Annotated[str, Field(description="this worker's name in the index and in answers; empty: the host name")] = ""
     advertise: Annotated[str, Field(description="HOST:PORT at which the router reaches this worker; empty: derived")] = ""
     canary: Annotated[str, Field(description="the revision that this worker is the canary of; empty: none")] = ""

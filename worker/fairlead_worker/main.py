@@ -40,26 +40,29 @@ def main(arguments: list[str] | None = None) -> int:
         status = _fail(config, failure) if failure else 0
         logging.shutdown()
         os._exit(status)  # the interpreter's own end waits for downloads, and a source that is silent for long has no end
-    try:
-        listener = _listen(config)
-    except OSError as error:
-        return _fail(config, f"cannot listen on {config.host}:{config.port}: {error.strerror}")
+    listeners = []
+    for port in (config.port, config.admin_port):
+        try:
+            if port is not None:
+                listeners.append(_listen(config.host, port))
+        except OSError as error:
+            return _fail(config, f"cannot listen on {config.host}:{port}: {error.strerror}")
     with uncollected():
-        from fairlead_worker.api.lifecycle import serve
+        from fairlead_worker.api.lifecycle import Listeners, serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        failure = runner.run(serve(config, listener))
+        failure = runner.run(serve(config, Listeners(*listeners)))
     return _fail(config, failure) if failure else 0
 
 
-def _listen(config: WorkerConfig) -> socket.socket:
-    if config.host == "0.0.0.0" and socket.has_dualstack_ipv6():
+def _listen(host: str, port: int) -> socket.socket:
+    if host == "0.0.0.0" and socket.has_dualstack_ipv6():
         # Every address: in an IPv6 cluster a pod has no other. A machine with IPv6 in its kernel and not on its interfaces takes this too.
-        return socket.create_server(("::", config.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((config.host, config.port))
+    listener.bind((host, port))
     # At once: probes that come while the rest is still imported wait for an answer, rather than being refused.
     listener.listen(BACKLOG)
     return listener

@@ -60,6 +60,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.temperature <= 0 and self.logprobs is None and not self.min_tokens and not self.adjusted and not self.bad_words
 
 
+GRAMMAR_WAITED = "its grammar has waited longer for its turn than those before it may take:"
+"""Begins the error of a request that the worker had no time for: no fault of the request."""
+
+
 class Submit(msgspec.Struct, tag="submit", frozen=True):
     """A request for the engine. Tokens are bytes of uint32."""
 

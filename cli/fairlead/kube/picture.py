@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fairlead.errors import UserError
-from fairlead.kube.api import Kube
+from fairlead.kube.api import Kube, Unanswered
 from fairlead.kube.live import NO_ROUTER, Live, is_ready, look
 from fairlead_operator import causes, names
 from fairlead_operator.observed import component_of
@@ -82,9 +82,13 @@ def read(kube: Kube, namespace: str, name: str = "", *, live: bool = True) -> li
 
 
 def through_proxy(kube: Kube, namespace: str, pod: str, page: str) -> str:
-    """A page of a router, with the user's own credentials. Raises UserError."""
-    path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{names.ROUTER_PORT}/proxy/{page}"
-    return kube.text(path, right=f"get pods/proxy in namespace {namespace}")
+    """Return a page of a router's admin port, read with the user's own credentials. Raises UserError."""
+    port = names.ROUTER_ADMIN_PORT
+    try:
+        return kube.text(f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{page}", right=f"get pods/proxy in namespace {namespace}")
+    except Unanswered as error:
+        instead = f"kubectl port-forward -n {namespace} {pod} {port}, and fairlead status --url http://127.0.0.1:{port}"
+        raise UserError(f"{error}. If a NetworkPolicy stops the API server: {instead}") from None
 
 
 def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = ()) -> ServiceRow:

@@ -58,10 +58,11 @@ class Workload:
 
     def flags(self, pod: str, port: int, settings: LocalSettings) -> list[str]:
         """What is different from a cluster, as flags after the Deployment's own: the last one given wins."""
-        flags = ["--host", LOOPBACK, "--port", str(port), "--redis-url", settings.redis_url]
+        # One port for all paths: nobody but this machine reaches it.
+        flags = ["--host", LOOPBACK, "--port", str(port), "--admin-port=", "--redis-url", settings.redis_url]
         if self.component == "router":
             # No endpoints lag behind here, so a router that goes need not take new connections for a while.
-            flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--drain-grace", "0"]
+            flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--worker-admin-port=", "--drain-grace", "0"]
             return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
         flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
         return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._threads_asked else flags

@@ -18,7 +18,9 @@ SECONDS = 5.0
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("status", help="services, pods and workers: of this machine, of a router, or of a cluster")
-    parser.add_argument("--url", metavar="U", help="a router, http://host:port (default: every `fairlead up` of yours on this machine)")
+    parser.add_argument(
+        "--url", metavar="U", help="a router's admin port, http://host:port (default: every `fairlead up` of yours on this machine)"
+    )
     kube.add_status(parser)
     parser.set_defaults(run=run)
 
@@ -61,7 +63,9 @@ def picture(url: str) -> dict[str, Any]:
         answer.raise_for_status()
         found = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise UserError(f"{page}: {str(error).rstrip('.')}. Is it a Fairlead router, and does it run?") from None
+        raise UserError(
+            f"{page}: {str(error).rstrip('.')}. Is it a Fairlead router (in a cluster its admin port, 8082), and does it run?"
+        ) from None
     if not isinstance(found, dict) or "workers" not in found:
         raise UserError(f"{page}: not a Fairlead router's answer")
     return found

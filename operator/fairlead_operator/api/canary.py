@@ -34,6 +34,9 @@ class Canary(Part):
         None,
         description="The revision (of status.canary.revision) to promote now, whatever was judged. Other revisions are tried as always.",
     )
+    retry: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z:._+-]+$")] | None = Field(
+        None, description="Any value, such as the time: when it changes, a revision that was rolled back is tried again."
+    )
 
     @property
     def manual(self) -> bool:

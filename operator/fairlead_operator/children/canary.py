@@ -17,7 +17,7 @@ from fairlead_index.split import Split
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import Object, pods
-from fairlead_operator.revisions import find
+from fairlead_operator.revisions import NO_FAILURE, Failure, find
 
 NO_SPLIT = Split()
 SPLIT_FILE = PurePosixPath("/etc/fairlead/split/split.json")
@@ -31,7 +31,7 @@ class Sides:
     live: Mapping[str, Any] | None = None  # what it runs now: its template, should its ControllerRevision be gone
     replicas: int | None = None  # of the canary; None: there is none
     split: Split = NO_SPLIT  # what the routers are told
-    failure: str = ""  # why the wanted revision was rolled back: remembered on its ControllerRevision
+    failure: Failure = NO_FAILURE  # how the wanted revision was rolled back: remembered on its ControllerRevision
 
 
 ONE_SIDE = Sides()

@@ -5,6 +5,7 @@ Made only where the cluster serves these kinds (`Observed.served`). The route's 
 
 from collections.abc import Collection
 
+from fairlead_index.paths import INFERENCE, MODELS
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.exposure import Gateway
@@ -12,6 +13,8 @@ from fairlead_operator.children import Object
 
 HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"
+_PATHS = [path for path in INFERENCE if path.startswith("/v1/") and path != MODELS]
+_MODELS = {"type": "PathPrefix", "value": MODELS}  # and what is below it: a model by its name
 
 
 def kinds(service: InferenceService) -> tuple[str, ...]:
@@ -37,7 +40,7 @@ def _route(service: InferenceService, gateway: Gateway) -> Object:
         "parentRefs": [{key: value for key, value in parent.items() if value is not None}],
         "rules": [
             {
-                "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                "matches": [*({"path": {"type": "Exact", "value": path}} for path in _PATHS), {"path": _MODELS}],
                 "backendRefs": [_backend(service)],
                 # Said, since gateways have timeouts of their own (Envoy's 15 s would cut most streams). 0s: none.
                 "timeouts": {"request": gateway.timeout, "backendRequest": gateway.timeout},

@@ -4,17 +4,17 @@ A group is one worker: its leader serves and is what every selector of workers f
 Both are made from one template, the follower's from the leader's alone: so it is pinned with it, and no release of the operator changes it.
 """
 
-import hashlib
 from copy import deepcopy
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object
+from fairlead_operator.children import Object, secrets
 from fairlead_operator.rollout.step import Step
 
 API_VERSION, KIND = "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
 ANNOTATIONS = "leaderworkerset.sigs.k8s.io/"  # of podTemplate: for the set itself, as exclusive-topology
 NOT_BELOW = 1000  # `partition` while a rollout is paused: as many groups as spec.replicas may ask for
+SECRET_KEY = "secret"
 _SERVES = ("ports", "startupProbe", "readinessProbe", "livenessProbe")
 
 
@@ -27,13 +27,23 @@ def components(service: InferenceService) -> tuple[str, ...]:
     return (names.WORKER, names.FOLLOWER) if grouped(service) else (names.WORKER,)
 
 
+def secret(service: InferenceService) -> list[Object]:
+    """Return the Secret of a service whose models span several pods; nothing for other services."""
+    return [secrets.generated(service, names.nodes_secret(service), names.WORKER, SECRET_KEY)] if grouped(service) else []
+
+
 def environment(service: InferenceService, revision: str) -> list[Object]:
-    """What the pods of a group know each other by. The uid of a service is random, and known to those alone who may read its objects: as
-    the pod's own template is, where this stands. Of another revision, so that a pod that is about to go does not join the next group."""
+    """Return what the pods of a group know each other by: the random value of `secret`, and the revision.
+
+    The kubelet expands `$(NODES_SECRET)`. With the revision in it, a pod that is about to go does not join the next group.
+    """
     if not grouped(service):
         return []
-    secret = hashlib.sha256(f"fairlead nodes {service.uid} {revision}".encode()).hexdigest()[:40]
-    return [{"name": "FAIRLEAD_NODES_SECRET", "value": secret}]
+    source = {"secretKeyRef": {"name": names.nodes_secret(service), "key": SECRET_KEY}}
+    return [
+        {"name": "NODES_SECRET", "valueFrom": source},
+        {"name": "FAIRLEAD_NODES_SECRET", "value": f"$(NODES_SECRET)-{revision}"},
+    ]
 
 
 def leader_worker_set(service: InferenceService, template: Object, step: Step) -> Object:

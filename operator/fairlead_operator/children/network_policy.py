@@ -21,14 +21,17 @@ def objects(service: InferenceService, settings: Settings) -> list[Object]:
 
 
 def _workers(service: InferenceService, settings: Settings) -> Object:
-    """Routers of the same service, its other workers (a new one is warmed from them), the operator, monitoring."""
-    own = [{"podSelector": {"matchLabels": names.selector(service, component)}} for component in (names.ROUTER, names.WORKER)]
-    allowed = [*own, _operator(settings), *_namespaces(settings.monitoring_namespaces)]
+    """Inference: the service's own routers, and whom they send to workers. Admin: its routers poll, its new workers are warmed from others,
+    the operator looks at pods that load, monitoring reads metrics."""
+    routers, workers = ({"podSelector": {"matchLabels": names.selector(service, component)}} for component in (names.ROUTER, names.WORKER))
+    inference = [routers]
     if service.spec.routing.steering == "Redirect":
-        allowed += _clients(service)  # they are sent to the pods
+        inference += _clients(service)
     if service.spec.exposure.picks_endpoints:
-        allowed += _proxies(service)
-    return _policy(service, names.WORKER, [_from(allowed, names.WORKER_PORT), *([_group(service)] if groups.grouped(service) else [])])
+        inference += _proxies(service)
+    admin = [routers, workers, *_overseers(settings)]
+    ingress = [_from(inference, names.WORKER_PORT), _from(admin, names.WORKER_ADMIN_PORT)]
+    return _policy(service, names.WORKER, [*ingress, *([_group(service)] if groups.grouped(service) else [])])
 
 
 def _followers(service: InferenceService) -> Object:
@@ -44,8 +47,8 @@ def _group(service: InferenceService) -> Object:
 def _routers(service: InferenceService, settings: Settings) -> Object:
     clients = _clients(service)
     if clients != [_ANYONE]:
-        clients += [*_proxies(service), _operator(settings), *_namespaces(settings.monitoring_namespaces)]
-    ingress = [_from(clients, names.ROUTER_PORT)]
+        clients += [*_proxies(service), _operator(settings)]  # the operator proves that the service serves
+    ingress = [_from(clients, names.ROUTER_PORT), _from(_overseers(settings), names.ROUTER_ADMIN_PORT)]
     if service.spec.exposure.picks_endpoints:
         ingress.append(_from(_proxies(service), names.PICKER_PORT))
     return _policy(service, names.ROUTER, ingress)
@@ -60,6 +63,11 @@ def _proxies(service: InferenceService) -> list[Object]:
     """Of the gateway, if there is one."""
     gateway = service.spec.exposure.gateway
     return [] if gateway is None else _namespaces([gateway.proxy_namespace or gateway.namespace or service.namespace])
+
+
+def _overseers(settings: Settings) -> list[Object]:
+    """The operator and monitoring."""
+    return [_operator(settings), *_namespaces(settings.monitoring_namespaces)]
 
 
 def _operator(settings: Settings) -> Object:

@@ -14,7 +14,8 @@ def downward(name: str, path: str) -> Object:
 
 
 def probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Object:
-    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": timeout}
+    """Probes use the admin port: clients that fill the other one must not have the pod restarted."""
+    return {"httpGet": {"path": path, "port": "admin"}, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": timeout}
 
 
 def liveness(failures: int) -> Object:

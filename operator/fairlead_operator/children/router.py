@@ -89,6 +89,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "env": [{"name": "HOME", "value": "/tmp"}],
         "ports": [
             {"name": "http", "containerPort": names.ROUTER_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": names.ROUTER_ADMIN_PORT, "protocol": "TCP"},
             *_picker(service, {"name": "picker", "containerPort": names.PICKER_PORT, "protocol": "TCP"}),
         ],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
@@ -127,9 +128,11 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         "served-model-name": service.served_model_name,
         "host": "0.0.0.0",
         "port": names.ROUTER_PORT,
+        "admin-port": names.ROUTER_ADMIN_PORT,
         "index-namespace": names.index_namespace(service),
         **redis.flags(service, settings),
         "workers": f"dns://{workers}:{names.WORKER_PORT}",
+        "worker-admin-port": names.WORKER_ADMIN_PORT,
         "policy": routing.policy,
         "drain-timeout": service.spec.rollout.drain_seconds,
         # Only where they are not the default: a router of an older image knows no such flag.

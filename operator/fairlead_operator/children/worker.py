@@ -49,7 +49,7 @@ def objects(
     pin = pinned(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
     stable = canary.stable_template(service, sides, seen)
     return [
-        *(_account(service), _headless_service(service), *pin.revisions),
+        *(_account(service), _headless_service(service), *groups.secret(service), *pin.revisions),
         *canary.objects(service, tried, pin.template, sides, SETTLE),
         *(_deployment(service, stable or pin.template, step), _budget(service)),
     ]
@@ -129,7 +129,10 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             *_warming(service, settings),
             *groups.environment(service, revision(service)),
         ],
-        "ports": [{"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"},
+            {"name": "admin", "containerPort": names.WORKER_ADMIN_PORT, "protocol": "TCP"},
+        ],
         "resources": _resources(service, settings),
         "securityContext": security.container(),
         "volumeMounts": [
@@ -154,6 +157,7 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
         "served-model-name": service.served_model_name,
         "host": "0.0.0.0",
         "port": names.WORKER_PORT,
+        "admin-port": names.WORKER_ADMIN_PORT,
         "pod-name": "$(POD_NAME)",
         "advertise": f"$(POD_IP):{names.WORKER_PORT}",
         "index-namespace": names.index_namespace(service),

@@ -1,14 +1,15 @@
 """Server-side apply of one service's objects: writes what differs, takes over nothing that belongs to somebody else."""
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Awaitable, Container, Mapping, Sequence
 from typing import Any
 
 from fairlead_operator.names import INSTANCE, digest
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.contests import Contests
 from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped, written_by_us
-from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES, WRITTEN, kind_of
+from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SECRETS, SERVICES, WRITTEN, kind_of
+from fairlead_operator.reconcile.secret_writer import SecretWriter
 from fairlead_operator.reconcile.store import Key, Store
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Applier:
         self._owner = (namespace, name)
         self.uid = uid
         self._applied: dict[Key, Applied] = {}
+        self._secrets = SecretWriter(cluster)
         self.contests = Contests()
 
     async def converge(self, objects: Sequence[Mapping[str, Any]], keep: Container[str] = ()) -> dict[str, str]:
@@ -42,6 +44,10 @@ class Applier:
         for desired in objects:
             key = (desired["kind"], desired["metadata"]["name"])
             wanted.add(key)
+            if desired["kind"] == SECRETS.kind:
+                if refusal := await self._refused(self._secrets.write(desired)):
+                    refusals["/".join(key)] = refusal
+                continue
             applied = self._applied.get(key)
             if applied is not None and 0 < applied.version == self._store.version(self._owner, key) and applied.sent == digest(desired):
                 continue  # nothing has changed on either side since they were compared: the object need not even be read
@@ -80,6 +86,16 @@ class Applier:
         log.info("applied %s %s/%s", key[0], self._owner[0], key[1])
         if hidden:
             raise Overlooked(f"{key[0]} {key[1]} was there, without the labels by which it is found")
+        return ""
+
+    async def _refused(self, write: Awaitable[None]) -> str:
+        """Return why the API server refuses `write` for good; empty when it was written."""
+        try:
+            await write
+        except ApiRefused as refusal:
+            if not refusal.permanent:
+                raise
+            return str(refusal)
         return ""
 
     async def _still_there(self) -> None:

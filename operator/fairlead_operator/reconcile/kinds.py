@@ -31,6 +31,7 @@ SERVICES = Kind(API_VERSION, KIND, PLURAL)
 PODS = Kind("v1", "Pod", "pods")
 REVISIONS = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 EVENTS = Kind("events.k8s.io/v1", "Event", "events")
+SECRETS = Kind("v1", "Secret", "secrets")  # written, never read: see `secret_writer`
 LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WRITTEN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
@@ -51,7 +52,7 @@ CHILDREN = (*WRITTEN, PODS)
 
 assert (SERVICES.group, SERVICES.version) == (GROUP, VERSION)
 
-_BY_KIND = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, *OPTIONAL, SERVICES)}
+_BY_KIND = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, *OPTIONAL, SECRETS, SERVICES)}
 
 
 def kind_of(body: Mapping[str, Any]) -> Kind:

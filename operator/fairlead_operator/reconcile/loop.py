@@ -156,7 +156,7 @@ class Loop:
             self._probe = None
             self._stop_probing()
         elif plan.probe_due:
-            self._start_probing(service)
+            self._start_probing(service, router_to_ask(observed.pods))
         pods = observed.pods
         trial = plan.status.canary
         judged = trial is not None and trial.phase in ("Judging", "Paused")
@@ -227,10 +227,10 @@ class Loop:
         )
         return group_view.seen(service, observed, datetime.now(UTC))
 
-    def _start_probing(self, service: InferenceService) -> None:
+    def _start_probing(self, service: InferenceService, router: str) -> None:
         if self._probing is None:
             self._probing = asyncio.create_task(
-                self._ask(Asked.of(service), service.generation), name=f"probe {service.namespace}/{service.name}"
+                self._ask(Asked.of(service, router), service.generation), name=f"probe {service.namespace}/{service.name}"
             )
 
     def _stop_probing(self) -> None:

@@ -40,10 +40,11 @@ class Asked:
     name: str
     model: str  # as clients call it
     keyed: bool  # its routers ask for a key
+    router: str = ""  # the admin address (host:port) of a ready one; empty: none is ready
 
     @classmethod
-    def of(cls, service: InferenceService) -> "Asked":
-        return cls(service.namespace, service.name, service.served_model_name, service.spec.access is not None)
+    def of(cls, service: InferenceService, router: str = "") -> "Asked":
+        return cls(service.namespace, service.name, service.served_model_name, service.spec.access is not None, router)
 
 
 class Prober:
@@ -64,13 +65,20 @@ class Prober:
     async def complete(self, asked: Asked) -> str:
         """Empty when a completion came back, otherwise what went wrong."""
         base = self._base_url or f"http://{asked.name}.{asked.namespace}.svc.{self._domain}"
-        # The operator has no key: with keys the router makes the completion itself.
-        url = f"{base}/fairlead/probe" if asked.keyed else f"{base}/v1/completions"
-        body = None if asked.keyed else {"model": asked.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+        url = f"{base}/v1/completions"
         try:
             async with self._completions:
-                status, text = await self._ask("GET" if asked.keyed else "POST", url, body, TIMEOUT)
-        except _FAILURES as error:
+                if asked.keyed:
+                    # The operator has no key: a router makes the completion itself, and the Service is asked whether it leads to one.
+                    url = f"{base}/health"
+                    status, text = await self._ask("GET", url, None, LOOK_TIMEOUT)
+                    if status == 200:
+                        url = f"{self._base_url or f'http://{asked.router}'}/fairlead/probe"
+                        status, text = await self._ask("GET", url, None, TIMEOUT)
+                else:
+                    body = {"model": asked.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+                    status, text = await self._ask("POST", url, body, TIMEOUT)
+        except (*_FAILURES, ValueError) as error:
             return f"{url}: {type(error).__name__}: {error}"
         if status == 400 and NO_GENERATION in text:
             return await self._embed(f"{base}{EMBEDDINGS}", asked.model)

@@ -16,7 +16,7 @@ from fairlead_operator.causes import Cause
 from fairlead_operator.children import router, worker
 from fairlead_operator.children.canary import ONE_SIDE, Sides
 from fairlead_operator.observed import Body, Observed, Replicas, component_of, instant, is_canary, ready_at
-from fairlead_operator.revisions import failure_of, find, is_of
+from fairlead_operator.revisions import Failure, failure_of, find, is_of
 from fairlead_operator.rollout.judgement import error_problem, figures, ttft_problem
 from fairlead_operator.rollout.strategy import revision_of
 
@@ -45,8 +45,9 @@ def plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
         return NO_TRIAL if complete or not trial.present else trial.promoted()
     if asked.promote == trial.wanted:
         return trial.promoted()
-    if failed := failure_of(find(service, names.WORKER, trial.wanted, observed.revisions)):
-        return trial.failed(failed)
+    failure = failure_of(find(service, names.WORKER, trial.wanted, observed.revisions))
+    if failure and failure.retry == (asked.retry or ""):
+        return trial.failed(failure.why)
     if main is None:
         return NO_TRIAL
     if service.spec.rollout.paused:
@@ -149,9 +150,10 @@ class _Trial:
         name = self.service.name
         message = (
             f"canary {name}-{self.wanted} was rolled back, {name}-{self.running} serves: {why}. Edit the spec, or try it again: "
-            f"kubectl annotate controllerrevision {names.deployment(self.service, names.WORKER)}-{self.wanted} {names.CANARY_FAILED}-"
+            "give spec.rollout.canary.retry another value"
         )
-        sides = Sides(self.running, self.live, failure=why)
+        asked = self.service.spec.rollout.canary
+        sides = Sides(self.running, self.live, failure=Failure(why, (asked.retry if asked is not None else None) or ""))
         return Plan(sides, Cause("CanaryFailed", message, fault=True), self._status("Failed", 0))
 
     def promoted(self) -> Plan:

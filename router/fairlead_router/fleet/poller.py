@@ -86,7 +86,7 @@ class Poller:
                 if ready and worker.look_now.is_set():
                     continue  # begun before a request found it gone: it proves nothing
                 if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
-                    worker.format_tag = await self._formats.learn(worker.pool, worker.format_tag)
+                    worker.format_tag = await self._formats.learn(worker.admin, worker.format_tag)
                     worker.models = self._formats.names_of(worker.format_tag)
                     format_age = loop.time()
                 self._settle(worker, reason)
@@ -114,14 +114,14 @@ class Poller:
                 await asyncio.wait_for(worker.look_now.wait(), self._interval * random.uniform(0.9, 1.1))
             except TimeoutError:
                 pass
-        worker.pool.close()
+        worker.close()
 
     async def _look(self, worker: Worker) -> str:
         """Why it is not ready, empty if it is. Raises TimeoutError, UpstreamError, MsgspecError (not a worker's answer)."""
-        head, body = await worker.pool.fetch("/ready", LOOK_SECONDS)
+        head, body = await worker.admin.fetch("/ready", LOOK_SECONDS)
         if head.status != 200:
             return msgspec.json.decode(body, type=_NotReady).text
-        head, body = await worker.pool.fetch("/load", LOOK_SECONDS)
+        head, body = await worker.admin.fetch("/load", LOOK_SECONDS)
         if head.status != 200:
             return f"/load answers {head.status}"
         load = self._decoder.decode(body)

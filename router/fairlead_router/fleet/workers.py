@@ -8,6 +8,7 @@ from typing import Any
 
 from fairlead_index.load import WorkerLoad
 from fairlead_index.order import Order
+from fairlead_index.paths import with_port
 from fairlead_index.ring import Ring
 from fairlead_index.score import NO_ROOM, USUAL_TOKENS
 from fairlead_router.fleet.adapters import Adapter, Told, merged
@@ -35,11 +36,15 @@ class Worker:
     Its table is told when an attribute changes that choices depend on, so that a request need not go through all workers.
     """
 
-    def __init__(self, address: str, clock: Callable[[], float], silence_timeout: float = SILENCE_SECONDS) -> None:
+    def __init__(
+        self, address: str, clock: Callable[[], float], silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
+    ) -> None:
         self.on_choice: Callable[[], None] = lambda: None
         self.on_wait: Callable[[str], None] = lambda address: None
         self.address = address
         self.pool = Pool(address, silence_timeout)
+        self.admin = self.pool if admin_port is None else Pool(with_port(address, admin_port), silence_timeout)
+        """Where it is polled."""
         self.breaker = Breaker(clock, lambda: self.on_choice())
         self.incarnation = ""
         """Of its records in the index, as it says itself; empty: it is in no index."""
@@ -111,6 +116,11 @@ class Worker:
     def rate(self) -> float:
         return self.load.prefill_rate if self.load.prefill_rate > 0 else UNKNOWN_RATE
 
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self.pool.close()
+        self.admin.close()
+
     def suspect(self) -> None:
         """A request of ours found it refusing or gone: not chosen until the next look, which is asked for at once."""
         self.ready = False
@@ -136,8 +146,11 @@ class _View:
 class WorkerTable:
     """The workers that discovery names, by address. Requests go to no other."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic, silence_timeout: float = SILENCE_SECONDS) -> None:
-        self._clock, self._silence_timeout = clock, silence_timeout
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
+    ) -> None:
+        """`admin_port`: at which workers are polled; None: at the port that discovery names."""
+        self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
         self._views: dict[str, _View] = {}
         self._order, self._moved = Order(), set[str]()
@@ -222,7 +235,7 @@ class WorkerTable:
         self._ring.discard(worker.address)
         worker.on_choice, worker.on_wait = (lambda: None), (lambda address: None)
         worker.ready = False
-        worker.pool.close()
+        worker.close()
         self._views.clear()
         self.adapters_changed()
         self.notify()
@@ -240,7 +253,7 @@ class WorkerTable:
             pass
 
     def _add(self, address: str) -> None:
-        worker = self._workers[address] = Worker(address, self._clock, self._silence_timeout)
+        worker = self._workers[address] = Worker(address, self._clock, self._silence_timeout, self._admin_port)
         worker.on_choice, worker.on_wait = self._views.clear, self._moved.add
         self._views.clear()
         self._moved.add(address)

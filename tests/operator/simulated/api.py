@@ -75,6 +75,13 @@ class Api:
     async def get(self, kind: Any, namespace: str, name: str) -> Body | None:
         return copy.deepcopy(self.objects.get((kind.kind, name)))
 
+    async def create(self, kind: Any, body: Mapping[str, Any]) -> Body:
+        key = (kind.kind, body["metadata"]["name"])
+        self.writes.append((self.now, "create", key))
+        if key in self.objects:
+            raise ApiRefused(409, "exists")
+        return copy.deepcopy(self.put(copy.deepcopy(dict(body))))
+
     async def apply(self, body: Mapping[str, Any]) -> Body:
         key = (body["kind"], body["metadata"]["name"])
         self.writes.append((self.now, "apply", key))

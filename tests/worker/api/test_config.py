@@ -38,7 +38,8 @@ def test_a_pods_ipv6_address_gets_its_brackets() -> None:
 
 
 def test_every_address_is_listened_on() -> None:
-    with _listen(_config("--port", "0")) as listener:
+    config = _config("--port", "0")
+    with _listen(config.host, config.port) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             pass

@@ -1,5 +1,6 @@
 """Structured output over HTTP: each field that asks for it, what is refused, and that nobody else notices."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,12 +9,21 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import pytest
 from openai import OpenAI
 from tests.worker.api.process import WorkerProcess
+
+from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.grammar_check import GrammarCheck
+from fairlead_worker.api.metrics import Metrics
+from fairlead_worker.api.worker import Worker
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.grammar.constraint import Constraint
+from fairlead_worker.messages import Load, Step
+from fairlead_worker.transport import Channel
 
 PERSON = {
     "type": "object",
@@ -178,3 +188,24 @@ def test_the_checkers_death_is_survived(worker: WorkerProcess) -> None:
     os.kill(checker, signal.SIGKILL)
     texts = [worker.post("/v1/completions", prompt="x", guided_choice=[f"after {n}"]) for n in range(2)]
     assert texts[1].json()["choices"][0]["text"] == "after 1"
+
+
+async def test_a_request_whose_grammar_is_being_tried_counts_as_waiting() -> None:
+    client = EngineClient(cast(Channel, None))
+    worker = Worker(WorkerConfig(model="hf://a/b"), client, Metrics(client, "m", {}), "h:1")
+    tried = asyncio.Event()
+
+    class Checks:
+        async def grammar(self, _: Constraint) -> str:
+            await tried.wait()
+            return "start: /a/"
+
+    worker._grammars = cast(GrammarCheck, Checks())
+    asking = asyncio.create_task(worker.grammar(Constraint("regex", "a", "test")))
+    await asyncio.sleep(0)
+    client._step(Step(load=Load(waiting=1)))
+    assert client.state.load.waiting == 2
+    tried.set()
+    assert await asking == "start: /a/"
+    client._step(Step(load=Load(waiting=1)))
+    assert client.state.load.waiting == 1

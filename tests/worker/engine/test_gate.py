@@ -7,7 +7,7 @@ from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
 
 from fairlead_worker.engine.gate import Gate
 from fairlead_worker.engine.loop import run_plain
-from fairlead_worker.messages import Output, Submit, ToEngine
+from fairlead_worker.messages import GRAMMAR_WAITED, Load, Output, Step, Submit, ToEngine
 
 
 class Compiler:
@@ -15,6 +15,7 @@ class Compiler:
 
     def __init__(self) -> None:
         self.asked: dict[str, Future[str]] = {}
+        self.patience = 60.0
 
     def compile(self, grammar: str) -> "Future[str]":
         return self.asked.setdefault(grammar, Future())
@@ -83,3 +84,18 @@ def test_the_loop_looks_for_grammars_while_it_is_idle() -> None:
     assert pipe.timeouts[0] == 1.0
     assert 0 < max(pipe.timeouts[1:3]) < 0.1
     assert pipe.outputs()[-1] == ("a", 1, "length")
+    loads = [step.load for step in pipe.sent if isinstance(step, Step) and step.load is not None]
+    assert (loads[0].waiting, loads[0].backlog_tokens) == (1, len(ask("a").tokens) // 4), "routers and metrics see who waits for a grammar"
+    assert (loads[-1].waiting, loads[-1].backlog_tokens) == (0, 0)
+
+
+def test_nobody_waits_longer_than_the_grammars_before_it_may_take() -> None:
+    now, compiler = [0.0], Compiler()
+    gate = Gate(lambda message: None, compiler, lambda: now[0])
+    assert gate.submit(submit("a", "stuck")) is None
+    now[0] = compiler.patience
+    assert gate.opened() == [] and gate.counted(Load()).waiting == 1
+    now[0] += 0.1
+    (refused,) = gate.opened()
+    assert refused.finish == "error" and refused.error.startswith(GRAMMAR_WAITED)
+    assert not len(gate) and gate.counted(Load()) == Load()

@@ -15,6 +15,7 @@ from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
 from fairlead_worker.grammar.constraint import Constraint, Kind, Thought
+from fairlead_worker.messages import GRAMMAR_WAITED
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
 LONG = [5 + i % 900 for i in range(150)]
@@ -214,7 +215,8 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
         if not stood_in:
             stood_in.extend(row.request.tokens[-1] == STAND_IN for row in plan.rows)
             slow.gate.release(100)
-            grammars._fillers.submit(int).result()  # the one thread has come to both by then
+            with grammars._filled:  # the one thread has come to both by then
+                assert grammars._filled.wait_for(lambda: not any(each.filling for each in grammars._followed.values()), 60)
 
     serving.scheduler.assume = assumed  # type: ignore[attr-defined]
     same(serving.serve(asks), expected)
@@ -228,6 +230,44 @@ def test_a_mask_that_never_comes_ends_its_request(model: Model) -> None:
     slow.gate.release(100)
     assert answer.finish == "error"
     assert "--grammar-timeout" in answer.error
+
+
+class SlowAtFirst(Compiler):
+    """The first masks come when the test lets them, all others at once."""
+
+    def __init__(self, compiler: Compiler, slow: int) -> None:
+        self.__dict__ = compiler.__dict__ | {"slow": slow, "gate": threading.Semaphore(0)}
+
+    def fill(self, matcher: Matcher, mask: np.ndarray) -> None:
+        self.slow -= 1
+        if self.slow >= 0:
+            self.gate.acquire()
+        super().fill(matcher, mask)
+
+
+def test_slow_grammars_end_no_request_whose_masks_are_quick(model: Model) -> None:
+    """The time of a mask begins when a thread fills it: the third waits for both threads as long as the first two may take."""
+    slow = SlowAtFirst(model.compiler, 2)
+    choice = model.grammar("choice", ["left", "right"])
+    serving = Serving(model, grammars=Grammars(slow, threads=2, timeout=0.2))
+    assert serving.grammars.compile(choice).result() == "", "so that the first step has all three"
+    *ended, quick = serving.serve([Ask(choice), Ask(choice), Ask(choice, max_tokens=60)])
+    slow.gate.release(2)
+    assert all(answer.finish == "error" and "--grammar-timeout" in answer.error for answer in ended)
+    assert quick.finish == "stop" and serving.text(quick) in ("left", "right")
+
+
+def test_masks_that_all_hang_end_their_requests_and_nothing_waits_for_ever(model: Model) -> None:
+    """One thread and one in its place: the others end when those before them would have had their time."""
+    slow = Slow(model.compiler)
+    choice = model.grammar("choice", ["left", "right"])
+    serving = Serving(model, grammars=Grammars(slow, threads=1, timeout=0.05))
+    assert serving.grammars.compile(choice).result() == ""
+    answers = serving.serve([Ask(choice)] * 4)
+    slow.gate.release(100)
+    assert [answer.finish for answer in answers] == ["error"] * 4
+    waited = [answer.error.startswith(GRAMMAR_WAITED) for answer in answers]
+    assert waited == [False, False, True, True], [answer.error for answer in answers]
 
 
 def test_an_abort_while_its_mask_is_late_or_its_grammar_compiles(model: Model) -> None:

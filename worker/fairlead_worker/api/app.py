@@ -1,6 +1,7 @@
 """The worker's paths."""
 
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 import msgspec
 from starlette.routing import BaseRoute, Route, Router
@@ -14,6 +15,8 @@ from fairlead_worker.api.http import Exchange, Gate
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.version import release
 
+Part = Literal["all", "inference", "admin"]
+"""Which paths a port serves. `health`, `ready` and `version` are on every port."""
 Handler = Callable[[Worker, Exchange], Awaitable[None]]
 
 
@@ -28,13 +31,13 @@ class Endpoint:
         await self._handler(self._worker, scope["fairlead.exchange"])
 
 
-def build(worker: Worker) -> ASGIApp:
-    """The application."""
+def build(worker: Worker, part: Part = "all") -> ASGIApp:
+    """Return the application of one port. Other paths than those of `part` are answered with 404."""
 
     def route(method: str, path: str, handler: Handler) -> BaseRoute:
         return Route(path, Endpoint(worker, handler), methods=[method])
 
-    routes = [
+    inference = [
         route("POST", "/v1/completions", completions.completions),
         route("POST", "/v1/chat/completions", chat.chat_completions),
         route("POST", RESPONSES, responses.responses),
@@ -43,20 +46,27 @@ def build(worker: Worker) -> ASGIApp:
         route("POST", EMBEDDINGS, embeddings.embeddings),
         *(route("POST", path, similarity.score) for path in SCORES),
         *(route("POST", path, similarity.rerank) for path in RERANKS),
-        route("POST", "/v1/load_lora_adapter", lora.load),
-        route("POST", "/v1/unload_lora_adapter", lora.unload),
         route("GET", "/v1/models", state.models),
         route("GET", "/v1/models/{name:path}", state.model),
         route("POST", "/tokenize", tokenized.tokenize),
         route("POST", "/detokenize", tokenized.detokenize),
-        route("GET", "/health", state.health),
-        route("GET", "/ready", state.ready),
+    ]
+    admin = [
+        route("POST", "/v1/load_lora_adapter", lora.load),
+        route("POST", "/v1/unload_lora_adapter", lora.unload),
         route("GET", "/load", state.load),
         route("GET", "/internal/prompt-format", state.prompt_format),
         route("GET", "/internal/hot-prefixes/{tokens}", state.hot_prefixes),
         route("GET", "/metrics", state.metrics),
+    ]
+    both = [
+        route("GET", "/health", state.health),
+        route("GET", "/ready", state.ready),
         route("GET", "/version", state.version),
     ]
+    routes = [*(inference if part != "admin" else ()), *(admin if part != "inference" else ()), *both]
+    if part == "admin":
+        return Gate(Router(routes, redirect_slashes=False), worker)
     document = msgspec.json.encode(openapi.document(routes, release()))
 
     async def described(_: Worker, exchange: Exchange) -> None:

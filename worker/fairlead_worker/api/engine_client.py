@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from fairlead_worker.api.start_up import StartUp
 from fairlead_worker.messages import (
     Abort,
@@ -210,6 +212,8 @@ class EngineClient:
         self._channel = channel
         self._receivers: dict[str, Deliver] = {}
         self._unbegun: set[str] = set()
+        self.checked = 0
+        """Requests whose grammar is being tried, or waits for that, before the engine knows of them."""
         self._numbers = itertools.count()
         self._changes: dict[int, asyncio.Future[AdapterChanged]] = {}
         """LoRA adapters that the engine was asked to load or unload."""
@@ -353,8 +357,9 @@ class EngineClient:
 
     def _step(self, step: Step) -> None:
         if step.load is not None:
-            self.state.load = step.load
-            self.on_load(step.load)
+            load = msgspec.structs.replace(step.load, waiting=step.load.waiting + self.checked) if self.checked else step.load
+            self.state.load = load
+            self.on_load(load)
         if step.seconds:
             self.state.stall_seconds += step.stall_seconds
             self.on_step(step)

@@ -10,11 +10,12 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 
-from fairlead_worker.api.app import build
+from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine_child import EngineChild
 from fairlead_worker.api.engine_client import EngineClient
@@ -48,12 +49,20 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(config: WorkerConfig, listener: socket.socket) -> str:
+@dataclass(frozen=True)
+class Listeners:
+    """Bound sockets. `admin`: of `--admin-port`; None: one port serves all paths."""
+
+    inference: socket.socket
+    admin: socket.socket | None = None
+
+
+async def serve(config: WorkerConfig, listeners: Listeners) -> str:
     """Live. The reason of a failure; empty after an ordered end."""
     channel = ZmqChannel()
     try:
         async with asyncio.TaskGroup() as tasks:
-            life = Life(config, listener, channel)
+            life = Life(config, listeners, channel)
             background = [tasks.create_task(work, name=name) for name, work in life.background()]
             try:
                 return await life.run()
@@ -70,29 +79,17 @@ async def serve(config: WorkerConfig, listener: socket.socket) -> str:
     return f"internal error: {reason}"
 
 
-class Life:
-    """The parts of a running worker."""
+class Port:
+    """One listening port: its HTTP server, and bounds on its connections that no other port's clients use up."""
 
-    def __init__(self, config: WorkerConfig, listener: socket.socket, channel: ZmqChannel) -> None:
-        port = listener.getsockname()[1]
-        self.config = config
-        self.client = EngineClient(channel)
-        metrics = Metrics(self.client, config.names[0], NAMES if config.metrics_names == "vllm" else {})
-        self.worker = Worker(config, self.client, metrics, config.address(port))
-        self.child = EngineChild(config, channel.address, self.client)
-        self.publisher: Publisher | None = None
-        self._channel = channel
+    def __init__(self, worker: Worker, listener: socket.socket, part: Part) -> None:
+        self.number: int = listener.getsockname()[1]
+        self.connections = Connections(worker.config)
         self._listener = listener
-        self._port = port
-        self._asked = asyncio.Event()
-        self._signal: signal.Signals | None = None
-        self._cut = False
-        """Streams were ended by the drain's deadline: no failure of the engine."""
-        self._connections = Connections(config)
-        self._server = Server(
+        self.server = Server(
             uvicorn.Config(
-                build(self.worker),
-                http=self._connections.protocol,  # type: ignore[arg-type]  # what makes a protocol, not its class
+                build(worker, part),
+                http=self.connections.protocol,  # type: ignore[arg-type]  # what makes a protocol, not its class
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -104,25 +101,54 @@ class Life:
             )
         )
 
+    async def serve(self) -> None:
+        """Serve until `server.should_exit`."""
+        await self.server.serve(sockets=[self._listener])
+
+
+class Life:
+    """The parts of a running worker."""
+
+    def __init__(self, config: WorkerConfig, listeners: Listeners, channel: ZmqChannel) -> None:
+        port = listeners.inference.getsockname()[1]
+        self.config = config
+        self.client = EngineClient(channel)
+        metrics = Metrics(self.client, config.names[0], NAMES if config.metrics_names == "vllm" else {})
+        self.worker = Worker(config, self.client, metrics, config.address(port))
+        self.child = EngineChild(config, channel.address, self.client)
+        self.publisher: Publisher | None = None
+        self._channel = channel
+        self._port = port
+        self._asked = asyncio.Event()
+        self._signal: signal.Signals | None = None
+        self._cut = False
+        """Streams were ended by the drain's deadline: no failure of the engine."""
+        self._ports = [Port(self.worker, listeners.inference, "inference" if listeners.admin else "all")]
+        if listeners.admin is not None:
+            self._ports.append(Port(self.worker, listeners.admin, "admin"))
+
     def background(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """What runs beside the HTTP server."""
         yield "engine messages", self.client.run()
         yield "engine process", self.child.run()
         yield "engine watch", self.child.watch()
         yield "start", self._start()
-        yield "connections", self._connections.look_after()
+        for port in self._ports:
+            yield f"connections of port {port.number}", port.connections.look_after()
 
     async def run(self) -> str:
         """Serve until a signal or the engine's end. The reason of a failure; empty after an ordered end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        server = asyncio.create_task(self._server.serve(sockets=[self._listener]), name="http")
+        servers = [asyncio.create_task(port.serve(), name=f"http {port.number}") for port in self._ports]
         logger.info("listening on http://%s:%d as %s, advertised as %s", self.config.host, self._port, self.config.pod, self.worker.address)
+        if len(self._ports) > 1:
+            logger.info("admin paths on http://%s:%d", self.config.host, self._ports[1].number)
         gone = asyncio.create_task(self.client.gone.wait())
         asked = asyncio.create_task(self._asked.wait())
         try:
-            await asyncio.wait((gone, asked, server), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((gone, asked, *servers), return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 await self._drain()
             else:
@@ -130,16 +156,17 @@ class Life:
                 await asyncio.wait((asked,), timeout=FAILED_SECONDS)
                 await leaving
             failure = self.client.state.reason if self.client.gone.is_set() and not self._cut else ""
-            if server.done() and not asked.done():
+            if any(server.done() for server in servers) and not asked.done():
                 failure = failure or "the HTTP server ended"
             await self._leave_index()
             await self.child.stop(ENGINE_STOP_SECONDS)
-            self._server.should_exit = True
-            await server
+            for port in self._ports:
+                port.server.should_exit = True
+            await asyncio.gather(*servers)
             logger.info("ended: %s", failure or "in order")
             return failure
         finally:
-            for task in (gone, asked, server):
+            for task in (gone, asked, *servers):
                 task.cancel()
 
     async def _start(self) -> None:

@@ -10,9 +10,10 @@ import msgspec
 
 from fairlead_worker.api.choice import Piece, SequenceFailed
 from fairlead_worker.api.engine_client import Generation
-from fairlead_worker.api.errors import ApiError, failed, invalid
+from fairlead_worker.api.errors import ApiError, busy, failed, invalid
 from fairlead_worker.api.generation import Prepared
 from fairlead_worker.api.worker import Worker
+from fairlead_worker.messages import GRAMMAR_WAITED
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class Run:
         """A grammar is tried before the engine sees it, but not along every way through it: what it meets there is the request's fault."""
         if not self.prepared.submissions[index].grammar:
             return failed(str(error))
+        if str(error).startswith(GRAMMAR_WAITED):
+            return busy(str(error), max(1, round(self.worker.config.grammar_timeout)))
         return invalid(f"{error}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
 
     def gone(self) -> None:

@@ -1,7 +1,7 @@
 """A new worker computes the prefixes that its peers' clients share most, before it takes requests: bounded, and never in the way.
 
-Peers are the living workers of the same service in the index; one of the same prompt format (model, tokenizer, block size) is asked over
-the port that routers use. What it tells are token ids under root numbers: a tenant's prefix is found again only under the tenant's salt.
+Peers are the living workers of the same service in the index; one of the same prompt format (model, tokenizer, block size) is asked at
+its admin port. What it tells are token ids under root numbers: a tenant's prefix is found again only under the tenant's salt.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from fairlead_index.access import RedisAccess
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import index_reader
 from fairlead_index.hashing import tokens_from_bytes
+from fairlead_index.paths import with_port
 from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
@@ -70,7 +71,8 @@ async def _asked(worker: Worker, redis: RedisAccess) -> tuple[str, tuple[HotPref
     async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False) as client:
         for peer in await _peers(worker, redis):
             try:
-                answer = await client.get(f"http://{peer}/internal/hot-prefixes/{room}")
+                admin = with_port(peer, worker.config.admin_port or None)  # the peers are of the same Deployment
+                answer = await client.get(f"http://{admin}/internal/hot-prefixes/{room}")
                 told = msgspec.msgpack.decode(answer.raise_for_status().content, type=HotPrefixes)
             except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError) as error:
                 logger.info("peer %s does not tell its prefixes: %s: %s", peer, type(error).__name__, error)

@@ -196,7 +196,11 @@ class Worker:
             return ""
         if self._grammars is None:
             raise unavailable("the model is not loaded yet")
-        return await self._grammars.grammar(constraint)
+        self.engine.checked += 1
+        try:
+            return await self._grammars.grammar(constraint)
+        finally:
+            self.engine.checked -= 1
 
     def close(self) -> None:
         """Ends what was started beside the engine."""

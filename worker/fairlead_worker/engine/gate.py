@@ -1,12 +1,17 @@
 """Where requests wait for their grammar to be compiled, before the scheduler knows of them. Nobody else waits with them."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
-from fairlead_worker.engine.intake import refusal
-from fairlead_worker.messages import Output, Submit
+import msgspec
 
+from fairlead_worker.engine.intake import refusal
+from fairlead_worker.messages import GRAMMAR_WAITED, Load, Output, Submit
+
+TOKEN_BYTES = 4
 POLL_SECONDS = 0.005
 """How often an engine that has nothing else to do looks whether a grammar is ready."""
 
@@ -18,14 +23,35 @@ class GrammarCompiler(Protocol):
         """Comes with an empty string, or with the reason why it does not compile. Grammars used lately are there at once."""
         ...
 
+    @property
+    def patience(self) -> float:
+        """Seconds that the grammar which was asked for last may take, those before it included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request that waits. `until`: seconds of the gate's clock; `patience`: how long that was from the start."""
+
+    message: Submit
+    compiled: "Future[str]"
+    patience: float
+    until: float
+
 
 class Gate:
     """Lets requests without a grammar through at once, the others in the order in which their grammars get ready."""
 
-    def __init__(self, submit: Callable[[Submit], Output | None], compiler: GrammarCompiler | None = None) -> None:
-        self._submit = submit
-        self._compiler = compiler
-        self._held: dict[str, tuple[Submit, Future[str]]] = {}
+    def __init__(
+        self,
+        submit: Callable[[Submit], Output | None],
+        compiler: GrammarCompiler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._submit, self._compiler, self._clock = submit, compiler, clock
+        self._held: dict[str, _Held] = {}
+        self._tokens = 0
+        """Of the prompts of those that wait."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -41,18 +67,34 @@ class Gate:
         compiled = self._compiler.compile(message.grammar)
         if compiled.done():
             return self._through(message, compiled)
-        self._held[message.id] = message, compiled
+        patience = self._compiler.patience
+        self._held[message.id] = _Held(message, compiled, patience, self._clock() + patience)
+        self._tokens += len(message.tokens) // TOKEN_BYTES
         return None
 
     def abort(self, request_id: str) -> Output | None:
         """The end of a request that waits here; None where it does not."""
-        return Output(request_id, b"", 0, finish="abort") if self._held.pop(request_id, None) else None
+        return Output(request_id, b"", 0, finish="abort") if request_id in self._held and self._take(request_id) else None
 
     def opened(self) -> list[Output]:
-        """Submits those whose grammars are ready: refusals, if any."""
-        ready = [name for name, (_, compiled) in self._held.items() if compiled.done()]
-        answers = [self._through(*self._held.pop(name)) for name in ready]
+        """Submits those whose grammars are ready: refusals, if any, of those too that have waited too long."""
+        now, answers = self._clock(), list[Output | None]()
+        for name in [name for name, held in self._held.items() if held.compiled.done() or now > held.until]:
+            held = self._take(name)
+            late = not held.compiled.done()
+            answers.append(refusal(name, f"{GRAMMAR_WAITED} {held.patience:g} s") if late else self._through(held.message, held.compiled))
         return [answer for answer in answers if answer is not None]
+
+    def counted(self, load: Load) -> Load:
+        """Return the scheduler's load with the requests that wait here, which it does not know of."""
+        if not self._held:
+            return load
+        return msgspec.structs.replace(load, waiting=load.waiting + len(self), backlog_tokens=load.backlog_tokens + self._tokens)
+
+    def _take(self, name: str) -> _Held:
+        held = self._held.pop(name)
+        self._tokens -= len(held.message.tokens) // TOKEN_BYTES
+        return held
 
     def _through(self, message: Submit, compiled: "Future[str]") -> Output | None:
         error = compiled.exception()

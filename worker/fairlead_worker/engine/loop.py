@@ -20,6 +20,7 @@ from fairlead_worker.messages import (
     FetchAdapter,
     FromEngine,
     Hot,
+    Load,
     LoadAdapter,
     Output,
     Stop,
@@ -93,7 +94,7 @@ def run_plain(
         except Exception as error:
             return desk.failed(error)
         outputs.told[:0] = served
-        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
+        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), desk.load()))
 
 
 class Desk:
@@ -121,6 +122,10 @@ class Desk:
     def admission(self) -> tuple[bool, int]:
         """Whether the next step may admit those that wait, and what one of them may begin with: as of `Scheduler.plan`."""
         return self._wait == 0.0, self._gathering.begins
+
+    def load(self) -> Load:
+        """The scheduler's, and those that wait for their grammars."""
+        return self._gate.counted(self._scheduler.load())
 
     def receive(self, busy: bool) -> list[ToEngine]:
         """The messages that are there; an engine with nothing to do waits for one: a heartbeat at most, and as long as a request may."""

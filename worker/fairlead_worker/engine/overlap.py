@@ -57,7 +57,7 @@ def run_overlapped(
     def tell(plan: StepPlan, result: StepResult, outputs: Outputs) -> None:
         outputs.told[:0] = pending
         pending.clear()
-        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), scheduler.load()))
+        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), desk.load()))
 
     overlap = Overlap(scheduler, runner, watch, tell)
     desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler, overlap.settle)

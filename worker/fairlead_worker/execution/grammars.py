@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from fairlead_worker.engine.plan import Row
 from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.masks import Masks
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, error_of
+from fairlead_worker.messages import GRAMMAR_WAITED
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ PATIENCE, LEAST_PATIENCE_SECONDS = 0.05, 0.0005
 """How long a batch waits for late masks: a share of what the step took until then, and at least so long."""
 ALONE_SECONDS = 0.1
 """... where every row that samples has a late mask: a step would bring nothing. The loop must hear of aborts all the same."""
+SLOWER = 2
+"""Times as long as in the process that tried it may a grammar take to compile here, beside the model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +39,7 @@ class _Followed:
     matcher: Matcher | None = None
     """None until a thread has made it; touched by the loop only while `filling` is false."""
     prototype: "Future[Matcher] | None" = None
-    """What it is made from."""
+    """What it is made from: done before a thread comes to it."""
     known: list[int] = field(default_factory=list)
     """The output that it begins behind: the request's own may have a stand-in behind it when a thread comes to this."""
     masks: np.ndarray | None = None
@@ -46,8 +50,14 @@ class _Followed:
     filling: bool = False
     late: bool = False
     """A step went on without it."""
-    since: float = 0.0
-    """When its masks were asked for."""
+    asked: float = 0.0
+    """When its masks were asked for; `perf_counter` seconds, as all times here."""
+    patience: float = 0.0
+    """Seconds that it may wait for a thread: what the compilations and masks before it may take."""
+    started: float = 0.0
+    """When a thread began to fill its masks; 0: none has."""
+    abandoned: bool = False
+    """Its thread took too long, and another has taken its place."""
     error: str = ""
 
 
@@ -55,18 +65,24 @@ class Grammars:
     """Used by the loop's thread; `compile` hands over to others."""
 
     def __init__(self, compiler: Compiler, *, threads: int = 2, entries: int = 64, timeout: float = 5.0) -> None:
-        """`entries`: compiled grammars that are kept. `timeout`: seconds after which a mask that has not come ends its request."""
+        """`entries`: compiled grammars that are kept. `timeout`: seconds of filling masks after which a request ends. Waiting for a thread
+        does not count: it is bounded by what those before it may take, each `timeout`."""
         self._compiler = compiler
         self._timeout = timeout
         self._entries = entries
         self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
         self._followed: dict[str, _Followed] = {}
         self._compilers = ThreadPoolExecutor(1, "compile")
-        """Apart from those that fill masks, who may wait for a compiled grammar: the two must not wait for each other."""
-        self._fillers = ThreadPoolExecutor(threads, "mask")
+        self._compiling = 0
+        """Grammars that are being compiled, or wait for that."""
+        self._fillers = ThreadPoolExecutor(2 * threads, "mask")
+        """`threads` of them work. A thread cannot be ended: one that takes too long is replaced, as long as there are more."""
         self._threads = threads
+        self._working = self._abandoned = 0
+        """Threads that fill masks; those of them that were replaced."""
         self._queue: deque[_Followed] = deque()
         self._filled = threading.Condition()
+        """Guards everything that the threads and the loop share."""
         self._awaited = 0
         """Being filled, and not late."""
         self._began = 0.0
@@ -80,11 +96,16 @@ class Grammars:
         self._prototype(grammar).add_done_callback(lambda done: told.set_result(str(done.exception() or "")))
         return told
 
+    @property
+    def patience(self) -> float:
+        """Seconds that a grammar which was just asked for may take to compile, those before it included."""
+        return SLOWER * self._timeout * max(1, self._compiling)
+
     def begin(self, rows: Sequence[Row]) -> None:
         """The forward pass of `rows`, all of which sample and have a grammar, is about to run: fill their masks meanwhile."""
         self._began = time.perf_counter()
         self._followed = {name: each for name, each in self._followed.items() if each.request.finish is None}
-        asked = 0
+        asked: list[_Followed] = []
         for row in rows:
             each = self._followed.get(row.request.id)
             if each is None or each.request is not row.request:
@@ -92,18 +113,24 @@ class Grammars:
             if each.filling or each.error or self._usable(each, row):
                 continue
             each.draft, each.masks, each.filling = list(row.draft), None, True
-            if not each.late:
-                each.since = self._began
+            each.asked, each.started = self._began, 0.0
             if each.matcher is None:
                 each.prototype = self._prototype(row.request.grammar)
                 each.known = row.request.tokens[row.request.prompt_length :].tolist()
-            self._queue.append(each)
-            asked += 1
-        if asked:
-            with self._filled:
-                self._awaited += asked
-            for _ in range(min(asked, self._threads)):
-                self._fillers.submit(self._work)
+            asked.append(each)
+        if not asked:
+            return
+        with self._filled:
+            self._awaited += len(asked)
+            for place, each in enumerate(asked):
+                before = (len(self._queue) + self._working + place) // self._threads
+                each.patience = (before + 1) * self._timeout + SLOWER * self._compiling * self._timeout
+        for each in asked:
+            if each.matcher is None and each.prototype is not None and not each.prototype.done():
+                each.prototype.add_done_callback(partial(self._compiled_for, each))  # no thread waits for a compiler
+            else:
+                self._queue.append(each)
+        self._wake()
 
     def masks(self, rows: Sequence[Row]) -> Masks:
         """Of what `begin` was told of, among all rows that sample: those that are there soon enough."""
@@ -138,8 +165,8 @@ class Grammars:
                     alive = next((place for place in range(len(chosen)) if first + place in dead), len(chosen))
                     del chosen[alive:]
                     ending = self._follow(each, chosen, nothing_left=alive == 0)
-                elif ending is None and self._overdue(each):
-                    ending = f"its grammar took longer than {self._timeout:g} s for one token (--grammar-timeout)"
+                elif ending is None:
+                    ending = self._overdue(each)
                 if ending is not None:
                     endings[row.request.id] = ending
             first += len(row.draft) + 1
@@ -177,8 +204,21 @@ class Grammars:
             return len(each.masks)  # the grammar refuses or ends behind the draft's next token
         return most + 1
 
-    def _overdue(self, each: _Followed) -> bool:
-        return each.filling and time.perf_counter() - each.since > self._timeout
+    def _overdue(self, each: _Followed) -> str | None:
+        """Return why it cannot be waited for any longer; None: it can. Has its thread replaced."""
+        with self._filled:
+            now = time.perf_counter()
+            if not each.filling:
+                return None
+            if not each.started:
+                return f"{GRAMMAR_WAITED} {each.patience:g} s (--grammar-threads)" if now - each.asked > each.patience else None
+            if now - each.started <= self._timeout:
+                return None
+            if self._abandoned < self._threads:
+                each.abandoned = True
+                self._abandoned += 1
+        self._wake()
+        return f"its grammar took longer than {self._timeout:g} s for one token (--grammar-timeout)"
 
     def _wait(self, mine: Sequence[_Followed], alone: bool) -> None:
         with self._filled:
@@ -196,22 +236,44 @@ class Grammars:
         """The compiled grammar, at its beginning: never moved, only copied."""
         found = self._compiled.get(grammar)
         if found is None:
+            with self._filled:
+                self._compiling += 1
             found = self._compiled[grammar] = self._compilers.submit(self._compiler.matcher, grammar)
+            found.add_done_callback(self._compiled_one)
             while len(self._compiled) > self._entries:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(grammar)
         return found
 
+    def _compiled_one(self, _: "Future[Matcher]") -> None:
+        with self._filled:
+            self._compiling -= 1
+
+    def _compiled_for(self, each: _Followed, _: "Future[Matcher]") -> None:
+        self._queue.append(each)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have as many threads work as there is work for."""
+        with self._filled:
+            more = min(len(self._queue), self._threads + self._abandoned - self._working)
+            self._working += max(0, more)
+        for _ in range(more):
+            self._fillers.submit(self._work)
+
     def _work(self) -> None:
         """On a thread: fills what is there to be filled."""
         while True:
-            try:
+            with self._filled:
+                if not self._queue:
+                    self._working -= 1
+                    return
                 each = self._queue.popleft()
-            except IndexError:
-                return
+                each.started = time.perf_counter()
             try:
-                each.masks = self._fill(each)
+                if each.request.finish is None:  # it may have waited for so long that it was ended
+                    each.masks = self._fill(each)
             except GrammarError as error:
                 each.error = f"its grammar does not go on: {error}"
             except BaseException as error:  # a panic of the library is no Exception
@@ -222,6 +284,10 @@ class Grammars:
                 if not each.late:
                     self._awaited -= 1
                 self._filled.notify()
+                if each.abandoned:  # another works in its place
+                    self._abandoned -= 1
+                    self._working -= 1
+                    return
 
     def _fill(self, each: _Followed) -> np.ndarray:
         """[positions, words]: up to the first token of the draft that the grammar refuses, or that ends the request."""

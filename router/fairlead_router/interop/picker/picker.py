@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from fairlead_index.paths import is_inference
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.coming import Coming
@@ -73,6 +74,12 @@ class Picker:
     @property
     def max_body_bytes(self) -> int:
         return self._config.max_body_bytes
+
+    def check_path(self, path: str) -> None:
+        """Raise ApiError 404 unless `path` is an inference path: a gateway's route may let others through, to workers' admin paths."""
+        if not is_inference(path):
+            self._metrics.picks.labels("404").inc()
+            raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Visitor:
         """Before anything of the body is read. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""

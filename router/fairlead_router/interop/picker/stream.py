@@ -91,6 +91,7 @@ class Stream:
 
     async def _on_request_headers(self, said: HttpHeaders) -> Answers:
         self._headers = dict(messages.read_headers(said.headers))
+        self._picker.check_path(self._path())
         self._visitor = self._picker.identify(self._headers)
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._picker.max_body_bytes:

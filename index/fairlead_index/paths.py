@@ -1,0 +1,28 @@
+"""Which paths clients may ask for, and at which address a worker serves all others."""
+
+from urllib.parse import unquote
+
+from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from fairlead_index.pooled import POOLED
+
+MODELS = "/v1/models"
+INFERENCE = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, *POOLED, "/tokenize", "/detokenize", MODELS)
+"""Beside these, `/v1/models/NAME`."""
+
+
+def is_inference(target: str) -> bool:
+    """Return whether `target`, a request's path as it was sent, is one of an inference API in its canonical form.
+
+    Servers differ in how they read `%6c`, `//`, `..` and upper case. Only a path that all of them read alike is an inference path.
+    """
+    if target in INFERENCE:
+        return True
+    name = unquote(target.removeprefix(f"{MODELS}/"))  # clients may send `org/name` as `org%2Fname`
+    if not target.startswith(f"{MODELS}/") or not name.isprintable():
+        return False
+    return not any(part in ("", ".", "..") or "%" in part or "\\" in part for part in name.split("/"))
+
+
+def with_port(address: str, port: int | None) -> str:
+    """Return `address` (host:port) with another port; unchanged where `port` is None."""
+    return address if port is None else f"{address.rpartition(':')[0]}:{port}"

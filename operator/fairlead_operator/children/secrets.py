@@ -1,0 +1,35 @@
+"""Secrets that the operator writes and never reads: it may not get, list or watch them.
+
+Two kinds, told apart by Kubernetes' own field `immutable`:
+- `generated`: created once with random values, which the operator does not keep. A 409 means that it exists.
+- `given`: server-side apply of values that the caller has.
+"""
+
+from base64 import b64encode
+from collections.abc import Mapping
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.children import Object
+
+KIND = "Secret"
+GENERATED = "<generated>"  # stands for a random value, which the applier draws: `desired` has no randomness
+
+
+def generated(service: InferenceService, name: str, component: str, *keys: str) -> Object:
+    """Return an immutable Secret whose `keys` get random values of 256 bits when it is created."""
+    return {**_secret(service, name, component), "immutable": True, "data": dict.fromkeys(keys, GENERATED)}
+
+
+def given(service: InferenceService, name: str, component: str, data: Mapping[str, str]) -> Object:
+    """Return a Secret that holds exactly `data` and follows it."""
+    return {**_secret(service, name, component), "data": {key: encoded(value) for key, value in data.items()}}
+
+
+def encoded(value: str) -> str:
+    """Return `value` as the API server keeps it. `data` and not `stringData`: server-side apply removes no key from the latter."""
+    return b64encode(value.encode()).decode()
+
+
+def _secret(service: InferenceService, name: str, component: str) -> Object:
+    return {"apiVersion": "v1", "kind": KIND, "metadata": names.metadata(service, name, component), "type": "Opaque"}

@@ -1,0 +1,49 @@
+"""Writes Secrets without reading them: see `children.secrets` for the two kinds."""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fairlead_operator.children.secrets import GENERATED, encoded
+from fairlead_operator.names import digest
+from fairlead_operator.reconcile.client import ApiRefused, Cluster
+from fairlead_operator.reconcile.kinds import SECRETS
+
+log = logging.getLogger(__name__)
+REPEAT = 300.0  # seconds: a pass after this time writes again, since no watch shows that a Secret was deleted
+RANDOM_BYTES = 32
+
+
+class SecretWriter:
+    """The Secrets of one service, by name. Remembers a digest of what was written last, and when."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._written: dict[str, tuple[str, float]] = {}
+
+    async def write(self, desired: Mapping[str, Any]) -> None:
+        """Create an immutable Secret if there is none of its name; apply any other. Raises ApiRefused."""
+        name, now, wanted = desired["metadata"]["name"], self._clock(), digest(desired)
+        before, at = self._written.get(name, ("", 0.0))
+        if before == wanted and now - at < REPEAT:
+            return
+        if desired.get("immutable"):
+            await self._create(desired)
+        else:
+            await self._cluster.apply(desired)
+            if before != wanted:
+                log.info("applied Secret %s/%s", desired["metadata"]["namespace"], name)
+        self._written[name] = (wanted, now)
+
+    async def _create(self, desired: Mapping[str, Any]) -> None:
+        random = {key: encoded(secrets.token_urlsafe(RANDOM_BYTES)) for key, value in desired["data"].items() if value == GENERATED}
+        try:
+            await self._cluster.create(SECRETS, {**desired, "data": {**desired["data"], **random}})
+        except ApiRefused as refusal:
+            if refusal.code != 409:
+                raise
+            return
+        log.info("created Secret %s/%s", desired["metadata"]["namespace"], desired["metadata"]["name"])

@@ -1,0 +1,112 @@
+"""Secrets are created or applied without being read; the one of a group is random, and in no pod's template."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.operator.manifests import SETTINGS, service
+from tests.operator.simulated.api import Api
+from tests.operator.simulated.operator import finished
+
+from fairlead_operator import names
+from fairlead_operator.api import InferenceService
+from fairlead_operator.children import Object, secrets, worker
+from fairlead_operator.reconcile import secret_writer
+from fairlead_operator.reconcile.applier import Applier
+from fairlead_operator.reconcile.client import ApiRefused
+from fairlead_operator.reconcile.secret_writer import SecretWriter
+from fairlead_operator.reconcile.store import Store
+
+ENGINE = {"tensorParallel": 16, "nodes": 2}
+
+
+class Unreadable(Api):
+    """As the chart's rules: no reads of Secrets; `refusing` is the answer to every write."""
+
+    refusing: ApiRefused | None = None
+
+    async def get(self, kind: Any, namespace: str, name: str) -> Any:
+        assert kind.kind != secrets.KIND, "a Secret was read"
+        return await super().get(kind, namespace, name)
+
+    async def create(self, kind: Any, body: Any) -> Any:
+        if self.refusing is not None:
+            raise self.refusing
+        return await super().create(kind, body)
+
+
+def applier(api: Api) -> tuple[Applier, Store]:
+    store = Store(lambda owner: None)
+    return Applier(api, store, "default", "qwen", "uid-1"), store  # type: ignore[arg-type]
+
+
+def of_group(one: InferenceService) -> tuple[Object, Object]:
+    """The Secret, and the templates of leader and follower."""
+    made = {body["kind"]: body for body in worker.objects(one, SETTINGS)}
+    return made["Secret"], made["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+
+
+def test_the_secret_of_a_group_is_random_and_no_literal() -> None:
+    one = service(engine=ENGINE)
+    secret, pods = of_group(one)
+    (owner,) = secret["metadata"]["ownerReferences"]
+    assert owner["uid"] == one.uid and secret["immutable"]
+    for template in ("leaderTemplate", "workerTemplate"):
+        (container,) = pods[template]["spec"]["containers"]
+        env = {each["name"]: each for each in container["env"]}
+        assert env["NODES_SECRET"]["valueFrom"] == {"secretKeyRef": {"name": secret["metadata"]["name"], "key": "secret"}}
+        assert env["FAIRLEAD_NODES_SECRET"]["value"] == f"$(NODES_SECRET)-{worker.revision(one)}"
+        assert list(env).index("NODES_SECRET") < list(env).index("FAIRLEAD_NODES_SECRET"), "the kubelet expands what stands before"
+    values = []
+    for _ in range(2):
+        api = Unreadable()
+        assert not finished(applier(api)[0].converge([secret]))
+        (held,) = api.of("Secret")
+        values.append(held["data"]["secret"])
+    assert values[0] != values[1] and len(values[0]) > 40
+    assert "Secret" not in {body["kind"] for body in worker.objects(service(), SETTINGS)}
+
+
+def test_a_generated_secret_is_created_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Unreadable()
+    secret, _ = of_group(service(engine=ENGINE))
+    first, store = applier(api)
+    for _ in range(3):
+        assert not finished(first.converge([secret]))
+    assert [how for _, how, _ in api.writes] == ["create"], "asked once while nothing changes"
+    (held,) = api.of("Secret")
+    assert not store.keys(("default", "qwen")), "no value is kept in memory"
+    assert not finished(applier(api)[0].converge([secret])), "an operator that has just started finds it there"
+    assert api.of("Secret") == [held]
+    monkeypatch.setattr(secret_writer, "REPEAT", 0.0)
+    api.remove(("Secret", names.nodes_secret(service(engine=ENGINE))))
+    finished(first.converge([secret]))
+    assert api.of("Secret")[0]["data"] != held["data"], "one that was deleted comes back"
+
+
+def test_given_data_is_applied_when_it_changes_and_repeated_in_time() -> None:
+    api, now = Unreadable(), [0.0]
+    writer = SecretWriter(api, lambda: now[0])  # type: ignore[arg-type]
+
+    def write(password: str) -> int:
+        finished(writer.write(secrets.given(service(), "qwen-redis", names.WORKER, {"password": password})))
+        return len(api.writes)
+
+    assert [write("one"), write("one"), write("two")] == [1, 1, 2]
+    assert api.of("Secret")[0]["data"] == {"password": "dHdv"}
+    now[0] = secret_writer.REPEAT
+    assert write("two") == 3
+    assert "annotations" not in json.dumps(api.of("Secret")[0]), "no digest of what it holds"
+
+
+@pytest.mark.parametrize(("code", "permanent"), [(403, True), (500, False)])
+def test_a_refusal_is_told_or_tried_again(code: int, permanent: bool) -> None:
+    api = Unreadable()
+    api.refusing = ApiRefused(code, "secrets is forbidden")
+    secret, _ = of_group(service(engine=ENGINE))
+    converged = applier(api)[0].converge([secret])
+    if permanent:
+        assert finished(converged) == {f"Secret/{secret['metadata']['name']}": "secrets is forbidden"}
+    else:
+        with pytest.raises(ApiRefused):
+            finished(converged)

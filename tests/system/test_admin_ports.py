@@ -1,0 +1,80 @@
+"""A real worker and a real router with admin ports: no admin path is served where clients come in, however it is written."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.admin_paths import ROUTER, WORKER, status, variants
+from tests.worker.api.process import WorkerProcess, until
+
+from fairlead.random_model.build import make_model
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    folder = tmp_path_factory.mktemp("admin")
+    model = make_model(folder / "tiny", "qwen3", vocab=1024, layers=1)
+    started = WorkerProcess(model, folder / "worker", "--admin-port", "0", "--allow-runtime-lora-updating", "--served-model-name", "tiny")
+    yield started.wait_ready()
+    assert started.stop() == 0, "both ports end in order"
+
+
+@pytest.fixture(scope="module")
+def router(worker: WorkerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """Its inference and its admin port."""
+    log = tmp_path_factory.mktemp("router") / "log"
+    flags = [f"--workers=static://127.0.0.1:{worker.port}", f"--worker-admin-port={admin_port(worker.log)}"]
+    command = [sys.executable, "-m", "fairlead_router.main", "--host=127.0.0.1", "--port=0", "--admin-port=0", *flags]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            port = int(until(lambda: re.search(r"running on http://127\.0\.0\.1:(\d+)", log.read_text()), "the router listens")[1])
+            until(lambda: httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200, "it polls the worker at its admin port")
+            yield port, admin_port(log)
+        finally:
+            process.terminate()
+
+
+def admin_port(log: Path) -> int:
+    found = until(lambda: re.search(r"admin paths on http://127\.0\.0\.1:(\d+)", log.read_text()), "an admin port")
+    return int(found[1])
+
+
+def test_the_workers_inference_port_serves_inference_alone(worker: WorkerProcess) -> None:
+    served = [(target, method) for path in WORKER for target in variants(path) for method in ("GET", "POST")]
+    reached = {(target, method): code for target, method in served if (code := status(worker.port, target, method)) not in (400, 404, 405)}
+    # A name below /v1/models/ is a model's, whatever it looks like, and no model has these.
+    assert not reached
+    paths = worker.client.get("/openapi.json").json()["paths"]
+    assert "/v1/completions" in paths and not set(paths) & set(WORKER)
+    assert worker.complete(model="tiny", prompt="hello", max_tokens=1)["choices"]
+    assert {worker.client.get(path).status_code for path in ("/health", "/ready", "/version", "/v1/models")} == {200}
+
+
+def test_the_workers_admin_port_serves_all_that_and_no_inference(worker: WorkerProcess) -> None:
+    port = admin_port(worker.log)
+    assert {status(port, path) for path in WORKER[:4]} == {200}
+    assert [status(port, path, "POST") for path in WORKER[4:]] == [400, 400], "a body without an adapter's name"
+    assert {status(port, path) for path in ("/health", "/ready", "/version")} == {200}
+    assert {status(port, path, "POST") for path in ("/v1/completions", "/tokenize")} == {404} and status(port, "/v1/models") == 404
+
+
+def test_the_routers_inference_port_reaches_no_admin_path_of_its_own_or_of_a_worker(router: tuple[int, int]) -> None:
+    port, _ = router
+    served = [(target, method) for path in (*WORKER, *ROUTER) for target in variants(path) for method in ("GET", "POST")]
+    reached = {(target, method): code for target, method in served if (code := status(port, target, method)) not in (400, 404, 405)}
+    assert not reached
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"model": "tiny", "prompt": "hello", "max_tokens": 1}, timeout=60)
+    assert answer.status_code == 200
+
+
+def test_the_routers_admin_port_serves_them_and_no_inference(router: tuple[int, int]) -> None:
+    _, port = router
+    assert {status(port, path) for path in (*ROUTER, "/health", "/ready", "/version")} == {200}
+    assert {status(port, path, "POST") for path in ("/v1/completions", "/tokenize", "/query")} == {404}
+    assert status(port, "/v1/models") == 404
+    (seen,) = httpx.get(f"http://127.0.0.1:{port}/fairlead/workers").json()["workers"]
+    assert seen["usable"] and seen["load"]["pages_total"] > 0
