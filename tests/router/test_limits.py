@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNKNOWN_CODING, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, answered, dripped
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Exchange
 from tests.router.test_access import ANNA, BORIS, ask, bearer, guarded
@@ -45,6 +45,14 @@ async def test_the_router_says_its_version_as_a_worker_does(fleet: Fleet) -> Non
 async def test_who_is_slow_to_say_what_it_wants_is_let_go(fleet: Fleet, sent: bytes, expected: tuple[int, str]) -> None:
     router = await fleet.router(await fleet.worker(), header_timeout=0.2, body_timeout=0.2)
     assert await answered(router.port, sent) == expected
+    assert router.server.router.front._bodies.total == 0
+
+
+@pytest.mark.parametrize("sent", UNBOUNDED.values(), ids=UNBOUNDED)
+async def test_trailers_and_chunk_extensions_count_as_headers(fleet: Fleet, sent: bytes) -> None:
+    """The parser joins a trailer's pieces in quadratic time, so one connection could stall the event loop until the body timeout."""
+    router = await fleet.router(await fleet.worker())
+    assert await answered(router.port, sent) == (431, "headers_too_large")
     assert router.server.router.front._bodies.total == 0
 
 
