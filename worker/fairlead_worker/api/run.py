@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_index.echo import brief
 from fairlead_worker.api.choice import Piece, SequenceFailed
 from fairlead_worker.api.engine_client import Generation
 from fairlead_worker.api.errors import ApiError, failed, invalid
@@ -58,7 +59,7 @@ class Run:
         """A grammar is tried before the engine sees it, but not along every way through it: what it meets there is the request's fault."""
         if not self.prepared.submissions[index].grammar:
             return failed(str(error))
-        return invalid(f"{error}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
+        return invalid(f"{brief(error)}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
 
     def gone(self) -> None:
         """The client left before the end."""
