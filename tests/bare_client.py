@@ -17,6 +17,14 @@ SLOW = [
 ]
 """Who begins a request and goes no further, and what becomes of it (`answered`)."""
 
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+UNBOUNDED = {
+    "one long trailer": CHUNKED + b"2\r\n{}\r\n0\r\nx: " + b"y" * 400_000,
+    "many trailers": CHUNKED + b"2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 1000 + b"\r\n",
+    "a chunk extension": CHUNKED + b"2;" + b"y" * 400_000,
+}
+"""Bytes that are neither head nor body: refused with 431, as headers are."""
+
 
 async def answered(port: int, sent: bytes) -> tuple[int, str]:
     """Status, and error code or body, of what a connection gets before its end. Status 0: it was closed without a word."""

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from fairlead_index.echo import brief
 from fairlead_index.errors import PromptError
 
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -28,7 +29,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise PromptError("chat_template", f"the model's chat template does not compile: {error}") from error
+            raise PromptError("chat_template", f"the model's chat template does not compile: {brief(error)}") from error
 
     def render(self, messages: list[dict[str, Any]], continue_final_message: bool, variables: dict[str, Any]) -> str:
         """The prompt text. `messages` are plain JSON objects; they are not changed."""
@@ -39,9 +40,9 @@ class ChatTemplate:
         try:
             text = self._template.render({**variables, "messages": messages})
         except jinja2.TemplateError as error:
-            raise PromptError("messages", f"the model's chat template refused them: {error}") from error
+            raise PromptError("messages", f"the model's chat template refused them: {brief(error)}") from error
         except Exception as error:  # a template is code: whatever it trips over, it tripped over this request
-            raise PromptError("messages", f"the model's chat template failed on them: {type(error).__name__}: {error}") from error
+            raise PromptError("messages", f"the model's chat template failed on them: {type(error).__name__}: {brief(error)}") from error
         return _cut_at_tag(text, final) if continue_final_message else text
 
 

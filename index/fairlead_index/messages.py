@@ -4,6 +4,7 @@ import json
 from typing import Any, Literal
 
 from fairlead_index.chat_template import ChatTemplate
+from fairlead_index.echo import quoted
 from fairlead_index.errors import PromptError
 
 ContentStyle = Literal["text", "parts", "both"]
@@ -144,7 +145,7 @@ def _part_text(part: Any, where: str) -> str:
     if not isinstance(part, dict):
         raise PromptError(where, f"must be an object with type and text, not {json_type(part)}")
     if part.get("type") != "text":
-        raise PromptError(f"{where}.type", f"is {part.get('type')!r}: this model reads text only")
+        raise PromptError(f"{where}.type", f"is {quoted(part.get('type'))}: this model reads text only")
     if not isinstance(part.get("text"), str):
         raise PromptError(f"{where}.text", f"must be a string, not {json_type(part.get('text'))}")
     text: str = part["text"]

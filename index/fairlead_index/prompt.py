@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from fairlead_index import messages as chat
 from fairlead_index.cuts import Cuts, affixes
+from fairlead_index.echo import brief
 from fairlead_index.errors import PromptError, PromptTooLong
 from fairlead_index.hashing import chain_root
 from fairlead_index.least_tokens import LeastTokens
@@ -126,7 +127,7 @@ class PromptEncoder:
             tokens.extend(after)
             return tokens
         except Exception as error:  # lone surrogates among others; tokenizers raises bare Exception
-            raise PromptError("prompt", f"cannot be tokenized: {error}") from error
+            raise PromptError("prompt", f"cannot be tokenized: {brief(error)}") from error
 
     def _parts(self, cache: TokenCache, parts: list[str], scope: str) -> "list[array[int]]":
         """Token ids of a text's parts: those not seen before are tokenized, each once, in one batch."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead_index.dialects import COUNT_TOKENS
+from fairlead_index.echo import brief, quoted
 from fairlead_index.split import SplitReport
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
@@ -17,7 +17,7 @@ from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.interop import queries
 from fairlead_router.interop.redirect import opted_out
 from fairlead_router.request.call import Call, linger
-from fairlead_router.request.prompts import PROMPTED, Prompt
+from fairlead_router.request.prompts import PASSED, PROMPTED, Prompt
 from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
@@ -26,8 +26,6 @@ from fairlead_router.wire.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-PASSED = ("/tokenize", "/detokenize", COUNT_TOKENS)
-"""Paths whose requests need a worker, but no engine."""
 OPENAPI = "/openapi.json"
 """A worker's to say, as what requests may hold is."""
 MODEL = "/v1/models/"
@@ -77,10 +75,10 @@ class App:
                 front.identify(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
-                raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
+                raise ApiError(404, f"There is no {brief(path)} here.", code="not_found")
             if call.method not in allowed:
                 allow = ", ".join(allowed)
-                message = f"{call.method} is not allowed on {path[:200]}, but {allow}."
+                message = f"{call.method} is not allowed on {brief(path)}, but {allow}."
                 raise ApiError(405, message, code="method_not_allowed", headers=[(b"allow", allow.encode())])
             if page is not None:
                 call.status = 200
@@ -89,7 +87,7 @@ class App:
             if path == OPENAPI:
                 await front.pass_on(call, reply)
                 return
-            if path in PROMPTED:
+            if path in PROMPTED or path in PASSED:
                 assert call.account is not None
                 front.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
@@ -218,7 +216,7 @@ class App:
             if model["id"] == name:
                 reply.whole(200, msgspec.json.encode(model))
                 return
-        error = ApiError(404, f"There is no model {name[:200]!r} here; GET /v1/models lists them.", param="model", code="model_not_found")
+        error = ApiError(404, f"There is no model {quoted(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
         reply.whole(error.status, error.body, error.headers)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.router.harness import Fleet, RunningRouter, eventually
-from tests.router.stand_in_worker import StandIn
+from tests.router.stand_in_worker import Exchange, StandIn, answers
 
 from fairlead_index.hashing import block_hashes
 from fairlead_index.salts import cache_salt
+from fairlead_router.serving.admission import AHEAD_REQUESTS
 from fairlead_router.tenancy.tenants import KeyFileError, read_keys
 
 SECRET = "a secret for salts of at least 32 characters"
@@ -206,3 +207,27 @@ async def test_nothing_confidential_is_logged_at_any_level(fleet: Fleet, tmp_pat
         assert secret not in said, secret
     text = (await router.client.get("/metrics")).text + (await router.client.get("/fairlead/workers")).text
     assert ANNA not in text and "xyzzy" not in text
+
+
+async def test_tokenizing_takes_quota_and_a_place_in_the_queue(fleet: Fleet, tmp_path: Path) -> None:
+    """It costs a worker's CPU as a prompt does: a tenant cannot have more of it than of prompts, nor overtake them."""
+    router, worker = await guarded(fleet, tmp_path, {"anna": {"tokensPerMinute": 6, "burstTokens": 1000}, "boris": {}})
+    text = {"prompt": "word " * 1000}
+    answered = await router.client.post("/tokenize", json=text, headers=bearer(ANNA))
+    assert answered.status_code == 200 and answered.headers["x-ratelimit-limit-tokens"] == "1000"
+    for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/completions"):
+        refused = await router.client.post(path, json=text, headers=bearer(ANNA))
+        assert refused.status_code == 429, path
+    asked, gate = len(worker.received), asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await gate.wait()
+        await answers(exchange)
+
+    worker.behaviour = waits
+    tasks = [asyncio.create_task(router.client.post("/tokenize", json={"prompt": "x" * 32_000}, headers=bearer(BORIS))) for _ in range(20)]
+    await eventually(lambda: len(worker.received) - asked >= AHEAD_REQUESTS, "as many as a worker is given ahead are there")
+    assert (await router.client.get("/health")).status_code == 200
+    assert len(worker.received) - asked < 20 and router.server.router.admission.queued()[0] > 0
+    gate.set()
+    assert {(await task).status_code for task in tasks} == {200}

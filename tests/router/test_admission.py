@@ -185,7 +185,7 @@ async def test_the_client_that_goes_leaves_the_queue(fleet: Fleet) -> None:
     for task in waiting:
         task.cancel()
     await eventually(lambda: len(queue) == 0 and router.server.router.admission._unbegun == 0, "all places are free again")
-    assert router.server.router.front._bodies.total == 0
+    assert router.server.router.front.bodies.total == 0
     worker.behaviour = answers
     assert (await router.complete("x")).status_code == 200
 
@@ -323,7 +323,7 @@ async def test_what_fails_after_the_comments_ends_with_an_error_event(fleet: Fle
     error = events(text.decode())[-1]["error"]
     expected = {"error": "bad", "timeout": "service_unavailable", "drain": "service_unavailable", "death": "bad_gateway"}
     assert error["code"] == expected[ending] and text.startswith(b": held\n\n") and text.endswith(b"}\n\n")
-    assert router.server.router.front._bodies.total == 0
+    assert router.server.router.front.bodies.total == 0
 
 
 async def test_holding_is_bounded_in_number_and_bytes(fleet: Fleet) -> None:

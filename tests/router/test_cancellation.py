@@ -60,7 +60,7 @@ async def one_client(router: RunningRouter, chance: random.Random, headers: tupl
 def at_rest(router: RunningRouter) -> dict[str, float]:
     """Every count that is to be zero when nobody asks for anything; those that are not."""
     parts, server = router.server.router, router.server
-    queue, bodies = parts.admission._queue, parts.front._bodies
+    queue, bodies = parts.admission._queue, parts.front.bodies
     counts: dict[str, float] = {
         "bodies": bodies.total,
         "tenants with bodies": len(bodies._each),

@@ -1,6 +1,7 @@
 """What clients may write on a connection, and what they read there."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually, post
 from tests.router.stand_in_worker import Exchange, answers
 
-from fairlead_router.wire.client import KEEP_ALIVE_SECONDS, STALL_SECONDS
+from fairlead_router.wire.client import KEEP_ALIVE_SECONDS, STALL_SECONDS, Request
 
 WHOLE, STREAM = {"prompt": "x"}, {"prompt": "x", "stream": True}
 
@@ -62,6 +63,47 @@ async def test_requests_sent_ahead_are_answered_in_order(fleet: Fleet) -> None:
         assert seen == [str(number) for number in range(20)]
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
         assert [(await answer(reader))[0] for _ in range(3)] == [200] * 3
+
+
+async def test_one_request_at_most_is_read_ahead(fleet: Fleet) -> None:
+    """A client that sends requests behind one that takes its time must not fill the memory with them."""
+    router = await fleet.router(await fleet.worker())
+    async with wire(router) as (reader, writer):
+        writer.write(b"GET /fairlead/demand?wait=60 HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 20_000)
+        await eventually(lambda: any(connection._ahead for connection in router.server._connections), "one was read ahead")
+        for _ in range(20):
+            assert (await router.client.get("/health")).status_code == 200
+        assert sum(isinstance(one, Request) for one in gc.get_objects()) <= 4
+        assert (await router.complete("x")).status_code == 200  # the demand's answer
+        for _ in range(1001):
+            assert (await answer(reader))[0] == 200
+
+
+async def test_a_request_starts_when_the_answer_before_it_is_taken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that asks and never reads holds the bytes of one answer, not of all that it asked for."""
+    router = await fleet.router(await fleet.worker())
+    size, count, built = 50_000, 400, 0
+
+    def picture() -> str:
+        nonlocal built
+        built += 1
+        return "x" * size
+
+    monkeypatch.setattr(router.server.router, "picture", picture)
+    async with wire(router) as (reader, writer):
+        writer.transport.pause_reading()
+        writer.write(b"GET /fairlead/workers HTTP/1.1\r\nhost: x\r\n\r\n" * count)
+        connections = router.server._connections
+        await eventually(lambda: any(connection._stalled for connection in connections), "the client is behind")
+        for _ in range(20):
+            assert (await router.client.get("/health")).status_code == 200
+        stalled = [connection for connection in connections if connection._stalled]
+        assert len(stalled) == 1 and stalled[0]._transport.get_write_buffer_size() < 2 * size
+        assert built < count
+        writer.transport.resume_reading()
+        for _ in range(count):
+            assert (await answer(reader))[0] == 200
 
 
 async def test_a_client_that_asks_first_is_told_to_send_its_body(fleet: Fleet) -> None:
@@ -242,7 +284,7 @@ async def test_what_a_get_brings_is_not_kept(fleet: Fleet) -> None:
         writer.write(b"GET /fairlead/demand?wait=60 HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n" + b"x" * 9_000_000)
         await writer.drain()
         (connection,) = router.server._connections
-        assert connection._serving is not None and not connection._serving.pieces
+        assert connection._serving is not None and not connection._serving.body
         writer.write(b"x" * 1_000_000)
         await writer.drain()
         assert (await router.complete("x")).status_code == 200

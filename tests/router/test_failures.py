@@ -35,17 +35,60 @@ async def test_a_worker_that_dies_before_its_answer_is_replaced_without_the_clie
     assert [(await router.complete(f"p{number}")).status_code for number in range(4)] == [200] * 4
 
 
-async def test_no_worker_sees_a_request_twice(fleet: Fleet) -> None:
-    """All workers reset it. A worker sees it again only where a kept connection might have been stale, which a first request is not."""
+async def test_a_connection_lost_before_its_answer_is_no_verdict_on_the_only_worker(fleet: Fleet) -> None:
+    """The request is sent once more, on a new connection, as soon as a look finds the worker well: not refused after the whole hold."""
+    worker = await fleet.worker()
+    router = await fleet.router(worker, hold_timeout=5)
+    for new in (False, True):  # a connection that the looks have kept, and one of its own
+        worker.received.clear()
+
+        async def dies_on_the_first(exchange: Exchange, kept: bool = not new) -> None:
+            if len(exchange.worker.received) == 1:
+                await asyncio.sleep(1.1 * kept)  # longer than a stale connection takes to end
+                exchange.die()
+            else:
+                await answers(exchange)
+
+        worker.behaviour = dies_on_the_first
+        if new:
+            (known,) = router.table
+            known.pool.close()
+        async with asyncio.timeout(4):
+            assert (await router.complete("x")).status_code == 200
+        assert len(worker.received) == 2
+
+
+async def test_a_request_that_no_worker_answers_is_refused_at_once(fleet: Fleet) -> None:
+    """All of them live and reset it: each sees it twice, and the client does not wait for others that are not there."""
     workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(2)]
-    router = await fleet.router(*workers, hold_timeout=0.5)
+    router = await fleet.router(*workers, hold_timeout=30)
     for worker in router.table:
         worker.pool.close()
+    async with asyncio.timeout(10):
+        answer = await router.complete("x")
+    assert answer.status_code == 502 and answer.json()["error"]["code"] == "bad_gateway"
+    assert all(1 <= len(worker.received) <= 3 for worker in workers)  # 3: one on a connection that the looks had kept
+
+
+async def test_one_deadline_holds_for_all_attempts_of_a_request(fleet: Fleet) -> None:
+    """Each of three workers loses the request after most of the time that an answer may take."""
+
+    async def dies_late(exchange: Exchange) -> None:
+        await asyncio.sleep(0.7)
+        exchange.die()
+
+    router = await fleet.router(*[await fleet.worker(behaviour=dies_late) for _ in range(3)], request_timeout=1)
+    began = asyncio.get_running_loop().time()
     answer = await router.complete("x")
-    assert answer.status_code == 503 and answer.headers["retry-after"]
-    seen = [sum(1 for request in worker.received) for worker in workers]
-    assert max(seen) <= 2 and min(seen) >= 1  # 2: one on a connection that the looks had kept
-    assert await router.metric("fairlead_router_retries_total") == 2
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
+    assert 0.9 < asyncio.get_running_loop().time() - began < 2
+
+
+async def crashes(exchange: Exchange) -> None:
+    """As a process that ends: nothing listens afterwards."""
+    exchange.worker._server.close()
+    for writer in list(exchange.worker._connections):
+        writer.transport.abort()
 
 
 async def dies_of_it(exchange: Exchange) -> None:
@@ -67,7 +110,7 @@ async def test_a_request_that_kills_workers_does_not_kill_them_all(fleet: Fleet,
 
 async def test_a_request_is_not_blamed_for_workers_that_all_die_at_once(fleet: Fleet) -> None:
     """As when a whole fleet is killed: it goes from one dying worker to the next, and is held until one is back."""
-    workers = [await fleet.worker(behaviour=dies_at_once) for _ in range(3)]
+    workers = [await fleet.worker(behaviour=crashes) for _ in range(3)]
     router = await fleet.router(*workers, workers=fleet.list_in_file(*workers))
     for worker in router.table:
         worker.pool.close()
@@ -143,7 +186,7 @@ async def test_requests_are_held_while_the_only_worker_restarts_elsewhere(fleet:
 
 
 async def test_a_worker_that_restarts_on_its_own_address_may_be_asked_again(fleet: Fleet) -> None:
-    worker = await fleet.worker(behaviour=dies_at_once)
+    worker = await fleet.worker(behaviour=crashes)
     router = await fleet.router(worker)
     held = asyncio.create_task(router.complete("x"))
     await eventually(lambda: bool(worker.received), "the request was sent")
@@ -246,18 +289,16 @@ async def test_a_long_prefill_is_no_silence(fleet: Fleet) -> None:
 async def test_a_request_that_kills_processes_does_not_kill_them_all(fleet: Fleet) -> None:
     """On kept connections, and with nothing listening afterwards: as a crash of the process looks."""
 
-    async def crashes(exchange: Exchange) -> None:
+    async def crashes_of_it(exchange: Exchange) -> None:
         await asyncio.sleep(0.1)
-        exchange.worker._server.close()
-        for writer in list(exchange.worker._connections):
-            writer.transport.abort()
+        await crashes(exchange)
 
     workers = [await fleet.worker() for _ in range(5)]
     router = await fleet.router(*workers, policy="RoundRobin", poll_interval=30)
     assert [(await router.complete("fine")).status_code for _ in range(5)] == [200] * 5
     for worker in workers:
         worker.received.clear()
-        worker.behaviour = crashes
+        worker.behaviour = crashes_of_it
     assert (await router.complete("poison")).status_code == 502
     assert sum(1 for worker in workers if worker.received) == 3
 

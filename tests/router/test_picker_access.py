@@ -1,13 +1,17 @@
 """Keys, quotas and salts hold for a gateway's clients as for the router's own."""
 
+import asyncio
 import json
 from pathlib import Path
 
+import grpc
+import pytest
 from tests.router.gateway import gateway, set_headers
-from tests.router.harness import Fleet
+from tests.router.harness import Fleet, eventually
 from tests.router.test_access import ANNA, BORIS, SECRET, guarded
 
 from fairlead_index.salts import cache_salt
+from fairlead_router.interop.picker import server
 
 PATH = "/v1/completions"
 BODY = json.dumps({"prompt": "hello there", "max_tokens": 50}).encode()
@@ -74,3 +78,71 @@ async def test_all_prompts_of_a_request_are_charged_and_its_refusal_is_counted(f
         assert (await exchange.refused())[0] == 429
     refused = (await router.client.get("/metrics")).text
     assert 'fairlead_router_refused_total{reason="quota"} 1.0' in refused
+
+
+async def test_what_is_only_tokenized_is_charged_too(fleet: Fleet, tmp_path: Path) -> None:
+    router, _ = await guarded(fleet, tmp_path, {"anna": {"tokensPerMinute": 6, "burstTokens": 100}}, picker_port=0, picker_tls="off")
+    assert router.server.router.picker is not None
+    async with gateway(router.server.router.picker.port) as asking:
+        exchange = asking.exchange()
+        await exchange.headers("/tokenize", authorization=f"Bearer {ANNA}", content_length="4000")
+        await exchange.read()
+        (account,) = (one for name, one in router.server.router.front._accounts._accounts.items() if name == "anna")
+        assert account.level < -800
+        exchange.call.cancel()
+
+
+async def test_bodies_that_a_gateway_shows_take_room_like_all_others(fleet: Fleet) -> None:
+    """--max-inflight-bytes bounds them together, until each is passed on or its stream ends."""
+    router = await fleet.router(await fleet.worker(), picker_port=0, picker_tls="off", max_inflight_bytes=1_000_000)
+    assert router.server.router.picker is not None
+    bodies = router.server.router.front.bodies
+    async with gateway(router.server.router.picker.port) as asking:
+        half = asking.exchange()
+        await half.headers(PATH)
+        await half.body(b" " * 600_000, end=False)
+        await eventually(lambda: bodies.total == 600_000, "it is counted")
+        other = asking.exchange()
+        await other.headers(PATH)
+        await other.body(b" " * 600_000, end=False)
+        status, body, headers = await other.refused()
+        assert status == 503 and b"--max-inflight-bytes" in body and headers["retry-after"] == "1"
+        await half.body(BODY)
+        await half.picked()
+        await half.streamed()
+        await eventually(lambda: bodies.total == 0, "it is passed on")
+        half.call.cancel()
+        gone = asking.exchange()
+        await gone.headers(PATH)
+        await gone.body(b" " * 600_000, end=False)
+        await eventually(lambda: bodies.total == 600_000, "it is counted")
+        gone.call.cancel()
+        await eventually(lambda: bodies.total == 0, "its stream has ended")
+
+
+async def test_messages_and_streams_of_a_gateway_are_bounded(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_STREAMS", 3, raising=False)
+    router = await fleet.router(await fleet.worker(), picker_port=0, picker_tls="off", max_body_bytes=100_000)
+    assert router.server.router.picker is not None
+    async with gateway(router.server.router.picker.port) as asking:
+        large = asking.exchange()
+        await large.headers(PATH)
+        await large.body(b" " * 2_000_000, end=False)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await large.read()
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        long = asking.exchange()
+        await long.headers(PATH, x_long="x" * 70_000)
+        assert (await long.refused())[0] == 431
+        exchanges = [asking.exchange() for _ in range(4)]
+        for exchange in exchanges[:3]:
+            await exchange.request(PATH, BODY)
+            await exchange.picked()
+        waiting = asyncio.create_task(exchanges[3].request(PATH, BODY))
+        await asyncio.wait([waiting], timeout=0.3)
+        assert sum(worker.in_flight for worker in router.table) == 3
+        exchanges[0].call.cancel()
+        await waiting
+        await exchanges[3].picked()
+        for exchange in exchanges:
+            exchange.call.cancel()

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES
+from fairlead_index.echo import MESSAGE_CHARACTERS, brief
 
 _ANTHROPIC = {
     400: "invalid_request_error",
@@ -27,6 +28,8 @@ COMMENT = b": held\n\n"
 
 def document(path: str, status: int, message: str, kind: str, param: str | None = None, code: str | int | None = None) -> bytes:
     """The body of an answer that is an error. `kind`, `param` and `code` as OpenAI has them; Anthropic's type follows from `status`."""
+    message = brief(message, MESSAGE_CHARACTERS)
+    param = param if param is None else brief(param)
     if path in (MESSAGES, COUNT_TOKENS):
         kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from fairlead_index.echo import quoted
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import block_hashes
 from fairlead_router.errors import ApiError, unavailable
@@ -74,7 +75,7 @@ class Queries:
                 reason, _, field = str(error).partition(" - at `$")
                 raise _invalid(field.strip("`.") or "body", reason) from None
         if query.tenant_id in _TAKEN:
-            raise _invalid("tenant_id", f"{query.tenant_id!r} is a field of the answer: give another name")
+            raise _invalid("tenant_id", f"{quoted(query.tenant_id)} is a field of the answer: give another name")
         known = self._known(query)
         block_tokens = known.format.block_tokens
         if query.block_size not in (None, block_tokens):
@@ -98,7 +99,9 @@ class Queries:
             raise unavailable("No worker has said yet how its prompts become blocks. Try again later.", retry_after=5)
         if name not in known.format.model_names and name not in self._table.adapters():
             served = ", ".join(self._formats.model_names())
-            raise ApiError(404, f"model: {name!r} does not exist. Models served here: {served}.", param="model", code="model_not_found")
+            raise ApiError(
+                404, f"model: {quoted(name)} does not exist. Models served here: {served}.", param="model", code="model_not_found"
+            )
         return known
 
     def _adapter(self, query: _Query) -> str:

@@ -15,6 +15,7 @@ from fairlead_router.request.call import Call
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.asks import wanted_for
+from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.proxy import Proxy
 from fairlead_router.steering.policies import Choice
 
@@ -60,7 +61,7 @@ class Redirector:
         assert call.account is not None
         ticket = Ticket(call.account, call.caller.bounded(prompt.asked.priority), prompt.length, call.kept)
         try:
-            choice = await self._proxy.choose(wanted_for(prompt, call.caller, call.session), (), (), ticket)
+            choice = await self._proxy.choose(wanted_for(prompt, call.caller, call.session), Attempts(), (), ticket)
         finally:
             self._admission.leave(ticket)
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))

@@ -11,8 +11,9 @@ import msgspec
 import xxhash
 
 from fairlead_index.chat_request import encoding_of
-from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from fairlead_index.dialects.chats import is_dialect, read_chat
+from fairlead_index.echo import quoted
 from fairlead_index.hashing import block_hashes
 from fairlead_index.memory import LARGE, give_back
 from fairlead_index.pooled import EMBEDDINGS, POOLED
@@ -28,6 +29,8 @@ from fairlead_router.tenancy.tenants import ANYONE
 _CHATS = (CHAT, RESPONSES, MESSAGES)
 PROMPTED = (COMPLETIONS, *_CHATS, *POOLED)
 """Paths whose requests are for the engine."""
+PASSED = ("/tokenize", "/detokenize", COUNT_TOKENS)
+"""Paths whose requests need a worker, but no engine. They take quota and a place in the queue too: tokenizing costs seconds of CPU."""
 _BYTES_A_TOKEN = 4
 """For prompts that are not tokenized here, a length good enough to compare waits."""
 INLINE_BYTES = 1024
@@ -82,6 +85,11 @@ class Prompt(msgspec.Struct, frozen=True):
     """The same for all requests of a conversation; 0 where nobody asked for it."""
     adapter: str = ""
     """Digest of the LoRA adapter that `hashes` are of; empty: none."""
+
+
+def estimate(size: int, salt: str = "") -> Prompt:
+    """Return what is known of a body of `size` bytes that is not tokenized here and generates nothing."""
+    return Prompt(length=size // _BYTES_A_TOKEN, asked=Asked(output=0), salt=salt)
 
 
 class Prompts:
@@ -193,7 +201,7 @@ class Prompts:
         names = self.model_names()
         if model in names or self._formats.current is None:
             return None
-        message = f"The model {model[:200]!r} does not exist. Models served here: {', '.join(names)}."
+        message = f"The model {quoted(model)} does not exist. Models served here: {', '.join(names)}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat, salt: str) -> "tuple[array[int] | None, bool]":

@@ -10,6 +10,7 @@ import msgspec
 
 from fairlead_index.dialects import CHAT, COMPLETIONS
 from fairlead_index.dialects.chats import is_dialect, read_chat
+from fairlead_index.echo import brief
 from fairlead_index.pooled import EMBEDDINGS, POOLED
 from fairlead_index.prompt import PromptError
 from fairlead_router.errors import ApiError
@@ -59,11 +60,11 @@ def refused() -> Iterator[None]:
     try:
         yield
     except msgspec.ValidationError as error:
-        reason, _, field = str(error).partition(" - at `$.")
-        if not field:
+        reason, _, field = str(error).rpartition(" - at `$.")
+        if not reason:
             raise ApiError(400, "The request body must be a JSON object.") from None
         field = field.rstrip("`")
-        raise ApiError(400, f"{field}: {reason[:1].lower()}{reason[1:]}.", param=field) from None
+        raise ApiError(400, f"{field}: {reason[:1].lower()}{brief(reason[1:])}.", param=field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:

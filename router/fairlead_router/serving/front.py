@@ -5,7 +5,7 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.call import Call
-from fairlead_router.request.prompts import Prompt
+from fairlead_router.request.prompts import Prompt, estimate
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.asks import instructions_for
 from fairlead_router.serving.proxy import Proxy
@@ -27,9 +27,9 @@ class Front:
         """`scripts`: of the service's namespace, where token rates are common to all routers."""
         self.keys = Keys(config.api_keys_file, metrics)
         self._accounts = Accounts(scripts, config.router_replicas, metrics.task_failures)
-        self._bodies = Bodies(config.max_inflight_bytes)
+        self.bodies = Bodies(config.max_inflight_bytes)
         self._admission, self._proxy, self._metrics = admission, proxy, metrics
-        metrics.body_bytes.set_function(lambda: self._bodies.total)
+        metrics.body_bytes.set_function(lambda: self.bodies.total)
         metrics.tenants(self._accounts.used)
 
     def start(self) -> None:
@@ -45,7 +45,7 @@ class Front:
         call.caller = self.keys.caller(call.credential)
         call.credential = b""
         call.account = self._accounts.of(call.caller.tenant)
-        call.bodies = self._bodies
+        call.bodies = self.bodies
 
     def admit_anyone(self, call: Call) -> None:
         """For a request of our own: no key, no quota, and a place in the queue like any tenant's."""
@@ -72,15 +72,35 @@ class Front:
 
     async def forward(self, call: Call, prompt: Prompt, reply: Reply) -> None:
         """Charge, wait for the turn, let the proxy answer, settle. Raises ApiError where no answer has begun."""
-        account, asked = call.account, prompt.asked
-        assert account is not None
-        charge = self.charge(account, prompt, len(call.body))
+        assert call.account is not None
+        charge = self.charge(call.account, prompt, len(call.body))
         call.meter = charge.meter if call.caller.tenant.name else None
-        call.instructions = instructions_for(prompt, call.caller)
-        if asked.stream:
+        if prompt.asked.stream:
             call.held = HeldStream(reply, call.id, call.path)
+        await self._run(call, prompt, reply, charge)
+
+    async def pass_on(self, call: Call, reply: Reply) -> None:
+        """Forward a request that needs no engine: /tokenize, /detokenize and the counting of tokens, charged as a prompt of their length.
+
+        The OpenAPI document, which has no request body, is neither charged nor queued.
+        """
+        assert call.account is not None
+        prompt = estimate(len(call.body), call.caller.salt(""))  # what the worker remembers of texts is the tenant's alone, too
+        if call.body:
+            await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
+            return
+        call.instructions = instructions_for(prompt, call.caller)
+        ticket = Ticket(call.account, 0, 0, 0)
+        try:
+            await self._proxy.forward(call, prompt, reply, ticket)
+        finally:
+            self._admission.leave(ticket)
+
+    async def _run(self, call: Call, prompt: Prompt, reply: Reply, charge: Charge) -> None:
+        account = charge.account
+        call.instructions = instructions_for(prompt, call.caller)
         keep_alive = call.held.keep_alive if call.held is not None else None
-        ticket = Ticket(account, call.caller.bounded(asked.priority), prompt.length, call.kept, charge.expected, keep_alive)
+        ticket = Ticket(account, call.caller.bounded(prompt.asked.priority), prompt.length, call.kept, charge.expected, keep_alive)
         try:
             await self._admission.enter(ticket)
             await self._proxy.forward(call, prompt, reply, ticket)
@@ -93,17 +113,6 @@ class Front:
             difference = charge.settle(computed, call.meter is not None and bool(call.status))
             if difference and ticket.served:
                 account.serve(difference)
-
-    async def pass_on(self, call: Call, reply: Reply) -> None:
-        """What needs no engine, and so no turn: /tokenize, /detokenize and the counting of tokens."""
-        assert call.account is not None
-        prompt = Prompt(salt=call.caller.salt(""))  # what the worker remembers of texts is the tenant's alone, too
-        call.instructions = instructions_for(prompt, call.caller)
-        ticket = Ticket(call.account, 0, 0, call.kept)
-        try:
-            await self._proxy.forward(call, prompt, reply, ticket)
-        finally:
-            self._admission.leave(ticket)
 
     def _admit(self, account: Account, cost: float) -> None:
         try:

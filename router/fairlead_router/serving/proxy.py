@@ -16,7 +16,8 @@ from fairlead_router.request.call import Call
 from fairlead_router.request.prompts import Prompt
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.asks import wanted_for
-from fairlead_router.steering.policies import Choice, Policy, Tried, Wanted
+from fairlead_router.serving.attempts import Attempts
+from fairlead_router.steering.policies import Choice, Policy, Wanted
 from fairlead_router.steering.split import SplitPolicy
 from fairlead_router.wire.reply import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
@@ -46,25 +47,28 @@ class Proxy:
         Raises ApiError where no worker's answer has begun.
         """
         wanted = wanted_for(prompt, call.caller, call.session)
-        tried: set[tuple[str, int]] = set()
-        lost = 0.0
+        attempts = Attempts()
+        tried = attempts.tried
         busy: list[int] = []
+        deadline = 0.0
         while True:
-            if tried and not wanted.again:
+            if call.attempts and not wanted.again:
                 wanted = msgspec.structs.replace(wanted, again=True)
-            if lost >= MOST_LOST:
+            if attempts.lost >= MOST_LOST:
                 raise ApiError(502, f"{call.attempts} workers ended under this request.", kind="server_error", code="bad_gateway")
-            choice, began = self._note(call, await self.choose(wanted, tried, busy, ticket)), monotonic()
-            tried.add((choice.worker.address, choice.worker.life))
+            choice, began = self._note(call, await self.choose(wanted, attempts, busy, ticket)), monotonic()
+            deadline = deadline or began + self._config.request_timeout
+            fresh = attempts.begin(choice.worker)
             try:
-                connection, head = await self._attempt(call, prompt, choice, ticket)
+                connection, head = await self._attempt(call, prompt, choice, ticket, deadline, fresh)
             except ConnectFailed as error:
                 self._failed(choice, "connect", error)
+                attempts.refuse(choice.worker)
                 continue
             except LostBeforeHead as error:
                 self._failed(choice, "lost", error)
                 if not isinstance(error, GoneSilent):
-                    lost += 1.0 if monotonic() - began > DYING_SECONDS else 0.5
+                    attempts.lose(choice.worker, 1.0 if monotonic() - began > DYING_SECONDS else 0.5, final=fresh or error.sent_again)
                 continue
             except TooSilent as error:
                 self._missed(choice.worker)
@@ -79,7 +83,7 @@ class Proxy:
                 if retry is not None:
                     self._metrics.retries.labels("refused").inc()
                     if retry == b"lost":  # its engine ended while it had the request
-                        lost += 1
+                        attempts.lost += 1
                         self._missed(worker)
                     worker.suspect()
                     continue
@@ -99,21 +103,30 @@ class Proxy:
                 worker.in_flight -= 1
                 worker.pool.give_back(connection)
 
-    async def choose(self, wanted: Wanted, tried: Tried, busy: Sequence[int], ticket: Ticket) -> Choice:
-        """A worker; waits for one while there is none. `busy`: seconds that full workers asked to be left alone.
+    async def choose(self, wanted: Wanted, attempts: Attempts, busy: Sequence[int], ticket: Ticket) -> Choice:
+        """Return a worker; wait for one while there is none. `busy`: seconds that full workers asked to be left alone.
 
-        Raises ApiError: 503 when the wait took too long, 429 when all are full.
+        Raises ApiError: 503 when the wait took too long, 429 when all are full, 502 at once when no worker is left that has not failed.
         """
         while True:
-            choice = await self._policy.choose(wanted, tried)
+            choice = await self._policy.choose(wanted, attempts.tried)
             if choice is not None:
                 return choice
             if busy:
                 raise overloaded("The service is overloaded: the queues of all workers are full.", min(busy))
+            if attempts.failed:
+                message = "The worker closed the connection twice without an answer, and no other worker is left to ask."
+                raise ApiError(502, message, kind="server_error", code="bad_gateway")
+            attempts.allow_again()
             await self._admission.again(ticket)
 
-    async def _attempt(self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket) -> tuple[Connection, Head]:
-        """Send to one worker and wait for its answer's head. Counts the request as in flight there; on failure takes that back."""
+    async def _attempt(
+        self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket, deadline: float, fresh: bool
+    ) -> tuple[Connection, Head]:
+        """Send to one worker and wait for its answer's head. Counts the request as in flight there; on failure takes that back.
+
+        `deadline`: monotonic seconds by which the head of any attempt must have come. `fresh`: use a new connection.
+        """
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
         worker.in_flight += 1
@@ -123,7 +136,7 @@ class Proxy:
         answered = False
         try:
             request = self._request(call, prompt, choice)
-            began = await worker.pool.begin(request, self._config.request_timeout)
+            began = await worker.pool.begin(request, self._config.request_timeout, max(0.0, deadline - monotonic()), fresh)
             answered = True
             return began
         finally:

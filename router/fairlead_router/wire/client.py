@@ -6,7 +6,6 @@ each piece of a stream a wake-up of a task (docs/router.md has the figures).
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import cast
@@ -14,14 +13,13 @@ from urllib.parse import unquote
 
 import httptools
 
+from fairlead_index.framing import REFUSAL_LINGER_SECONDS, WRITE_HIGH_WATER, Framing, content_length
 from fairlead_index.guard import Guard
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-HIGH_WATER = 256 * 1024
-"""Bytes of an answer held for a slow client before its worker's socket is no longer read."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the idle time of common clients' pools, so that it is not we who close under a request on its way."""
 _WITHOUT_BODY = frozenset(("GET", "HEAD"))
@@ -40,7 +38,8 @@ class Request:
         self.headers: Headers = []
         """Names in lower case."""
         self.keep_alive = self.old = False
-        self.pieces: list[bytes] = []
+        self.body = bytearray()
+        """What has come of the body and was not taken. One buffer: a list of small pieces costs 20 times their bytes."""
         self.size = 0
         """Bytes of the body that have come."""
         self.whole = False
@@ -52,9 +51,8 @@ class Request:
 
     def take(self) -> bytes:
         """What has come of the body since the last call."""
-        piece = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-        self.pieces = []
-        return piece
+        body, self.body = self.body, bytearray()
+        return bytes(body)
 
     async def more(self) -> None:
         """Return when the body has grown or is whole. A client that asked first is told to send it."""
@@ -70,8 +68,11 @@ class Request:
 App = Callable[[Request, Reply], Awaitable[None]]
 
 
-class ClientConnection(asyncio.Protocol):
-    """Parses, starts the application for each request in a task of its own, cancels it when the client goes."""
+class ClientConnection(asyncio.BufferedProtocol):
+    """Parses requests and runs the application for one at a time, each in a task that is cancelled when the client goes.
+
+    Memory is bounded: at most one request is read ahead, and it starts only when the answers before it are below the high-water mark.
+    """
 
     def __init__(
         self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: "Guard[ClientConnection]"
@@ -82,44 +83,65 @@ class ClientConnection(asyncio.Protocol):
         self._head: Request | None = None
         self._parsing: Request | None = None
         self._serving: Request | None = None
-        self._ahead: deque[Request] = deque()
-        """Requests that the client sent before the answer to an earlier one (pipelining)."""
-        self._head_bytes = 0
+        self._ahead: Request | None = None
+        """The next request, sent before the answer to the one under way was taken (pipelining)."""
+        self._framing = Framing()
+        self._unparsed = b""
+        """The rest of the read that brought `_ahead`. Nothing more is read until that one starts."""
+        self._reading = True
+        self._trailers = 0
         self._finished = self._closing = False
         self._touched = monotonic()
         self._stalled: float | None = None
         self.closed: asyncio.Future[None] = loop.create_future()
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
-        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self._connections.add(self)
         if not self._guard.opened(self):
             self._transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._framing.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._touched = monotonic()
-        if self._finished:
-            return
-        if self._parsing is None:
-            self._head_bytes += len(data)
+        if not self._finished:
+            self._feed(self._framing.received(nbytes))
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Parse up to the head of the first request that has to wait; keep the rest unparsed."""
+        start = 0
+        while start < len(data) and not self._finished and self._ahead is None:
+            end = self._framing.cut(data, start)
+            if self._parsing is None and self._framing.overhead > self._guard.max_header_bytes:
+                self._refuse_head("headers exceed")
+                return
+            self._parse(data[start:end])
+            start = end
+        if self._ahead is not None and not self._finished:
+            self._unparsed = bytes(data[start:])
+            self._pause_reading()
+
+    def _parse(self, piece: bytes | memoryview) -> None:
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             self._finished = self._closing = True  # we speak nothing else: answered as if it had not been asked for, and closed
         except httptools.HttpParserError as error:
             self._refuse(400, b"Bad Request", f"The request is not HTTP: {error}.", "bad_request")
             return
-        if self._parsing is None and self._head_bytes > self._guard.max_header_bytes:
-            self._refuse_head()
+        if self._parsing is not None and self._framing.overhead > self._guard.max_header_bytes:
+            self._refuse_head("chunk headers and trailers exceed")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._guard.closed(self)
         self.closed.set_result(None)
-        self._ahead.clear()
+        self._ahead, self._unparsed = None, b""
         request = self._serving
         if request is not None and request.task is not None:
             request.gone = True
@@ -134,6 +156,8 @@ class ClientConnection(asyncio.Protocol):
         self._stalled = None
         if self._serving is not None and self._serving.reply is not None:
             self._serving.reply.resume()
+        else:
+            self._go_on()
 
     # httptools
 
@@ -146,27 +170,29 @@ class ClientConnection(asyncio.Protocol):
         self._head.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head is not None:  # else it comes after the body
+        if self._head is not None:
             self._head.headers.append((name.lower(), value))
+            return
+        self._trailers += 1  # a trailer is dropped: it becomes no header
+        if self._trailers == self._guard.max_headers + 1:
+            message = f"The request has more than {self._guard.max_headers} trailers (--max-headers)."
+            self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
     def on_headers_complete(self) -> None:
         request, self._head = self._head, None
         assert request is not None
-        limit = self._guard.max_header_bytes
-        if self._head_bytes > limit < sum(len(name) + len(value) for name, value in request.headers) + len(request.target):
-            self._refuse_head()
-            return
         if len(request.headers) > self._guard.max_headers:
             message = f"The request has {len(request.headers)} headers, more than {self._guard.max_headers} (--max-headers)."
             self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
             return
         self._parsing = request
-        self._head_bytes = 0
+        self._trailers = 0
         if self._finished:
-            return  # it follows a refusal, in the same read
+            return  # it follows a refusal
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
         request.old = self._parser.get_http_version() == "1.0"
+        self._framing.begin_body(content_length(request.headers))
         codings = [value for name, value in request.headers if name == b"transfer-encoding"]
         if codings and request.old:  # RFC 9112, 6.1: one before us may not know it
             self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
@@ -185,24 +211,26 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
             return
         self._guard.expects_body(self)
-        if self._serving is None:
+        if self._serving is None and self._stalled is None:
             self._serve(request)
         else:
-            self._ahead.append(request)
-            self._transport.pause_reading()
+            self._ahead = request
+            self._guard.whole(self)  # it is not late while it is not read
 
     def on_body(self, body: bytes) -> None:
         request = self._parsing
+        self._framing.overhead = 0
         if request is None or (request.reply is not None and request.reply.ended):
             return  # refused, or answered without it
         if request.method in _WITHOUT_BODY:
             return
         request.size += len(body)
-        request.pieces.append(body)
+        request.body += body
         request.wake()
 
     def on_message_complete(self) -> None:
         request, self._parsing = self._parsing, None
+        self._framing.end_message()
         self._guard.whole(self)
         if request is not None:
             request.whole = True
@@ -220,8 +248,6 @@ class ClientConnection(asyncio.Protocol):
     def _serve(self, request: Request) -> None:
         self._serving = request
         reply = request.reply = Reply(self._transport, request.method, request.keep_alive and not self._closing, request.old)
-        if self._stalled is not None:
-            reply.pause()  # the answer before this one has not been taken yet
         request.task = self._loop.create_task(self._answer(request, reply))
 
     async def _answer(self, request: Request, reply: Reply) -> None:
@@ -237,17 +263,38 @@ class ClientConnection(asyncio.Protocol):
     def _served(self, request: Request, reply: Reply) -> None:
         self._serving = None
         self._touched = monotonic()
+        if request.gone:
+            return  # refused, or closed
         if not reply.keep_alive or not request.keep_alive or self._closing:
             self._transport.close()  # a cut answer has no end of its own: the connection's says so
-        elif self._ahead:
-            if len(self._ahead) == 1:
-                self._transport.resume_reading()
-            request = self._ahead.popleft()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Start the request that was read ahead, and read on, once the client has taken enough of the answers before it."""
+        if self._serving is not None or self._transport.is_closing():
+            return
+        if self._stalled is not None:
+            self._pause_reading()
+            return
+        request, self._ahead = self._ahead, None
+        if request is not None:
             if not request.whole:
                 self._guard.expects_body(self)
             self._serve(request)
-        else:
+        unparsed, self._unparsed = self._unparsed, b""
+        if unparsed:
+            self._feed(unparsed)
+        if self._ahead is None and not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        if self._serving is None:
             self._guard.answered(self)
+
+    def _pause_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._transport.pause_reading()
 
     # What the server asks
 
@@ -275,8 +322,9 @@ class ClientConnection(asyncio.Protocol):
     def late(self) -> None:
         if self._serving is not None and self._serving.whole:
             return  # it is the request after that, which is not read now
-        if self._serving is None and not self._head_bytes:
-            self._transport.abort()  # it has said nothing
+        answered = self._parsing is not None and self._parsing.reply is not None and self._parsing.reply.ended
+        if answered or (self._serving is None and self._parsing is None and not self._framing.overhead):
+            self._transport.abort()  # it has said nothing, or was answered without its body
             return
         what = "headers" if self._parsing is None else "body"
         self._refuse(
@@ -284,10 +332,13 @@ class ClientConnection(asyncio.Protocol):
         )
 
     def close_idle(self) -> None:
-        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()  # it takes nothing of its answer, so a close would never finish
+        else:
+            self._transport.close()
 
-    def _refuse_head(self) -> None:
-        message = f"The request's headers exceed {self._guard.max_header_bytes} bytes (--max-header-bytes)."
+    def _refuse_head(self, what: str) -> None:
+        message = f"The request's {what} {self._guard.max_header_bytes} bytes (--max-header-bytes)."
         self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
     def _refuse(self, status: int, reason: bytes, message: str, code: str, header: bytes = b"") -> None:
@@ -298,10 +349,19 @@ class ClientConnection(asyncio.Protocol):
         serving = self._serving
         if serving is not None and (serving.whole or (serving.reply is not None and serving.reply.started)):
             return  # its answer comes first, and then the end: ours would be taken for it
+        if self._parsing is not None and self._parsing.reply is not None and self._parsing.reply.ended:
+            self._transport.close()  # it has its answer already
+            return
         body = error_body(message, "invalid_request_error", code=code)
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
+        if self._transport.is_closing():
+            return
         self._transport.write(head % (status, reason, header, len(body)) + body)
-        self._transport.close()
+        self._transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
+        self._loop.call_later(REFUSAL_LINGER_SECONDS, self._transport.abort)
+        if serving is not None and serving.task is not None:
+            serving.gone = True
+            serving.task.cancel()
 
 
 def _without_origin(request: Request) -> None:

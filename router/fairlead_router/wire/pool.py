@@ -38,12 +38,19 @@ class Pool:
         self._busy: set[Connection] = set()
         """Exchanges under way, from the request until `give_back`."""
 
-    async def begin(self, request: list[bytes], timeout: float) -> tuple[Connection, Head]:
-        """Send a request, give the connection and the answer's head. Raises ConnectFailed, LostBeforeHead, TooSilent."""
-        kept, lost = self._take(), None
+    async def begin(
+        self, request: list[bytes], timeout: float, head_timeout: float | None = None, fresh: bool = False
+    ) -> tuple[Connection, Head]:
+        """Send a request, give the connection and the answer's head. `fresh`: on a new connection.
+
+        `timeout`: seconds of silence allowed in the answer. `head_timeout`: seconds until its head, on both connections together
+        (None: `timeout`). Raises ConnectFailed, LostBeforeHead, TooSilent.
+        """
+        due = monotonic() + (timeout if head_timeout is None else head_timeout)
+        kept, lost = None if fresh else self._take(), None
         if kept is not None:
             try:
-                return kept, await self._exchange(kept, request, timeout)
+                return kept, await self._exchange(kept, request, timeout, due)
             except GoneSilent:
                 raise
             except LostBeforeHead as error:
@@ -51,12 +58,16 @@ class Pool:
                     raise
                 lost = error
         try:
-            fresh = await self._connect()
+            connection = await self._connect()
         except ConnectFailed:
             if lost is not None:
                 raise lost from None  # it took the request and is gone: that request may be the cause
             raise
-        return fresh, await self._exchange(fresh, request, timeout)
+        try:
+            return connection, await self._exchange(connection, request, timeout, due)
+        except LostBeforeHead as error:
+            error.sent_again = lost is not None
+            raise
 
     async def fetch(
         self, path: str, timeout: float, headers: dict[str, str] | None = None, wanted: Callable[[Head], bool] = lambda head: True
@@ -103,10 +114,10 @@ class Pool:
             connection.abort()
         self._idle.clear()
 
-    async def _exchange(self, connection: Connection, request: list[bytes], timeout: float) -> Head:
+    async def _exchange(self, connection: Connection, request: list[bytes], timeout: float, due: float) -> Head:
         self._busy.add(connection)
         try:
-            return await connection.exchange(request, timeout)
+            return await connection.exchange(request, timeout, max(0.0, due - monotonic()))
         except BaseException:
             self._busy.discard(connection)
             raise

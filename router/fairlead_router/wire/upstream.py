@@ -36,6 +36,9 @@ class Unreachable(ConnectFailed):
 class LostBeforeHead(UpstreamError):
     """The request was sent and no byte came back: another worker may be asked."""
 
+    sent_again = False
+    """It was sent twice: on a kept connection, and then on a new one."""
+
 
 class GoneSilent(LostBeforeHead):
     """The worker answers nobody any more, so this request is not the cause."""
@@ -79,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._framed = False
         self._failure: UpstreamError | None = None
-        self._timeout = 0.0
+        self._timeout = self._head_due = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._touched = 0.0
@@ -122,8 +125,8 @@ class Connection(asyncio.Protocol):
 
     # One exchange
 
-    async def exchange(self, request: list[bytes], timeout: float) -> Head:
-        """Send a whole request, wait for the answer's head. `timeout`: seconds of silence allowed, before the head and in the body.
+    async def exchange(self, request: list[bytes], timeout: float, head_timeout: float) -> Head:
+        """Send a whole request, wait for the answer's head: at most `head_timeout` seconds, then `timeout` seconds of silence in the body.
 
         Raises LostBeforeHead, TooSilent; the connection is closed then, and also when the caller is cancelled.
         """
@@ -135,11 +138,12 @@ class Connection(asyncio.Protocol):
         self._head = self._loop.create_future()
         self._timeout = timeout
         self._touched = self._loop.time()
+        self._head_due = self._touched + head_timeout
         self.sent_at = monotonic()
         self.exchanges += 1
-        if self._timer is None or self._due > self._touched + timeout:  # else the last exchange's goes on
+        if self._timer is None or self._due > self._head_due:  # else the last exchange's goes on
             self._stop_timer()
-            self._set_timer(timeout)
+            self._set_timer(head_timeout)
         self._transport.writelines(request)
         try:
             return await self._head
@@ -316,9 +320,9 @@ class Connection(asyncio.Protocol):
         self._timer = None
         if self.complete:
             return  # idle in the pool
-        left = self._touched + self._timeout - self._loop.time()
+        left = (self._touched + self._timeout if self.headed else self._head_due) - self._loop.time()
         if left > 0 or self._paused:  # paused: it is the client that is slow, and client.py bounds that
             self._set_timer(max(left, 1.0) if self._paused else left)
             return
-        error = self._lost(f"no byte from the worker for {self._timeout:g} s")
+        error = self._lost(f"no byte from the worker for {self._timeout:g} s" if self.headed else "no answer within the request's deadline")
         self.fail(TooSilent(str(error)) if isinstance(error, LostBeforeHead) else error)

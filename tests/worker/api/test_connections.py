@@ -1,6 +1,7 @@
 """Clients that are slow, many, or send no HTTP: bounded, told why, and nobody else's loss. uvicorn on a socket, with our protocol."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNKNOWN_CODING, WHOLE, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, WHOLE, answered, dripped
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connections
 from fairlead_worker.api.lifecycle import Server
@@ -35,6 +37,9 @@ class Served:
         """Of the last request, once its body was read."""
         self.piece = b""
         """What is sent again and again, instead."""
+        self.size = 0
+        """Bytes of each answer, beside the length of the body."""
+        self.started = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
@@ -48,7 +53,10 @@ class Served:
                 break
         self.headers = list(scope["headers"])
         await self.may.wait()
+        self.started += 1
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        if self.size:
+            await send({"type": "http.response.body", "body": b"x" * self.size, "more_body": True})
         while self.piece:
             await send({"type": "http.response.body", "body": self.piece, "more_body": True})
             await asyncio.sleep(0)  # a send to nobody does not wait
@@ -86,21 +94,22 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
         (b"no HTTP at all\r\n\r\n", (400, "bad_request")),
         (b"GET /\xff\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "bad_request")),
         (UNKNOWN_CODING, (400, "bad_request")),
+        *((sent, (431, "headers_too_large")) for sent in UNBOUNDED.values()),
     ],
-    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding"],
+    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding", *UNBOUNDED],
 )
 async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, expected: tuple[int, str]) -> None:
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:
         assert await answered(served.port, sent) == expected
         assert (await answered(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))) == (200, "1\r\n2\r\n0\r\n\r\n")
-        assert len(served.connections.guard) == 0
+        await until(lambda: not len(served.connections.guard))
 
 
 async def test_trailers_are_no_headers(serve: Any) -> None:
-    """They come after the headers were counted, as many as the client likes, and may name what only a router says."""
+    """They may name what only a router says."""
     async with serve() as served:
         head = HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-        assert (await answered(served.port, head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 1000 + b"\r\n"))[0] == 200
+        assert (await answered(served.port, head + b"2\r\n{}\r\n0\r\n" + b"x-fairlead-priority: 0\r\n" * 100 + b"\r\n"))[0] == 200
         assert [name for name, _ in served.headers] == [b"host", b"connection", b"transfer-encoding"]
 
 
@@ -132,6 +141,42 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
         writer.close()
 
 
+async def test_one_request_at_most_is_read_ahead(serve: Any) -> None:
+    """A client that sends requests behind one that takes its time must not fill the memory with them."""
+    async with serve() as served:
+        served.may.clear()
+        reader, writer = await served.open()
+        writer.write(WHOLE * 20_000)
+        await until(lambda: any(one.pipeline for one in served.connections.guard))
+        for _ in range(100):
+            assert (await answered(served.port, b"no HTTP\r\n\r\n"))[0] == 400
+        assert sum(isinstance(one, RequestResponseCycle) for one in gc.get_objects()) <= 3
+        served.may.set()
+        for _ in range(1000):
+            assert await asyncio.wait_for(reader.readuntil(b"2\r\n0\r\n\r\n"), PATIENCE_SECONDS)
+        writer.close()
+
+
+async def test_a_request_starts_when_the_answer_before_it_is_taken(serve: Any) -> None:
+    """A client that asks and never reads holds the bytes of one answer, not of all that it asked for."""
+    async with serve() as served:
+        served.size, count = 60_000, 200
+        reader, writer = await served.open()
+        writer.transport.pause_reading()
+        writer.write(WHOLE * count)
+        guard = served.connections.guard
+        await until(lambda: any(one._stalled is not None for one in guard))
+        for _ in range(100):
+            assert (await answered(served.port, b"no HTTP\r\n\r\n"))[0] == 400
+        started = served.started
+        (connection,) = (one for one in guard if one._stalled is not None)
+        assert started < count and connection.transport.get_write_buffer_size() < 2 * served.size
+        writer.transport.resume_reading()
+        for _ in range(count):
+            await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), PATIENCE_SECONDS)
+        writer.close()
+
+
 async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) -> None:
     async with serve(max_connections=3) as served:
         idle = [await served.open() for _ in range(2)]
@@ -143,7 +188,7 @@ async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) 
             writer.write(HEAD)
         assert await asyncio.wait_for(idle[0][0].read(), PATIENCE_SECONDS) == b"", "the longest idle one gave way"
         guard = served.connections.guard
-        await until(lambda: len(guard) == 3 and all(one._head_bytes for one in guard))
+        await until(lambda: len(guard) == 3 and all(one._framing.overhead for one in guard))
         assert await answered(served.port, WHOLE) == (503, "too_many_connections")
         assert (await answered(served.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[0] == 200
         for _, writer in (*idle, *busy):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairlead_index.echo import brief, quoted
 from fairlead_worker.api.engine_client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
@@ -63,7 +64,7 @@ class Adapters:
         adapter = self._named.get(model)
         if adapter is None:
             if model not in self._config.names:
-                raise ApiError(404, f"the LoRA adapter {model!r} was unloaded", param="model", code="model_not_found")
+                raise ApiError(404, f"the LoRA adapter {quoted(model)} was unloaded", param="model", code="model_not_found")
             yield None
             return
         adapter.requests += 1
@@ -89,27 +90,27 @@ class Adapters:
                 loading.add_done_callback(_say_how_it_ended)
             if loading.done() or isinstance(gone, asyncio.CancelledError):
                 raise
-            message = (
-                f"LoRA adapter {name!r} is not loaded after {LOAD_SECONDS:.0f} s. Its load goes on: see GET /v1/models for when it is there"
-            )
+            message = f"LoRA adapter {quoted(name)} is not loaded after {LOAD_SECONDS:.0f} s. It goes on loading: see GET /v1/models"
             raise ApiError(504, message, type="server_error", code="timeout") from None
 
     async def _load(self, name: str, uri: str, in_place: bool) -> None:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise invalid("lora_name: must be letters, digits and ._:/-, at most 253, a letter or digit first", param="lora_name")
         if name in self._config.names:
-            raise invalid(f"lora_name: {name!r} is the model's own name; give the adapter another", param="lora_name")
+            raise invalid(f"lora_name: {quoted(name)} is the model's own name; give the adapter another", param="lora_name")
         self._named_twice(name, in_place)
         number = next(self._numbers)
         try:  # outside the lock: a hub that does not answer holds up nobody else's adapters
             folder = await self._fetch(number, name, uri)
         except AdapterError as error:
-            raise invalid(f"lora_path: {error}", param="lora_path") from error
+            raise invalid(f"lora_path: {brief(error)}", param="lora_path") from error
         async with self._changing:
             old = self._named_twice(name, in_place)
             changed = await self._engine.change_adapter(LoadAdapter(number, name, uri, str(folder)))
             if changed.info is None:
-                raise invalid(f"lora_path: cannot load LoRA adapter {name} from {uri}: {changed.error}", param="lora_path")
+                raise invalid(
+                    f"lora_path: cannot load LoRA adapter {quoted(name)} from {quoted(uri)}: {brief(changed.error)}", param="lora_path"
+                )
             self._named[name] = Adapter(changed.info)
             logger.info("LoRA adapter %s loaded from %s", name, uri)
         if old is not None:
@@ -135,7 +136,7 @@ class Adapters:
         """The one that has the name and gives it up. Raises ApiError 400."""
         old = self._named.get(name)
         if old is not None and not in_place:
-            raise invalid(f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace", param="lora_name")
+            raise invalid(f"lora_name: {quoted(name)} is loaded already; unload it first, or set load_inplace", param="lora_name")
         return old
 
     async def unload(self, name: str) -> None:
@@ -143,7 +144,7 @@ class Adapters:
         async with self._changing:
             adapter = self._named.pop(name, None)
         if adapter is None:
-            raise ApiError(404, f"lora_name: there is no LoRA adapter {name!r} here", param="lora_name", code="model_not_found")
+            raise ApiError(404, f"lora_name: there is no LoRA adapter {quoted(name)} here", param="lora_name", code="model_not_found")
         self._retire(adapter)
 
     def told(self) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Clients' connections: uvicorn's, with bounds on their number, on the bytes of a head, and on the time that a request takes to come.
+"""uvicorn's connections with bounds: their number, the bytes of headers and trailers, requests read ahead, unsent answers, and times.
 
 uvicorn bounds none of these, and a client that opens a thousand connections and says nothing would hold each for ever.
 """
@@ -9,8 +9,10 @@ from time import monotonic
 from typing import Any
 from urllib.parse import unquote
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from fairlead_index.framing import REFUSAL_LINGER_SECONDS, WRITE_HIGH_WATER, Framing, content_length
 from fairlead_index.guard import Guard, Limits
 from fairlead_worker.api.errors import ApiError
 
@@ -25,7 +27,7 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.guard: Guard[Connection] = Guard(limits)
-        self.protocol = partial(Connection, self.guard)
+        self.protocol = partial(_Reader, self.guard)
 
     async def look_after(self) -> None:
         """Until cancelled: end those that are late, or take nothing of their answer."""
@@ -37,36 +39,111 @@ class Connections:
                 connection.look(now)
 
 
+class _Reader(asyncio.BufferedProtocol):
+    """Gives uvicorn's protocol reads of a bounded size: a loop calls `get_buffer` only for protocols that are not `asyncio.Protocol`."""
+
+    def __init__(self, guard: "Guard[Connection]", *args: Any, **kwargs: Any) -> None:
+        self._connection = Connection(guard, *args, **kwargs)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.connection_made(transport)  # type: ignore[arg-type]  # uvloop's does not inherit from asyncio's
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._connection.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.buffer_updated(nbytes)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+
+class _Flow(FlowControl):
+    """uvicorn's flow control, which an application that waits for its client's end cannot resume while a request is read ahead."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
-    """One client's connection."""
+    """One client's connection.
+
+    At most one request is read ahead, and it starts only when the answers before it are below the high-water mark.
+    """
 
     def __init__(self, guard: "Guard[Connection]", *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.deadline = 0.0
         self._guard = guard
-        self._head_bytes = 0
+        self._framing = Framing()
+        self._unparsed = b""
+        """The rest of the read that brought the request which waits. Nothing more is read until that one starts."""
+        self._waits = False
+        """uvicorn has a request to start once the client has taken more of the answer before it."""
+        self._trailers = 0
         self._in_body = self._finished = False
         self._stalled: float | None = None
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         if not self._guard.opened(self):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.closed(self)
+        self._unparsed = b""
+        self.pipeline.clear()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self._finished:
+    def get_buffer(self) -> memoryview:
+        return self._framing.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._finished:
+            self._feed(self._framing.received(nbytes))
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Parse up to the head of the first request that has to wait; keep the rest unparsed."""
+        start = 0
+        while start < len(data) and not self._finished and not self.pipeline:
+            end = self._framing.cut(data, start)
+            if not self._in_body and self._framing.overhead > self._guard.max_header_bytes:
+                self._refuse_head("headers exceed")
+                return
+            super().data_received(data[start:end])  # type: ignore[arg-type]  # the parser takes any buffer
+            if self._in_body and self._framing.overhead > self._guard.max_header_bytes:
+                self._refuse_head("chunk headers and trailers exceed")
+            start = end
+        if self.pipeline and not self._finished:
+            self._unparsed = bytes(data[start:])
+            self._hold()
+
+    def _hold(self) -> None:
+        self._flow.held = True
+        self.flow.pause_reading()
+
+    def _go_on(self) -> None:
+        """Read on, unless a request waits or the client has to take the answer before it first."""
+        if self.transport.is_closing():
             return
-        if not self._in_body:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if not self._in_body and self._head_bytes > self._guard.max_header_bytes:
-            self._refuse_head()
+        self._flow.held = False
+        unparsed, self._unparsed = self._unparsed, b""
+        if unparsed:
+            self._feed(unparsed)
+        self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         self._stalled = monotonic()
@@ -75,6 +152,9 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stalled = None
         super().resume_writing()
+        if self._waits:
+            self._waits = False
+            self.on_response_complete()
 
     # httptools
 
@@ -83,16 +163,16 @@ class Connection(HttpToolsProtocol):
         self._guard.expects_head(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_body:  # what follows a body is no header: nobody counts its bytes, and it must not become one
+        if not self._in_body:
             super().on_header(name, value)
+            return
+        self._trailers += 1  # a trailer is dropped: it becomes no header
+        if self._trailers == self._guard.max_headers + 1:
+            self._refuse(431, f"the request has more than {self._guard.max_headers} trailers (--max-headers)", "headers_too_large")
 
     def on_headers_complete(self) -> None:
         if self._finished:
-            return  # it follows a refusal, in the same read
-        limit = self._guard.max_header_bytes
-        if self._head_bytes > limit < sum(len(name) + len(value) for name, value in self.headers) + len(self.url):
-            self._refuse_head()
-            return
+            return  # it follows a refusal
         if len(self.headers) > self._guard.max_headers:
             message = f"the request has {len(self.headers)} headers, more than {self._guard.max_headers} (--max-headers)"
             self._refuse(431, message, "headers_too_large")
@@ -104,18 +184,21 @@ class Connection(HttpToolsProtocol):
             message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")
             return
-        self._in_body, self._head_bytes = True, 0
+        self._in_body, self._trailers = True, 0
+        self._framing.begin_body(content_length(self.headers))
         self._guard.expects_body(self)
         super().on_headers_complete()
         if self.pipeline:
             self._guard.whole(self)  # the one before it is not answered yet, and nothing is read until it is
 
     def on_body(self, body: bytes) -> None:
+        self._framing.overhead = 0
         if not self._finished:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._framing.end_message()
         self._guard.whole(self)
         if not self._finished:
             super().on_message_complete()
@@ -123,13 +206,18 @@ class Connection(HttpToolsProtocol):
                 self._guard.answered(self)
 
     def on_response_complete(self) -> None:
+        if self._stalled is not None and not self.transport.is_closing():
+            self._waits = True  # the next request starts, and reading goes on, when the client has taken more of this answer
+            self._hold()
+            return
         super().on_response_complete()
         if self._in_body:
             self._guard.expects_body(self)
-        elif self._head_bytes:
+        elif self._framing.overhead:
             self._guard.expects_head(self)
         elif self.cycle.response_complete:
             self._guard.answered(self)
+        self._go_on()
 
     def send_400_response(self, msg: str) -> None:
         """For what is not HTTP: uvicorn would answer in plain text."""
@@ -140,21 +228,26 @@ class Connection(HttpToolsProtocol):
     def late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete and not self._in_body:
             return  # it is the request after the one under way, which is not read now
-        if not self._in_body and not self._head_bytes:
+        if not self._in_body and not self._framing.overhead:
             self.transport.abort()  # it has said nothing
             return
         what = "body" if self._in_body else "headers"
         self._refuse(408, f"the request's {what} took too long to come (--{what.rstrip('s')}-timeout)", "request_timeout")
 
     def close_idle(self) -> None:
-        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # it takes nothing of its answer, so a close would never finish
+        else:
+            self.transport.close()
 
     def look(self, now: float) -> None:
+        if self._stalled is None and self.transport.is_closing():
+            self._stalled = now  # what is left of its answer is below the high-water mark
         if self._stalled is not None and now - self._stalled > STALL_SECONDS:
             self.transport.abort()
 
-    def _refuse_head(self) -> None:
-        message = f"the request's headers exceed {self._guard.max_header_bytes} bytes (--max-header-bytes)"
+    def _refuse_head(self, what: str) -> None:
+        message = f"the request's {what} {self._guard.max_header_bytes} bytes (--max-header-bytes)"
         self._refuse(431, message, "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
@@ -172,5 +265,11 @@ class Connection(HttpToolsProtocol):
         body = ApiError(status, message, code=code).body()
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
         retry = b"retry-after: 1\r\n" if status == 503 else b""
+        if self.transport.is_closing():
+            return
         self.transport.write(head % (status, _REASONS[status], retry, len(body)) + body)
-        self.transport.close()
+        self.transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
+        self.loop.call_later(REFUSAL_LINGER_SECONDS, self.transport.abort)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()

@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from fairlead_index.echo import brief
 from fairlead_worker.api.errors import ApiError, busy, invalid
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict
@@ -41,10 +42,10 @@ class GrammarCheck:
         size, most = len(constraint.text.encode("utf-8", "surrogatepass")), self._config.max_grammar_bytes
         if size > most:
             message = f"{size} bytes are more than this worker takes, {most} (--max-grammar-bytes)" if most else OFF
-            raise invalid(f"{constraint.field}: {message}", param=constraint.field)
+            raise invalid(f"{constraint.field}: {brief(message)}", param=constraint.field)
         verdict = self._known(constraint) or await self._tried(constraint)
         if verdict.error:
-            raise invalid(f"{constraint.field}: {verdict.error}", param=constraint.field, code="invalid_grammar")
+            raise invalid(f"{constraint.field}: {brief(verdict.error)}", param=constraint.field, code="invalid_grammar")
         return verdict.grammar
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_index.echo import brief
 from fairlead_worker.api.choice import Piece, SequenceFailed
 from fairlead_worker.api.engine_client import Generation
 from fairlead_worker.api.errors import ApiError, busy, failed, invalid
@@ -61,7 +62,7 @@ class Run:
             return failed(str(error))
         if str(error).startswith(GRAMMAR_WAITED):
             return busy(str(error), max(1, round(self.worker.config.grammar_timeout)))
-        return invalid(f"{error}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
+        return invalid(f"{brief(error)}: a limit of the compiler, or a dead end; make the grammar smaller, or its repetitions shorter")
 
     def gone(self) -> None:
         """The client left before the end."""

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fairlead_index.echo import brief
 from fairlead_worker.api.errors import invalid, too_long
 from fairlead_worker.api.refused import refuse
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
@@ -212,9 +213,9 @@ def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise invalid(f'logit_bias: {key[:40]!r} is no token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias")
         if not -MAX_BIAS <= value <= MAX_BIAS:
-            raise invalid(f"logit_bias: {value} for token {key} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
+            raise invalid(f"logit_bias: {value} for token {brief(key)} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
         if int(key) in biases:
-            raise invalid(f"logit_bias: token {int(key)} is there twice", param="logit_bias")
+            raise invalid(f"logit_bias: token {brief(int(key))} is there twice", param="logit_bias")
         biases[int(key)] = value
     return tuple(biases.items())
 

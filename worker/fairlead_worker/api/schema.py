@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
+from fairlead_index.echo import brief
 from fairlead_worker.api.errors import ApiError, invalid
 
 logger = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ def parse(data: bytes, type: type[Body]) -> Body:
     except msgspec.ValidationError:  # a number that no type can hold
         raise _out_of_range(data, type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise invalid(f"the body is not JSON: {brief(error)}", code="invalid_json") from None
     except RecursionError:
         raise invalid("the body is nested too deeply", code="invalid_json") from None
     if not isinstance(raw, dict):
@@ -195,7 +196,10 @@ def converted(raw: dict[str, Any], type: type[Body]) -> Body:
 
 
 def _named(error: msgspec.ValidationError, type: type[msgspec.Struct]) -> ApiError:
-    message, _, path = str(error).partition(" - at `$")
+    message, _, path = str(error).rpartition(" - at `$")
+    if not message:
+        message, path = str(error), ""
+    message = brief(message)
     param = path.rstrip("`").lstrip(".") or _missing(message)
     if message.startswith("Invalid enum value") and (allowed := _allowed(param, type)):
         message += f"; give {allowed}"

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_index.echo import quoted
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange
@@ -24,8 +25,10 @@ def split(exchange: Exchange, body: bytes, etag: str) -> "tuple[array[int] | Non
     header = exchange.headers.get(HEADER)
     if header is None:
         return None, body
-    if not header.isdigit() or 4 * int(header) > len(body):
-        raise invalid(f"X-Fairlead-Prompt-Tokens: {header.decode('latin-1')!r} does not fit a body of {len(body)} bytes", param="prompt")
+    if not header.isdigit() or len(header) > 12 or 4 * int(header) > len(body):
+        raise invalid(
+            f"X-Fairlead-Prompt-Tokens: {quoted(header.decode('latin-1'))} does not fit a body of {len(body)} bytes", param="prompt"
+        )
     end = 4 * int(header)
     if exchange.headers.get(FORMAT, b"").decode("latin-1") not in ("", etag):
         return None, body[end:]

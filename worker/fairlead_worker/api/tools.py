@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead_index.echo import quoted
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import ChatRequest
 from fairlead_worker.grammar.constraint import Constraint
@@ -81,7 +82,7 @@ def tool_use(request: ChatRequest) -> ToolUse:
     by_name: dict[str, Function] = {}
     for function in functions:
         if function.name in by_name:
-            raise invalid(f"{function.field}.name: {function.name!r} is there twice", param=f"{function.field}.name")
+            raise invalid(f"{function.field}.name: {quoted(function.name)} is there twice", param=f"{function.field}.name")
         by_name[function.name] = function
     one = request.parallel_tool_calls is False
     choice = request.tool_choice

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from fairlead_index.echo import quoted
 from fairlead_index.memory import LARGE, give_back
 from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
 from fairlead_index.token_cache import TokenCache
@@ -155,7 +156,9 @@ class Worker:
         if name in self.adapters:
             return name
         served = ", ".join([*self.config.names, *(adapter.info.name for adapter in self.adapters)])
-        raise ApiError(404, f"the model {name!r} does not exist; this endpoint serves {served}", param="model", code="model_not_found")
+        raise ApiError(
+            404, f"the model {quoted(name)} does not exist; this endpoint serves {served}", param="model", code="model_not_found"
+        )
 
     async def encode(self, encode: Callable[[], Encoded], size: int) -> Encoded:
         """Run an encoding of about `size` characters (or tokens), in a thread where it is long; a PromptError becomes a 400.

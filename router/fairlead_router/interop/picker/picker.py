@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from fairlead_index.echo import brief
 from fairlead_index.paths import is_inference
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
@@ -15,7 +16,7 @@ from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.interop.picker.turn import Turn
 from fairlead_router.interop.picker.visitor import Visitor
 from fairlead_router.metrics import Metrics
-from fairlead_router.request.prompts import PROMPTED, Prompt, Prompts
+from fairlead_router.request.prompts import PASSED, PROMPTED, Prompt, Prompts, estimate
 from fairlead_router.serving.asks import instructions_for, wanted_for
 from fairlead_router.serving.front import Front
 from fairlead_router.steering.policies import Choice, Policy, Wanted
@@ -79,13 +80,17 @@ class Picker:
         """Raise ApiError 404 unless `path` is an inference path: a gateway's route may let others through, to workers' admin paths."""
         if not is_inference(path):
             self._metrics.picks.labels("404").inc()
-            raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
+            raise ApiError(404, f"There is no {brief(path)} here.", code="not_found")
+
+    @property
+    def max_header_bytes(self) -> int:
+        return self._config.max_header_bytes
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Visitor:
         """Before anything of the body is read. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
         caller, account = self._front.visitor(credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")))
         self._front.check_quota(account)
-        return Visitor(caller, account)
+        return Visitor(caller, account, self._front.bodies)
 
     async def pick(self, asked: Asked) -> Picked:
         """Raises ApiError: 400 and 404 for what no worker would take, 503 without a usable endpoint, 429 when the wait is too long."""
@@ -111,7 +116,7 @@ class Picker:
 
     def _charge(self, asked: Asked, prompt: Prompt, choice: Choice) -> None:
         try:
-            if asked.path in PROMPTED:
+            if asked.path in PROMPTED or asked.path in PASSED:
                 asked.visitor.charge = self._front.charge(asked.visitor.account, prompt, len(asked.body or b""))
         except ApiError:
             self._policy.release(choice)
@@ -119,7 +124,7 @@ class Picker:
 
     async def _prompt(self, asked: Asked) -> Prompt:
         if asked.path not in PROMPTED or asked.body is None:
-            return Prompt(length=asked.length // 4)  # bytes of a token, roughly: enough to compare waits
+            return estimate(asked.length)
         if not self._table.any_usable():
             await self._prompts.check(asked.path, asked.body)
         began, caller = monotonic(), asked.visitor.caller

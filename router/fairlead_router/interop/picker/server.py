@@ -15,7 +15,10 @@ from fairlead_router.interop.picker.stream import Stream
 
 logger = logging.getLogger(__name__)
 
-_OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]  # a body is bounded as it comes, not by its message
+MAX_STREAMS = 1000
+"""Requests at once on one connection; a gateway opens more connections for more."""
+MESSAGE_MARGIN = 1024 * 1024
+"""Bytes of a message beside the body that it may hold whole (BUFFERED mode)."""
 
 
 class PickerServer:
@@ -36,7 +39,12 @@ class PickerServer:
 
     async def start(self) -> None:
         """Raises RuntimeError for a port that is taken."""
-        self._server = server = grpc.aio.server(options=_OPTIONS)  # bound to the loop that runs now
+        options = [
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", self._config.max_body_bytes + MESSAGE_MARGIN),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ]
+        self._server = server = grpc.aio.server(options=options)  # bound to the loop that runs now
         process = grpc.stream_stream_rpc_method_handler(
             self._process, request_deserializer=ProcessingRequest.FromString, response_serializer=ProcessingResponse.SerializeToString
         )
@@ -71,6 +79,7 @@ class PickerServer:
             async for message in said:
                 for answer in await stream.answer(message):
                     await context.write(answer)
+                stream.sent()
                 if stream.refused:
                     return
         except Exception:

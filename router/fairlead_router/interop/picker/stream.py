@@ -81,8 +81,15 @@ class Stream:
             self.refused = True
             return [messages.refusal(error, self._request_id(), self._path())]
 
+    def sent(self) -> None:
+        """The answers to the last message are written: a body that was among them is not kept any longer."""
+        if self._visitor is not None and not self._body:
+            self._visitor.let_go()
+
     def close(self) -> None:
         """The request is over, or Envoy has gone. May be said again."""
+        self._body.clear()
+        self.sent()
         if self._picked is not None:
             self._picked.turn.over()
             self._who.settle()
@@ -90,6 +97,9 @@ class Stream:
     # The request
 
     async def _on_request_headers(self, said: HttpHeaders) -> Answers:
+        if said.ByteSize() > self._picker.max_header_bytes:
+            message = f"The request's headers exceed {self._picker.max_header_bytes} bytes (--max-header-bytes)."
+            raise ApiError(431, message, code="headers_too_large")
         self._headers = dict(messages.read_headers(said.headers))
         self._picker.check_path(self._path())
         self._visitor = self._picker.identify(self._headers)
@@ -107,12 +117,15 @@ class Stream:
             if self._request_mode == FULL_DUPLEX_STREAMED:
                 return [messages.request_body(piece) for piece in messages.pieces(said.body, said.end_of_stream)]
             return [messages.request_body()]
-        self._body += said.body
-        if len(self._body) > self._picker.max_body_bytes:
+        if len(self._body) + len(said.body) > self._picker.max_body_bytes:
             raise self._too_large(None)
+        self._who.keep(len(said.body))
+        self._body += said.body
         if self._request_mode == FULL_DUPLEX_STREAMED:
             return await self._whole(end_of_stream=True) if said.end_of_stream else []
-        picked = await self._pick(bytes(self._body))
+        body = bytes(self._body)
+        self._body.clear()
+        picked = await self._pick(body)
         return [messages.request_body(None, self._way(picked), messages.destination(picked.endpoints))]
 
     async def _whole(self, end_of_stream: bool) -> Answers:

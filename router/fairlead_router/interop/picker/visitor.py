@@ -2,6 +2,7 @@
 
 from fairlead_router.errors import Headers
 from fairlead_router.tenancy.charge import Charge
+from fairlead_router.tenancy.memory import Bodies
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Caller
 
@@ -9,12 +10,24 @@ from fairlead_router.tenancy.tenants import Caller
 class Visitor:
     """One request's caller, and what of its answer the gateway shows."""
 
-    def __init__(self, caller: Caller, account: Account) -> None:
-        self.caller, self.account = caller, account
+    def __init__(self, caller: Caller, account: Account, bodies: Bodies) -> None:
+        self.caller, self.account, self._bodies = caller, account, bodies
+        self._kept = 0
         self.charge: Charge | None = None
         """None until a worker is picked, and for paths that cost nothing."""
         self._status = 0
         self._read = False
+
+    def keep(self, size: int) -> None:
+        """Count `size` more bytes of its body. Raises ApiError where the router keeps too many."""
+        self._bodies.take(self.caller.tenant.name, size)
+        self._kept += size
+
+    def let_go(self) -> None:
+        """The body is passed on or given up. May be said again."""
+        if self._kept:
+            self._bodies.give_back(self.caller.tenant.name, self._kept)
+            self._kept = 0
 
     def began(self, status: int, headers: Headers) -> None:
         self._status = status

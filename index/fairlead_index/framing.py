@@ -1,0 +1,81 @@
+"""Cut a client's bytes at message boundaries before the parser sees them, and count the bytes that are not body.
+
+httptools has no pause: it parses all requests in a buffer at once, and it joins a header's or trailer's pieces in quadratic time.
+Both servers therefore feed it one message at a time, and bound what it may hold.
+"""
+
+from typing import Final
+
+READ_BYTES: Final = 16 * 1024
+"""Largest read outside a body of known length: the most that stays unparsed behind a pipelined request."""
+BODY_READ_BYTES: Final = 256 * 1024
+WRITE_HIGH_WATER: Final = 32 * 1024
+"""Bytes of answers that a client may leave unsent before its next request waits and the source of the answer is paused."""
+REFUSAL_LINGER_SECONDS: Final = 1.0
+"""How long a refused client's bytes are read and dropped, so that it can read the error."""
+_BUFFER: Final = bytearray(BODY_READ_BYTES)
+"""Shared by all connections: each read is consumed before the event loop starts the next one."""
+_VIEW: Final = memoryview(_BUFFER)
+_END: Final = b"\r\n\r\n"
+
+
+class Framing:
+    """Position of one connection in its stream of messages.
+
+    Heads and chunked bodies can end only behind an empty line, so a piece that stops there holds at most one message end, at its own end.
+    """
+
+    __slots__ = ("_tail", "body_left", "overhead")
+
+    def __init__(self) -> None:
+        self.body_left = 0
+        """Bytes of a body with a Content-Length that are still to be fed."""
+        self.overhead = 0
+        """Bytes of headers, chunk headers and trailers since the last byte of a body."""
+        self._tail = b""
+
+    def buffer(self) -> memoryview:
+        """Return where the next read goes: never beyond the end of a body of known length."""
+        return _VIEW[: min(self.body_left, BODY_READ_BYTES) or READ_BYTES]
+
+    def received(self, size: int) -> bytes | memoryview:
+        """Return the `size` bytes just read. A view is valid only until the next read."""
+        return _VIEW[:size] if self.body_left else bytes(_VIEW[:size])
+
+    def cut(self, data: bytes | memoryview, start: int) -> int:
+        """Return where the piece of `data` that begins at `start` ends, and count the piece as fed."""
+        if self.body_left:
+            end = min(len(data), start + self.body_left)
+            self.body_left -= end - start
+            return end
+        assert isinstance(data, bytes), "only a body of known length is read as a view"
+        end = self._end_of(data, start)
+        self.overhead += end - start
+        return end
+
+    def begin_body(self, length: int) -> None:
+        """The head is parsed. `length`: its Content-Length; 0 where it has none or the body is chunked."""
+        self.body_left, self.overhead, self._tail = length, 0, b""
+
+    def end_message(self) -> None:
+        """The message is parsed to its end."""
+        self.begin_body(0)
+
+    def _end_of(self, data: bytes, start: int) -> int:
+        tail = self._tail
+        if tail and (at := (tail + data[start : start + 3]).find(_END)) >= 0:  # the empty line began in the last piece
+            end = start + at + len(_END) - len(tail)
+        else:
+            at = data.find(_END, start)
+            end = at + len(_END) if at >= 0 else len(data)
+        piece = tail + data[max(start, end - 3) : end]
+        self._tail = b"" if at >= 0 else piece[-3:]
+        return end
+
+
+def content_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return the Content-Length of parsed headers (names in lower case); 0 where there is none. The parser has checked its digits."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value)
+    return 0

@@ -1,0 +1,43 @@
+"""Where one request has been sent, and where it may be sent again."""
+
+from fairlead_router.fleet.workers import Worker
+
+
+class Attempts:
+    """The attempts of one request. A worker is known by (address, life): one that has restarted is another one.
+
+    | an attempt ends with | the same worker |
+    | --- | --- |
+    | no connection: the worker never saw the request | is asked again when a look finds it ready |
+    | a lost connection before the answer's head | is asked once more, on a new connection, if no other worker is left |
+    | a second loss | has failed this request |
+    """
+
+    def __init__(self) -> None:
+        self.tried: set[tuple[str, int]] = set()
+        """Not to be chosen now."""
+        self.failed: set[tuple[str, int]] = set()
+        """Lost the request twice. They accepted the second connection, so waiting for them to come back is of no use."""
+        self.lost = 0.0
+        """Connections lost under this request; a worker that was ending anyway counts for half."""
+        self._refused: set[tuple[str, int]] = set()
+        self._lost_once: set[tuple[str, int]] = set()
+
+    def begin(self, worker: Worker) -> bool:
+        """Count an attempt. True where it needs a new connection, as the last one to this worker was lost."""
+        key = (worker.address, worker.life)
+        self.tried.add(key)
+        return key in self._lost_once
+
+    def refuse(self, worker: Worker) -> None:
+        """There was no connection."""
+        self._refused.add((worker.address, worker.life))
+
+    def lose(self, worker: Worker, weight: float, final: bool) -> None:
+        """The connection was lost before the answer's head. `final`: not for the first time."""
+        self.lost += weight
+        (self.failed if final else self._lost_once).add((worker.address, worker.life))
+
+    def allow_again(self) -> None:
+        """No other worker is left: let those be chosen again that may be."""
+        self.tried -= self._refused | (self._lost_once - self.failed)
