@@ -18,7 +18,8 @@ _LEFT_BEHIND: Final = frozenset({"READONLY", "NOAUTH", "WRONGPASS", "NOREPLICAS"
 
 
 class RedisClient:
-    """One connection, made when it is needed. Calls end within `timeout` seconds: a reply, a RedisError, an OSError or TimeoutError."""
+    """One connection, made when it is needed. Calls end within `timeout` seconds, with all redirections: a reply, a RedisError, an OSError
+    or TimeoutError."""
 
     def __init__(self, access: RedisAccess, timeout: float) -> None:
         self._access, self._timeout = access, timeout
@@ -43,6 +44,25 @@ class RedisClient:
         _raise_first(replies)
         return replies
 
+    async def on_every_node(self, *command: bytes | str | int | float) -> list[Any]:
+        """One reply of each node: of a Cluster all primaries and replicas, else the server that calls go to. For administrators."""
+        try:
+            shards = await self.execute("CLUSTER", "SLOTS")
+        except ReplyError:  # no Cluster
+            return [await self.execute(*command)]
+        assert self._connection is not None  # it has just answered, and nothing was awaited since
+        nodes = _nodes_in(shards, self._connection.address[0])
+        replies: list[Any] = []
+        for node in sorted(nodes):
+            async with asyncio.timeout(self._timeout):
+                connection = await self._open(node)
+                try:
+                    replies += await connection.send([command])
+                finally:
+                    connection.abort()
+        _raise_first(replies)
+        return replies
+
     def drop(self) -> None:
         """Closes the connection; the next call makes another."""
         if self._connection is not None:
@@ -57,6 +77,10 @@ class RedisClient:
         self.drop()
 
     async def _replies(self, commands: Sequence[Command]) -> list[Any]:
+        async with asyncio.timeout(self._timeout):
+            return await self._redirected(commands)
+
+    async def _redirected(self, commands: Sequence[Command]) -> list[Any]:
         for _ in range(REDIRECTIONS):
             connection = self._connection
             if connection is None or not connection.open:
@@ -79,9 +103,8 @@ class RedisClient:
         clock = asyncio.get_running_loop().time
         sent = clock()
         try:
-            async with asyncio.timeout(self._timeout):
-                return await connection.send(commands)
-        except (TimeoutError, asyncio.CancelledError):
+            return await connection.send(commands)
+        except asyncio.CancelledError:
             # A caller that gives up early takes nothing along; one that heard nothing all its time leaves no dead line to the next.
             if clock() - max(sent, connection.heard) > 0.9 * self._timeout:
                 connection.abort()
@@ -149,10 +172,15 @@ class RedisClient:
         with contextlib.suppress(ReplyError):  # a user who may not ask that has the nodes of the URL
             [shards] = await self._answer(connection, [("CLUSTER", "SLOTS")])
             _raise_first([shards])
-            self._peers = tuple({(each[0].decode() or connection.address[0], int(each[1])) for shard in shards for each in shard[2:]})
+            self._peers = tuple(_nodes_in(shards, connection.address[0]))
         if self._connection is connection:  # else another caller went ahead of us
             self._node = node
             self.drop()
+
+
+def _nodes_in(shards: Any, asked: str) -> set[Address]:
+    """The nodes that CLUSTER SLOTS names; an empty host is the one that was asked."""
+    return {(each[0].decode() or asked, int(each[1])) for shard in shards for each in shard[2:]}
 
 
 def _from(nodes: Sequence[Address], turn: int) -> Iterable[Address]:

@@ -16,9 +16,10 @@ from typing import Final
 from fairlead_index.access import RedisAccess
 from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.ledger import NOWHERE, Change, Ledger, Position
+from fairlead_index.order import Order
 from fairlead_index.pause import Pause
-from fairlead_index.reader import WorkerState, parse_workers
-from fairlead_index.score import ScoredWorker
+from fairlead_index.reader import Trust, WorkerState, parse_workers
+from fairlead_index.score import PRIOR_RATE, ScoredWorker, ready_key
 
 __all__ = ["FleetReader"]
 
@@ -37,7 +38,16 @@ class FleetReader:
     Raises ValueError for a url or a namespace that can never work.
     """
 
-    def __init__(self, redis: RedisAccess | str, namespace: str, *, call_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        redis: RedisAccess | str,
+        namespace: str,
+        *,
+        call_seconds: float = 1.0,
+        trusts: Trust = lambda address, incarnation: True,
+    ) -> None:
+        """`trusts`: whose records count, asked at each look."""
+        self._trusts = trusts
         self._scripts = Scripts(redis, namespace, timeout=call_seconds)
         self._router = os.urandom(8)
         self._ledger = Ledger()
@@ -46,6 +56,9 @@ class FleetReader:
         self._heard = b""
         self._seen: dict[str, tuple[bytes, WorkerState]] = {}  # by address
         self._scored: dict[str, ScoredWorker] = {}
+        self._addresses: dict[bytes, str] = {}  # by slot
+        self.soonest = Order()
+        """Addresses of the workers, those first that could begin a prompt soonest; claims count at once."""
         self._looked_at = float("-inf")
         self._answers = False
         self._look_at = 0.0
@@ -114,9 +127,15 @@ class FleetReader:
             await self._scripts.close()
 
     def _enter(self, sign: bytes, reservation: bytes, tokens: float) -> None:
-        change = self._ledger.note(reservation[:2], tokens)
+        change = self._note(reservation[:2], tokens)
         self._outbox.append((sign + reservation, change))
         self._wake.set()
+
+    def _note(self, slot: bytes, tokens: float, position: Position | None = None) -> Change:
+        address = self._addresses.get(slot)
+        if address is not None and tokens > 0:  # not taken back: by then it was worked off, or the next look says so
+            self.soonest.move(address, tokens / (self._scored[address].rate or PRIOR_RATE))
+        return self._ledger.note(slot, tokens, position)
 
     async def _run(self) -> None:
         while not self._closing or (self._outbox and self._answers):
@@ -164,19 +183,24 @@ class FleetReader:
         for packed in reply[1:]:
             for at in range(0, len(packed), CHANGE_BYTES):
                 tokens = struct.unpack_from("<d", packed, at + 11)[0]
-                self._ledger.note(packed[at + 1 : at + 3], tokens if packed[at : at + 1] == b"+" else -tokens, position)
+                self._note(packed[at + 1 : at + 3], tokens if packed[at : at + 1] == b"+" else -tokens, position)
         return position
 
     async def _look(self, position: Position) -> None:
         """Everything anew. What others claim between the stream's end and this look counts twice, until the next one."""
-        states = parse_workers(await self._scripts.call("workers"))
+        told = parse_workers(await self._scripts.call("workers"))
+        states = [state for state in told if self._trusts(state.address, state.incarnation)]
         self._looked_at = time.monotonic()
         self._look_at = self._looked_at + LOOK_SECONDS
         self._seen = {state.address: (state.slot.to_bytes(2, "big"), state) for state in states}
         self._scored = {state.address: _scored(state) for state in states}
+        self._addresses = {slot: address for address, (slot, _) in self._seen.items()}
         oldest = self._looked_at - LONGEST_SECONDS  # of callers that never release
         self._open = {reservation: since for reservation, since in self._open.items() if since > oldest}
         self._ledger.settle({slot: float(state.reserved_tokens) for slot, state in self._seen.values()}, position)
+        for scored in self._scored.values():
+            self.refresh(scored)
+        self.soonest.replace({address: ready_key(scored, self._looked_at) for address, scored in self._scored.items()})
 
 
 def _position(text: bytes) -> Position:

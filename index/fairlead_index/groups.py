@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from fairlead_index.access import RedisAccess
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.reader import MAX_CANDIDATES, Candidate, Hashes, IndexReader, Route, WorkerState
+from fairlead_index.reader import MAX_CANDIDATES, Candidate, Hashes, IndexReader, Route, Trust, WorkerState
 from fairlead_index.score import SLACK
 
 MOST_GROUPS: Final = 64
@@ -31,9 +31,11 @@ def namespace_of(namespace: str, pod: str, groups: int) -> str:
     return group_namespaces(namespace, groups)[int.from_bytes(digest, "big") % groups]
 
 
-def index_reader(redis: RedisAccess | str, namespace: str, groups: int = 1) -> "IndexReader | GroupedReader":
-    """The reader of a service with that many groups."""
-    readers = [IndexReader(redis, each) for each in group_namespaces(namespace, groups)]
+def index_reader(
+    redis: RedisAccess | str, namespace: str, groups: int = 1, trusts: Trust = lambda address, incarnation: True
+) -> "IndexReader | GroupedReader":
+    """The reader of a service with that many groups. `trusts` as in IndexReader."""
+    readers = [IndexReader(redis, each, trusts=trusts) for each in group_namespaces(namespace, groups)]
     return readers[0] if groups == 1 else GroupedReader(readers)
 
 

@@ -6,7 +6,7 @@ import logging
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -16,11 +16,13 @@ from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.pause import Pause
+from fairlead_index.reader import Trust
 from fairlead_index.table import PrefixTable
 
 __all__ = ["MirrorReader", "MirrorStats"]
 
 LISTEN_SECONDS: Final = 30.0  # a tenth of how long changes are logged for mirrors that say nothing
+LOGGED_SECONDS: Final = 300
 PULSE_SECONDS: Final = 0.25  # how late a lease that ran out is seen
 BLOCK_MS: Final = 100
 RECORDS: Final = 64  # read at once: 1,300 blocks at most, a millisecond of the event loop; 8,500 while a worker tells its snapshot
@@ -66,7 +68,16 @@ class MirrorReader:
     Raises ValueError for a url or a namespace that can never work.
     """
 
-    def __init__(self, redis: RedisAccess | str, namespace: str, *, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(
+        self,
+        redis: RedisAccess | str,
+        namespace: str,
+        *,
+        call_seconds: float = CALL_SECONDS,
+        trusts: Trust = lambda address, incarnation: True,
+    ) -> None:
+        """`trusts`: whose records count, asked at each pulse."""
+        self._trusts = trusts
         self._scripts = Scripts(redis, namespace, timeout=call_seconds)
         self._picture: _Picture | None = None
         self._lost = False  # the picture cannot be continued: answer from it until there is a new one
@@ -99,6 +110,12 @@ class MirrorReader:
         if self._picture is None:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
         return self._picture.table.match(hashes)
+
+    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool]) -> dict[str, int]:
+        """As `match`, of the `limit` workers only that hold most and `may` be chosen: costs the same however many hold a system prompt."""
+        if self._picture is None:
+            raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
+        return self._picture.table.deepest(hashes, limit, may)
 
     def held_alone(self) -> dict[str, float]:
         """Of the blocks of each living worker, by address, the share that no other living one holds; empty before the first picture."""
@@ -161,9 +178,9 @@ class MirrorReader:
         if time.monotonic() >= self._listen_at:
             await self._listen()
         last = picture.last or b"-"
-        (birth, logged, longest, told), leases, now, ours, next_ones = await self._scripts.redis.transaction(
+        (birth, logged, told), leases, now, ours, next_ones = await self._scripts.redis.transaction(
             [
-                ("HMGET", key("meta"), "birth", "logged", "lease", "told"),
+                ("HMGET", key("meta"), "birth", "logged", "told"),
                 ("GET", key("leases")),
                 ("TIME",),
                 ("XRANGE", key("log"), last, last),
@@ -178,11 +195,11 @@ class MirrorReader:
             raise _Lost(f"record {picture.position}, which we read, is not there")
         if count > picture.position and (not next_ones or _number(next_ones[0][0]) != picture.position + 1):
             raise _Lost(f"record {picture.position + 1} was not logged, or is gone")
-        picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))
+        picture.table.renew(leases or b"", _milliseconds(now), self._trusts)
 
     async def _listen(self) -> None:
         """Has changes logged, for us to follow."""
-        await self._scripts.call("listen")
+        await self._scripts.redis.execute("SET", self._scripts.key("r:mirrored"), 1, "EX", LOGGED_SECONDS)
         self._listen_at = time.monotonic() + LISTEN_SECONDS
 
     async def _read(self, picture: _Picture, block_ms: int | None) -> int:
@@ -209,9 +226,9 @@ class MirrorReader:
         """
         await self._listen()
         key = self._scripts.key
-        (birth, logged, longest, buckets, told), live, leases, now = await self._scripts.redis.transaction(
+        (birth, logged, buckets, told), live, leases, now = await self._scripts.redis.transaction(
             [
-                ("HMGET", key("meta"), "birth", "logged", "lease", "buckets", "told"),
+                ("HMGET", key("meta"), "birth", "logged", "buckets", "told"),
                 ("HGETALL", key("live")),
                 ("GET", key("leases")),
                 ("TIME",),
@@ -220,7 +237,7 @@ class MirrorReader:
         picture = _Picture(PrefixTable(), birth, int(logged or 0), told)
         for slot, record in _pairs(live).items():
             picture.table.join(slot, *_card(record, 8))
-        picture.table.renew(leases or b"", _milliseconds(now), float(longest or 0))
+        picture.table.renew(leases or b"", _milliseconds(now), self._trusts)
         first, count = 0, int(buckets or 0)
         while first < count:  # buckets split meanwhile: what leaves one goes to a new one behind the last, and is read again there
             pages = _pages(first, count)
@@ -290,10 +307,10 @@ def _apply(table: PrefixTable, record: bytes) -> None:
         raise ValueError(f"record of an unknown kind {kind!r} in the index's log")
 
 
-def _card(record: bytes, at: int) -> tuple[str, int]:
-    """Address and block tokens, packed at `at` as the scripts' CARD."""
-    block_tokens, length = struct.unpack_from("<dH", record, at)
-    return record[at + 10 : at + 10 + length].decode(), int(block_tokens)
+def _card(record: bytes, at: int) -> tuple[str, int, str, float]:
+    """Address, block tokens, incarnation and lease (ms), packed at `at` as the scripts' CARD."""
+    lease_ms, epoch, block_tokens, length = struct.unpack_from("<d8sdH", record, at)
+    return record[at + 26 : at + 26 + length].decode(errors="replace"), int(block_tokens), epoch.hex(), lease_ms
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:

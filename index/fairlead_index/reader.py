@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,12 @@ from fairlead_index.pause import Pause
 __all__ = ["Candidate", "IndexReader", "IndexUnavailable", "Route", "WorkerState"]
 
 MAX_CANDIDATES: Final = 8
+MOST_ASKS: Final = 3  # for one prompt, while the best candidates are records that the caller does not trust
+MOST_DISTRUSTED: Final = 256  # records that later calls leave out from the start
+DISTRUST_SECONDS: Final = 2.0
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
+Trust = Callable[[str, str], bool]
+"""Whether a record of an address with an incarnation may be used: whoever can write to Redis can write records of any address."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -31,6 +36,9 @@ class Candidate(msgspec.Struct, frozen=True):
     expected_seconds: float
     fits: bool = True
     """Whether it has KV room for the tokens that are not cached."""
+    incarnation: str = ""
+    """Of the worker that the index describes, as its writer has it."""
+    slot: bytes = b""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -52,6 +60,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     load: WorkerLoad
     slot: int
     """This life of the pod: a restart is another."""
+    incarnation: str = ""
     load_age: float = 0.0
     """Seconds since the worker measured its load."""
 
@@ -63,24 +72,63 @@ class IndexReader:
     Raises ValueError for a url or a namespace that can never work.
     """
 
-    def __init__(self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05) -> None:
+    def __init__(
+        self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05, trusts: Trust = lambda address, incarnation: True
+    ) -> None:
+        """`trusts`: which records count; the others are left out of every answer."""
         self._scripts = Scripts(redis, namespace, timeout=deadline)
-        self._deadline = deadline
+        self._deadline, self._trusts = deadline, trusts
         self._pause = Pause()
+        self._distrusted: dict[bytes, tuple[Candidate, float]] = {}
+        """By slot: the record, and until when it is left out without being looked at."""
 
     async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
-        """Workers for a prompt, the one expected to give the first token soonest first, and that one's time reserved."""
-        reply = await self._call("route", hash_bytes(hashes), prompt_tokens, os.urandom(8), MAX_CANDIDATES, *exclude)
+        """Workers for a prompt, the one expected to give the first token soonest first, and that one's time reserved.
+
+        Where records that are not trusted come first, what was reserved there is given back and the index is asked again without them, at
+        most MOST_ASKS times in all. No candidates: none is trusted.
+        """
+        packed = hash_bytes(hashes)
+        for _ in range(MOST_ASKS):
+            route = await self._route(packed, prompt_tokens, exclude)
+            trusted = [each for each in route.candidates if self._trusts(each.address, each.incarnation)]
+            if len(trusted) == len(route.candidates):
+                return route
+            until, before = time.monotonic() + DISTRUST_SECONDS, len(self._distrusted)
+            for each in route.candidates:
+                if each not in trusted and len(self._distrusted) < MOST_DISTRUSTED:
+                    self._distrusted[each.slot] = each, until
+            if trusted and trusted[0] is route.candidates[0]:
+                return Route(trusted, route.reservation)
+            await self.release(route.reservation)
+            if len(self._distrusted) == before:
+                break  # there are more of them than are remembered
+        return Route([], b"")
+
+    async def _route(self, packed: bytes, prompt_tokens: int, exclude: Collection[str]) -> Route:
+        slots = self._left_out() if self._distrusted else b""
+        reply = await self._call("route", packed, prompt_tokens, os.urandom(8), MAX_CANDIDATES, slots, *exclude)
         candidates = [
-            Candidate(address.decode(), pod.decode(), int(cached), int(microseconds) / 1e6, bool(fits))
-            for address, pod, cached, microseconds, fits in batched(reply[1:], 5)
+            Candidate(_text(address), _text(pod), int(cached), int(microseconds) / 1e6, bool(fits), epoch.hex(), slot)
+            for address, pod, cached, microseconds, fits, epoch, slot in batched(reply[1:], 7)
         ]
         return Route(candidates, reply[0])
+
+    def _left_out(self) -> bytes:
+        """The slots of records that were not trusted a moment ago and are not now."""
+        now = time.monotonic()
+        self._distrusted = {
+            slot: (each, until)
+            for slot, (each, until) in self._distrusted.items()
+            if until > now and not self._trusts(each.address, each.incarnation)
+        }
+        return b"".join(self._distrusted)
 
     async def match(self, hashes: Hashes) -> dict[str, int]:
         """Tokens of the prompt that each living worker holds, exactly; workers that hold none are left out."""
         reply = await self._call("match", hash_bytes(hashes))
-        return {address.decode(): int(tokens) for address, tokens in batched(reply, 2)}
+        found = [(_text(address), int(tokens), epoch.hex()) for address, tokens, epoch in batched(reply, 3)]
+        return {address: tokens for address, tokens, incarnation in found if self._trusts(address, incarnation)}
 
     async def release(self, reservation: bytes) -> None:
         """Gives a reservation back, at the first token or on failure. A reservation that is never released runs out by itself."""
@@ -89,10 +137,10 @@ class IndexReader:
 
     async def workers(self) -> list[WorkerState]:
         """Every living worker with its newest load."""
-        return parse_workers(await self._call("workers"))
+        return [each for each in parse_workers(await self._call("workers")) if self._trusts(each.address, each.incarnation)]
 
     async def recall(self, address: str) -> bool:
-        """What the index says that a worker holds is wrong: its blocks count no longer, and it tells them anew.
+        """What the index says that a worker holds is wrong: its next heartbeat has it join again and tell everything anew.
 
         False, and nothing is done, while that was asked for too recently, or of nobody known.
         """
@@ -128,19 +176,23 @@ def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
     return (flat[at : at + size] for at in range(0, len(flat), size))
 
 
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")  # whoever can write to Redis may have written anything
+
+
 def parse_workers(reply: list[Any]) -> list[WorkerState]:
     """What the script `workers` answers."""
-    return [_worker(row) for row in batched(reply, 16)]
+    return [_worker(row) for row in batched(reply, 17)]
 
 
 def _worker(row: list[bytes]) -> WorkerState:
-    pod, address, block_tokens, revision, lease, owed, *load = row
+    pod, address, block_tokens, revision, lease, owed, *load, epoch = row
     running, waiting, backlog, rate, step, free, total, page_size, age, slot = (float(value) for value in load)
     return WorkerState(
-        pod=pod.decode(),
-        address=address.decode(),
+        pod=_text(pod),
+        address=_text(address),
         block_tokens=int(float(block_tokens)),
-        revision=revision.decode(),
+        revision=_text(revision),
         lease_seconds=float(lease),
         reserved_tokens=int(float(owed)),
         load=WorkerLoad(
@@ -155,4 +207,5 @@ def _worker(row: list[bytes]) -> WorkerState:
         ),
         slot=int(slot),
         load_age=age,
+        incarnation=epoch.hex(),
     )

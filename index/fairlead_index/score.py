@@ -1,6 +1,6 @@
 """The score of `route.lua` in Python, for whoever cannot ask Redis. A test holds the two equal; docs/index.md explains it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha1
@@ -11,6 +11,11 @@ SLACK: Final = 1.25
 CIRCLE: Final = 67108859
 FLEET: Final = 1.0
 ITL_STEPS: Final = 4
+CONSIDERED: Final = 20
+"""The deepest holders of a prompt, and as many of the soonest workers, are scored: everyone in a small fleet. So a choice costs no more in a
+large one."""
+USUAL_TOKENS: Final = 2048
+NO_ROOM: Final = 1e9
 
 
 @dataclass(slots=True)
@@ -50,8 +55,11 @@ class Start:
     rank: int
 
 
-def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int) -> list[Start]:
-    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes."""
+def best_starts(
+    workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int, homes: Collection[str] = ()
+) -> list[Start]:
+    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes;
+    `homes`: the addresses, among those of the workers, where a prompt that nobody holds is at home (`Ring.homes` of its first block)."""
     known = list(workers)
     blocks = len(hashes) // 8
     deepest = max((worker.depth for worker in known), default=0)
@@ -59,13 +67,22 @@ def best_starts(workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: i
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
     starts = sorted((_start(worker, prompt_tokens, key) for worker in known), key=_order)
     best = starts[:wanted]
-    if deepest or not blocks or len(starts) < 2:
+    if deepest or not blocks or not homes:
         return best
-    home = min(sorted(starts, key=lambda start: start.rank)[:2], key=_order)
+    home = min((start for start in starts if start.address in homes), key=_order)
     first = best[0]
     if home is not first and home.seconds <= min(SLACK * first.seconds, first.seconds + home.work) and (home.fits or not first.fits):
         best = [home, *(start for start in best if start is not home)][:wanted]
     return best
+
+
+def ready_key(worker: ScoredWorker, now: float) -> float:
+    """When the worker could begin a prompt of USUAL_TOKENS that it does not hold, `now` seconds and the score: the order of `r:ready`."""
+    rate = worker.rate or PRIOR_RATE
+    waits = max(0.0, worker.backlog / rate - worker.load_age) + worker.owed / rate + worker.step
+    work = USUAL_TOKENS / rate
+    full = worker.pages_total and worker.page_size and worker.pages_free * worker.page_size < USUAL_TOKENS
+    return now + waits + work + min(FLEET, work) + ITL_STEPS * worker.step + (NO_ROOM if full else 0.0)
 
 
 def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:

@@ -6,17 +6,54 @@ spread over many dicts: one dict of millions takes a good part of a second to gr
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Final
+from sys import getsizeof
+from typing import Final, Generic, NamedTuple, TypeVar
 
 __all__ = ["PrefixTable"]
 
 SWEEP_BLOCKS: Final = 2000
 SAMPLE_BLOCKS: Final = 10_000  # a few milliseconds
-SHARED_MASKS: Final = 65536
+CACHE_BYTES: Final = 1 << 20  # of each cache below: a mask of 500 lives and their names take 4 KB
+ENTRY_BYTES: Final = 100  # of a dictionary, about
 SHARDS: Final = 256  # by the lowest byte of the hash
 LAST_SHARD: Final = SHARDS - 1
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class _Cache(Generic[_Key, _Value]):
+    """A dictionary that begins anew when it holds more than CACHE_BYTES."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Key, _Value] = {}
+        self._bytes = 0
+        self.get = self._known.get
+
+    def put(self, key: _Key, value: _Value, size: int) -> _Value:
+        """Keeps a value of `size` bytes."""
+        self._bytes += size + ENTRY_BYTES
+        if self._bytes > CACHE_BYTES:
+            self.clear()
+            self._bytes = size + ENTRY_BYTES
+        self._known[key] = value
+        return value
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._bytes = 0
+
+
+class _Card(NamedTuple):
+    """Of one life."""
+
+    address: str
+    block_tokens: int
+    incarnation: str
+    lease_ms: float
 
 
 class PrefixTable:
@@ -27,14 +64,13 @@ class PrefixTable:
         self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
         self._get = [shard.get for shard in self._shards]
         self._bit: dict[bytes, int] = {}  # slot -> bit, of lives that have not ended
-        self._card: dict[int, tuple[str, int]] = {}  # bit -> address, block tokens
+        self._card: dict[int, _Card] = {}  # by bit
         self._joined = 0  # lives that have not ended
         self._alive = 0  # those under a lease: only they are named
         self._dead = 0  # ended, and still in some masks
         self._sweeping: tuple[int, Iterator[int]] | None = None
-        self._masks: dict[int, int] = {}  # equal masks are one object
-        self._groups: dict[int, list[tuple[int, list[str]]]] = {}  # mask -> block tokens and addresses
-        self._same: dict[tuple[int, int], dict[str, int]] = {}  # depth, mask -> tokens by address
+        self._masks: _Cache[int, int] = _Cache()  # equal masks are one object
+        self._same: _Cache[tuple[int, int], dict[str, int]] = _Cache()  # depth, mask -> tokens by address
 
     def __len__(self) -> int:
         return sum(map(len, self._shards))
@@ -43,16 +79,16 @@ class PrefixTable:
     def lives(self) -> int:
         return len(self._bit)
 
-    def join(self, slot: bytes, address: str, block_tokens: int) -> None:
+    def join(self, slot: bytes, address: str, block_tokens: int, incarnation: str = "", lease_ms: float = 0.0) -> None:
         """A new life, under a lease until `renew` says otherwise. An older one under the same slot is over."""
         self.end(slot)
         taken = self._joined | self._dead
         bit = ~taken & (taken + 1)  # the lowest that nobody has
         self._bit[slot] = bit
-        self._card[bit] = (address, block_tokens)
+        self._card[bit] = _Card(address, block_tokens, incarnation, lease_ms)
         self._joined |= bit
         self._alive |= bit
-        self._forget_names()
+        self._same.clear()
 
     def end(self, slot: bytes) -> None:
         """The end of a life; nothing happens to one that is unknown."""
@@ -62,17 +98,18 @@ class PrefixTable:
             self._joined &= ~bit
             self._alive &= ~bit
             self._dead |= bit
-            self._forget_names()
+            self._same.clear()
 
-    def renew(self, leases: bytes, now_ms: float, longest_ms: float) -> None:
+    def renew(self, leases: bytes, now_ms: float, trusts: Callable[[str, str], bool] = lambda address, incarnation: True) -> None:
         """Who lives: `leases` are 8 bytes a slot at its number, the end of its lease in milliseconds of Redis' clock.
 
-        One that ends more than the longest lease from now was written by another clock, and one below zero is in doubt: neither counts.
+        One that ends later than a lease from now was written by another clock, and does not count, as do lives that are not trusted.
         """
-        alive, last = 0, now_ms + longest_ms
+        alive = 0
         for slot, bit in self._bit.items():
-            at = 8 * int.from_bytes(slot, "big")
-            if at + 8 <= len(leases) and now_ms < struct.unpack_from("<d", leases, at)[0] <= last:
+            at, card = 8 * int.from_bytes(slot, "big"), self._card[bit]
+            ends = struct.unpack_from("<d", leases, at)[0] if at + 8 <= len(leases) else 0.0
+            if now_ms < ends <= now_ms + card.lease_ms and trusts(card.address, card.incarnation):
                 alive |= bit
         self._alive = alive
 
@@ -116,20 +153,50 @@ class PrefixTable:
             seen += len(shard)
             if seen >= SAMPLE_BLOCKS:
                 break
-        return {self._card[bit][0]: alone[bit] / count for bit, count in held.items() if count}
+        return {self._card[bit].address: alone[bit] / count for bit, count in held.items() if count}
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Tokens of the prompt that each living worker holds, exactly. The holders of block n are among those of block n - 1."""
-        if not hashes:
-            return {}
-        get, alive = self._get, self._alive
-        value = hashes[0]
-        first = get[value & LAST_SHARD](value, 0) & alive
+        """Tokens of the prompt that each living worker holds, exactly."""
+        first = self._holders_of_first(hashes)
         if not first:
             return {}
-        if len(hashes) == 1 or not get[hashes[1] & LAST_SHARD](hashes[1], 0) & alive:
+        if self._parts_at_second(hashes):
             return self._all_at(1, first).copy()  # most prompts share a first block with everybody, and no more
-        levels: list[tuple[int, int]] = []  # depth and who holds at least that much, the deepest first
+        levels = list(self._levels(hashes, first))
+        found = self._all_at(*levels.pop()).copy()
+        for depth, mask in reversed(levels):
+            for bit in _bits(mask):
+                card = self._card[bit]
+                found[card.address] = depth * card.block_tokens
+        return found
+
+    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool]) -> dict[str, int]:
+        """Tokens of the prompt that the `limit` living workers hold that hold most of it and `may` be chosen."""
+        found: dict[str, int] = {}
+        first = self._holders_of_first(hashes)
+        if not first:
+            return found
+        levels = ((1, first),) if self._parts_at_second(hashes) else self._levels(hashes, first)
+        seen = 0
+        for depth, mask in levels:
+            for bit in _bits(mask & ~seen):
+                card = self._card[bit]
+                if may(card.address):
+                    found[card.address] = depth * card.block_tokens
+                    if len(found) == limit:
+                        return found
+            seen |= mask
+        return found
+
+    def _holders_of_first(self, hashes: Sequence[int]) -> int:
+        return self._get[hashes[0] & LAST_SHARD](hashes[0], 0) & self._alive if len(hashes) else 0
+
+    def _parts_at_second(self, hashes: Sequence[int]) -> bool:
+        return len(hashes) == 1 or not self._get[hashes[1] & LAST_SHARD](hashes[1], 0) & self._alive
+
+    def _levels(self, hashes: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
+        """Depth and who holds at least that much, the deepest first. The holders of block n are among those of block n - 1."""
+        get, alive = self._get, self._alive
         known, end = 0, len(hashes)  # holders deeper than `end`
         while known != first:
             low, at = 0, first  # the deepest block with more holders than `known`: the first one has them
@@ -141,14 +208,8 @@ class PrefixTable:
                     low, at = middle, mask
                 else:
                     end = middle
-            levels.append((low + 1, at))
+            yield low + 1, at
             known, end = at, low
-        found = self._all_at(*levels.pop()).copy()
-        for depth, mask in reversed(levels):
-            for block_tokens, addresses in self._named(mask):
-                for address in addresses:
-                    found[address] = depth * block_tokens
-        return found
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> bool:
         """A bounded piece of cleaning dead bits out of the masks. Returns whether there is more to do."""
@@ -173,36 +234,18 @@ class PrefixTable:
         else:
             self._shards[value & LAST_SHARD].pop(value, None)
 
-    def _forget_names(self) -> None:
-        self._groups.clear()
-        self._same.clear()
-
     def _share(self, mask: int) -> int:
-        if len(self._masks) > SHARED_MASKS:
-            self._masks.clear()
-        return self._masks.setdefault(mask, mask)
+        known = self._masks.get(mask)
+        return known if known is not None else self._masks.put(mask, mask, getsizeof(mask))
 
     def _all_at(self, depth: int, mask: int) -> dict[str, int]:
         """What those of the mask hold, each `depth` blocks. Not to be changed: the first block of a system prompt has many holders."""
         found = self._same.get((depth, mask))
         if found is None:
-            if len(self._same) > SHARED_MASKS // 64:
-                self._same.clear()
-            found = {address: depth * block_tokens for block_tokens, addresses in self._named(mask) for address in addresses}
-            self._same[depth, mask] = found
+            cards = [self._card[bit] for bit in _bits(mask)]
+            found = {card.address: depth * card.block_tokens for card in cards}
+            self._same.put((depth, mask), found, getsizeof(found) + getsizeof(mask))
         return found
-
-    def _named(self, mask: int) -> list[tuple[int, list[str]]]:
-        group = self._groups.get(mask)
-        if group is None:
-            if len(self._groups) > SHARED_MASKS:
-                self._groups.clear()
-            by_size: dict[int, list[str]] = {}
-            for bit in _bits(mask):
-                address, block_tokens = self._card[bit]
-                by_size.setdefault(block_tokens, []).append(address)
-            group = self._groups[mask] = list(by_size.items())
-        return group
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -144,6 +144,12 @@ class IndexWriter:
                 await self._scripts.close()
 
     @property
+    def incarnation(self) -> str:
+        """What the index knows this life of the worker by; empty before the first join. Routers use its records only while the worker
+        itself reports the same."""
+        return self._epoch.hex()
+
+    @property
     def joined(self) -> bool:
         """Whether the index names this worker, as far as we know."""
         return self._self is not None

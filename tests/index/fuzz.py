@@ -30,7 +30,7 @@ LEASE = 1.5
 ROUND = 400
 CONVERGES = 60.0  # seconds, to call it a fault: 2 are usual, a machine that does other work takes its time
 NAMESPACE = "tests/fuzz"
-PREFIX = f"fl3:{{{NAMESPACE}}}:"
+PREFIX = f"fl4:{{{NAMESPACE}}}:"
 SKEWS_MS = (-3_600_000.0, -4_000.0, 0.0, 4_000.0, 3_600_000.0)
 
 
@@ -137,7 +137,7 @@ class Fuzz:
         elif fault == "recall":
             try:
                 for worker in self.draw.sample(await self.reader.workers(), 3):
-                    client.delete(f"{PREFIX}recalled", f"{PREFIX}recalled:{worker.address}")  # as if the last one were long ago
+                    client.delete(f"{PREFIX}r:recalled", f"{PREFIX}r:recalled:{worker.address}")  # as if the last one were long ago
                     await self.reader.recall(worker.address)
             except (IndexUnavailable, ValueError):
                 pass

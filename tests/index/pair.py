@@ -98,12 +98,10 @@ def shift_clock(server: RedisServer, prefix: str, by_ms: float) -> None:
                 if time:
                     struct.pack_into("<d", data, at, time + by_ms)
             pipe.hset(prefix + "live", slot, bytes(data))
-            for member, score in client.zrange(prefix.encode() + b"r" + slot, 0, -1, withscores=True):
-                pipe.zadd(prefix.encode() + b"r" + slot, {member: score + by_ms})
-        for member, score in client.zrange(prefix + "ready", 0, -1, withscores=True):
-            pipe.zadd(prefix + "ready", {member: score + by_ms})
+            for member, score in client.zrange(prefix.encode() + b"r:" + slot, 0, -1, withscores=True):
+                pipe.zadd(prefix.encode() + b"r:" + slot, {member: score + by_ms})
+        for member, score in client.zrange(prefix + "r:ready", 0, -1, withscores=True):
+            pipe.zadd(prefix + "r:ready", {member: score + by_ms})
         if (reaped := client.hget(prefix + "meta", "reaped")) is not None:
             pipe.hset(prefix + "meta", "reaped", float(reaped) + by_ms)
-        if mirrored := int(client.hget(prefix + "meta", "mirrored") or 0):
-            pipe.hset(prefix + "meta", "mirrored", mirrored + round(by_ms / 1000))
         pipe.execute()

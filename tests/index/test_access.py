@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import re
 import shutil
-import struct
 import subprocess
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
 from fairlead_index.access import RedisAccess, has_password, parse, shown
 from fairlead_index.errors import IndexUnavailable
+from fairlead_index.fleet import FleetReader
 from fairlead_index.hashing import block_hashes
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.mirror import MirrorReader
@@ -24,7 +24,6 @@ from fairlead_index.writer import IndexWriter
 
 BLOCK = 4
 CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
-DOCS = Path(__file__).parents[2] / "docs" / "redis.md"
 
 
 def test_urls() -> None:
@@ -57,38 +56,48 @@ def test_urls() -> None:
         RedisAccess("rediss://h", cert_file="/c")
 
 
-async def works(access: RedisAccess | str, namespace: str) -> None:
-    """Everything that the index does, once."""
-    writer = IndexWriter(access, namespace, WorkerCard("a", "a:1", BLOCK), 1.0, buckets=64)
-    reader, mirror = IndexReader(access, namespace, deadline=2.0), MirrorReader(access, namespace)
+async def works(access: RedisAccess | str, namespace: str, router: RedisAccess | str = "") -> None:
+    """Everything that a worker and a router do with the index, once, by the access of each."""
+    router = router or access
+    writer = IndexWriter(access, namespace, WorkerCard("a", "a:1", BLOCK), 0.4, buckets=4)
+    reader, mirror, fleet = IndexReader(router, namespace, deadline=2.0), MirrorReader(router, namespace), FleetReader(router, namespace)
     writer.start()
     try:
         writer.stored(CHAIN)
         writer.report(WorkerLoad(running=1))
 
-        async def joined() -> bool:
-            return writer.joined
-
         async def seen() -> bool:
             return await reader.match(CHAIN) == {"a:1": 64 * BLOCK} == mirror.match(CHAIN)
 
-        await eventually(joined, 5)
+        await eventually(lambda: holds(lambda: writer.joined), 5)
         mirror.start()
+        fleet.start()
         await mirror.ready(5)
         await eventually(seen, 5)
         route = await reader.route(CHAIN, 300)
-        assert route.candidates[0].cached_tokens == 64 * BLOCK
+        assert route.candidates[0].cached_tokens == 64 * BLOCK and route.candidates[0].incarnation == writer.incarnation
         await reader.release(route.reservation)
-        promise = route.reservation[:2] + b"12345678" + struct.pack("<d", 10.0)
-        position, *_ = await reader._call("claim", b"router-1", b"", b"+" + promise)
-        await reader._call("claim", b"router-1", position, b"-" + promise)
-        await reader._call("quota", "router-1", "tenant", 1, 10, 2)
-        await reader._call("sweep", 100)
-        await reader._call("renew")
-        await reader.recall("a:1")  # or not, if that was asked for a moment ago
-        assert writer.stats.errors == 0 and mirror.stats.errors == 0, (writer.stats.last_error, mirror.stats.last_error)
+        assert (await reader.route([7], 300)).candidates, "a prompt that nobody holds"
+        await eventually(lambda: holds(lambda: fleet.fresh and "a:1" in fleet.workers), 5)
+        reserved = fleet.reserve("a:1", 10.0)
+        assert reserved and fleet.release(reserved)
+        await reader._call("quota", "router-1", 1, "tenant", 1, 10, 2)
+        for number in range(600):  # more runs than the first buckets take: they split
+            writer.stored(array("Q", [1000 + number]))
+        writer.removed(CHAIN[32:][::-1])
+        await eventually(lambda: holds(lambda: not writer.stats.pending), 5)
+        if await reader.recall("a:1"):  # else that was asked for a moment ago
+            await eventually(lambda: holds(lambda: writer.stats.joins > 1 and not writer.stats.pending), 5)
+        writer._sweep_at = 0.0  # with its next heartbeat
+        await eventually(lambda: holds(lambda: writer._sweep_at > 0), 5)
+        assert mirror.stats.errors == 0 and fleet.fresh, mirror.stats.last_error
+        assert writer.stats.errors == 0, writer.stats.last_error
     finally:
-        await asyncio.gather(writer.leave(), reader.close(), mirror.close())
+        await asyncio.gather(writer.leave(), reader.close(), mirror.close(), fleet.close())
+
+
+async def holds(check: Callable[[], bool]) -> bool:
+    return check()
 
 
 async def refused(access: RedisAccess, namespace: str) -> str:
@@ -97,35 +106,6 @@ async def refused(access: RedisAccess, namespace: str) -> str:
         await reader.workers()
     await reader.close()
     return str(said.value)
-
-
-def least(version: str, password: str) -> list[str]:
-    """The line of docs/redis.md, as an argument list."""
-    [line] = re.findall(r"^ACL SETUSER fairlead .*$", DOCS.read_text(), re.MULTILINE)
-    words = line.replace("PASSWORD", password).split()
-    return [word for word in words if version != "6.2" or word not in ("+fcall", "+fcall_ro", "+function|load")]
-
-
-@pytest.mark.parametrize("without", ["", "+fcall", "+function|load"])
-async def test_the_documented_acl_is_enough(own_server: RedisServer, namespace: str, tmp_path: Path, without: str) -> None:
-    words = least(_version(own_server), "one")
-    own_server.command(*(word for word in words if word != without or _version(own_server) == "6.2"))
-    own_server.command("ACL", "SETUSER", "default", "off")
-    (tmp_path / "password").write_text("one\n")
-    await works(RedisAccess(own_server.url, username="fairlead", password_file=str(tmp_path / "password")), namespace)
-
-
-async def test_no_less_than_the_documented_acl(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
-    """Another's keys stay another's."""
-    own_server.command(*least(_version(own_server), "one"))
-    client = own_server.client()
-    client.set("mine", "1")
-    client.execute_command("AUTH", "fairlead", "one")
-    with pytest.raises(Exception, match=r"(?i)permission"):
-        client.get("mine")
-    with pytest.raises(Exception, match=r"(?i)permission"):
-        client.flushall()
-    client.close()
 
 
 async def test_a_rotated_password_needs_no_restart(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
@@ -215,7 +195,3 @@ async def test_a_server_that_evicts_is_warned_about(
         await works(own_server.url, namespace)
     warned = [record.getMessage() for record in caplog.records if "maxmemory-policy" in record.getMessage()]
     assert len(warned) == (policy != "noeviction") and all(policy in line and "noeviction" in line for line in warned)
-
-
-def _version(server: RedisServer) -> str:
-    return "6.2" if str(server.client().info("server")["redis_version"]).startswith("6.") else "newer"

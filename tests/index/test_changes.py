@@ -35,7 +35,7 @@ def told(changes: Changes) -> list[tuple[str, list[int], int]]:
 
 
 def test_the_scripts_have_the_same_runs() -> None:
-    assert f"local RUN = {RUN_BLOCKS} " in script_source("match")
+    assert f"local RUN = {RUN_BLOCKS}\n" in script_source("match")
 
 
 def test_a_prompt_is_told_by_runs_and_a_longer_one_goes_on_where_it_ended() -> None:

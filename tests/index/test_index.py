@@ -11,7 +11,6 @@ import pytest
 from tests.index.conftest import either, eventually
 from tests.redis_server import RedisServer, free_port
 
-from fairlead_index.connection import Scripts
 from fairlead_index.hashing import block_hashes
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.reader import IndexReader, IndexUnavailable
@@ -130,7 +129,7 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
     a = writers("a", lease=1.0)
     a.stored(CHAIN[:32])
     await shows(reader, {"a": 32})
-    client, meta = server.client(), f"fl3:{{{namespace}}}:meta"
+    client, meta = server.client(), f"fl4:{{{namespace}}}:meta"
     fences = {field: value for field, value in client.hgetall(meta).items() if field.startswith(b"f")}
     a.stored(CHAIN)
     await shows(reader, {"a": 64})
@@ -147,9 +146,10 @@ async def test_a_recalled_worker_tells_all_anew(writers: MakeWriter, reader: Ind
     await shows(reader, {"a": 64})
     [before] = await reader.workers()
     assert await reader.recall("a:8000")
+    await eventually(lambda: _is(a.stats.joins == 2))
     await shows(reader, {"a": 64})
     [after] = await reader.workers()
-    assert after.slot != before.slot and a.stats.joins == 2
+    assert after.slot != before.slot and after.incarnation == a.incarnation != before.incarnation
     assert not await reader.recall("nobody:8000")
 
 
@@ -267,18 +267,6 @@ async def test_loads_reach_the_readers(writers: MakeWriter, reader: IndexReader)
     worker = (await reader.workers())[0]
     assert (worker.pod, worker.address, worker.block_tokens, worker.revision) == ("a", "a:8000", BLOCK, "r1")
     assert 0 < worker.lease_seconds <= 2.0
-
-
-@either
-async def test_the_way_of_calling_fits_the_server(server: RedisServer, namespace: str) -> None:
-    scripts = Scripts(server.url, namespace, timeout=5)
-    await scripts.call("workers")
-    major = int(str(server.client().info("server")["redis_version"]).split(".")[0])
-    assert scripts._functions == (major >= 7)
-    if major >= 7:
-        server.client().execute_command("FUNCTION", "FLUSH")
-        assert await scripts.call("workers") == []
-    await scripts.close()
 
 
 async def joined(*pods: IndexWriter) -> None:

@@ -12,6 +12,7 @@ from tests.redis_server import RedisServer
 
 from fairlead_index.connection import Scripts, script_source
 from fairlead_index.hashing import hash_bytes
+from fairlead_index.ring import Ring
 from fairlead_index.score import ScoredWorker, best_starts
 
 NOW = 10**13  # ms: a fixed clock for script and test
@@ -24,21 +25,21 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
     draw = random.Random(seed)
     scripts = Scripts(server.url, namespace, timeout=5)
     client = server.client()
-    route = script_source("route").replace("local now = now_ms()", f"local now = {NOW}")
-    assert str(NOW) in route
+    route, match = (script_source(name).replace(" now_ms()\nlocal ", f" {NOW}\nlocal ") for name in ("route", "match"))
+    assert str(NOW) in route and str(NOW) in match
     chain = [draw.getrandbits(64) for _ in range(24)]
     slots = {}
+    ring = Ring(f"10.0.0.{n}:8000" for n in range(12))
     for n in range(12):
         address, epoch = f"10.0.0.{n}:8000", os.urandom(8)
         _, slots[address] = await scripts.call("join", f"p{n}", address, "r", BLOCK, epoch, 10**6, 16)
         depth = draw.choice([0, 0, 3, 9, 10, 24]) if seed else 0
         if depth:
             await scripts.call("apply", slots[address], epoch, 1, *along("S", chain[:depth]))
-    client.hset(f"{scripts.prefix}meta", "lease", NOW)  # no lease is too long: `match` tells the time by the real clock
     for turn in range(150):
         hashes = hash_bytes([draw.getrandbits(64) for _ in range(4)] if turn % 3 == 0 else chain[: draw.choice([0, 5, 24])])
         prompt = max(1, len(hashes) // 8 * BLOCK + draw.randrange(BLOCK) + draw.choice([0, 0, 3000]))  # some are seconds of work
-        depths = _depths(await scripts.call("match", hashes))
+        depths = _depths(await scripts.redis.execute("EVAL", match, 1, scripts.prefix, hashes))
         workers = []
         queue = draw.choice([0, 0, 30_000])  # everybody has one: what a home may be later than the best is the prompt's own work then
         for address, slot in slots.items():
@@ -56,30 +57,32 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
                 page_size=16,
             )
             workers.append(worker)
-            _set(client, f"fl3:{{{namespace}}}:", slot, worker)
+            _set(client, f"fl4:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
-        reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8)
-        found = [(reply[at].decode(), reply[at + 2], bool(reply[at + 4]), reply[at + 3]) for at in range(1, len(reply), 5)]
-        mine = best_starts(workers, hashes, prompt, request, 8)
+        reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8, b"")
+        found = [(reply[at].decode(), reply[at + 2], bool(reply[at + 4]), reply[at + 3]) for at in range(1, len(reply), 7)]
+        homes = ring.homes(int.from_bytes(hashes[:8], "little"), 2) if hashes else ()
+        mine = best_starts(workers, hashes, prompt, request, 8, homes)
         assert [(start.address, start.cached, start.fits) for start in mine] == [each[:3] for each in found]
         assert [start.seconds for start in mine] == pytest.approx([microseconds / 1e6 for *_, microseconds in found], abs=2e-6)
     await scripts.close()
 
 
 def _depths(reply: list[bytes | int]) -> dict[str, int]:
-    pairs = zip(reply[::2], reply[1::2], strict=True)
+    pairs = zip(reply[::3], reply[1::3], strict=True)
     return {address.decode(): int(tokens) // BLOCK for address, tokens in pairs if isinstance(address, bytes)}
 
 
 def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) -> None:
     """Writes the record of `live` that common.lua packs."""
     address, pod, revision = worker.address.encode(), b"pod", b"r"
-    record = struct.pack(f"<ddH{len(address)}sH{len(pod)}sH{len(revision)}s", NOW + 1000, BLOCK, len(address), address, 3, pod, 1, revision)
+    card = f"<dd8sdH{len(address)}sH{len(pod)}sH{len(revision)}s"
+    record = struct.pack(card, NOW + 1000, 1000, bytes(8), BLOCK, len(address), address, 3, pod, 1, revision)
     load = (0, 0, worker.backlog, worker.rate, worker.step, worker.pages_free, worker.pages_total, worker.page_size)
-    record += struct.pack("<dd8d", 1000, NOW - worker.load_age * 1000, *load)
+    record += struct.pack("<d8d", NOW - worker.load_age * 1000, *load)
     client.hset(prefix + "live", slot, record)
     client.setrange(prefix + "leases", 8 * int.from_bytes(slot, "big"), struct.pack("<d", NOW + 1000))
-    client.hset(prefix + "owed", slot, worker.owed)
+    client.hset(prefix + "r:owed", slot, worker.owed)
 
 
 @pytest.mark.parametrize(("prompt", "page", "cached"), [(48, 16, 32), (49, 16, 48), (48, 0, 47), (48, 4, 44), (1, 16, 0)])

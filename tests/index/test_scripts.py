@@ -60,17 +60,17 @@ async def scripts(server: RedisServer, namespace: str) -> AsyncIterator[Scripts]
 
 async def allow_recalls(scripts: Scripts) -> None:
     """As if the last one were long ago."""
-    await scripts.redis.execute("DEL", scripts.key("recalled"), scripts.key("recalled:a:1"))
+    await scripts.redis.execute("DEL", scripts.key("r:recalled"), scripts.key("r:recalled:a:1"))
 
 
 async def matched(scripts: Scripts, hashes: list[int] = CHAIN) -> dict[str, int]:
     reply = await scripts.call("match", hash_bytes(hashes))
-    return {reply[at].decode(): reply[at + 1] // 4 for at in range(0, len(reply), 2)}
+    return {reply[at].decode(): reply[at + 1] // 4 for at in range(0, len(reply), 3)}
 
 
 async def test_match_names_every_depth(scripts: Scripts) -> None:
-    for depth in (16, 9, 9, 1, 0):
-        await (await Pod(scripts, f"pod{depth}{os.urandom(1).hex()}").join()).apply("S", CHAIN[:depth])
+    for number, depth in enumerate((16, 9, 9, 1, 0)):
+        await (await Pod(scripts, f"pod{number}").join()).apply("S", CHAIN[:depth])
     assert sorted((await matched(scripts)).values()) == [1, 9, 9, 16]
     assert await matched(scripts, []) == {}
 
@@ -148,10 +148,10 @@ async def test_a_slot_is_not_used_again_before_it_is_swept(scripts: Scripts) -> 
 async def test_every_key_carries_the_namespaces_tag(scripts: Scripts, server: RedisServer, namespace: str) -> None:
     pod = await Pod(scripts, "a").join()
     await pod.apply("S", CHAIN)
-    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
+    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"")
     await scripts.call("sweep", 10)
     mine = [key for key in server.client().keys("*") if namespace.encode() in key]
-    assert mine and all(key.startswith(f"fl3:{{{namespace}}}:".encode()) for key in mine)
+    assert mine and all(key.startswith(f"fl4:{{{namespace}}}:".encode()) for key in mine)
 
 
 async def test_a_lease_that_ran_out_hides_a_slot_until_its_next_heartbeat(scripts: Scripts) -> None:
@@ -252,24 +252,22 @@ async def test_the_count_of_runs_never_drifts_and_every_bucket_runs_out(scripts:
     assert not [key for key in client.keys("*") if key.startswith(scripts.key("w"))]
 
 
-async def test_a_slot_in_doubt_holds_nothing_may_be_chosen_and_is_stale(scripts: Scripts) -> None:
+async def test_a_recalled_worker_joins_again_with_its_next_heartbeat(scripts: Scripts) -> None:
     pod = await Pod(scripts, "a").join()
     await pod.apply("S", CHAIN)
     assert await scripts.call("recall", "b:1") == [b"UNKNOWN"]
     assert await scripts.call("recall", "a:1") == [b"OK"]
     assert await scripts.call("recall", "a:1") == [b"LATER"]
     await allow_recalls(scripts)
-    assert await scripts.call("recall", "a:1") == [b"UNKNOWN"]  # in doubt already
+    assert await scripts.call("recall", "a:1") == [b"UNKNOWN"]  # recalled already
+    assert await pod.beat() == [b"STALE"] and await pod.apply("S", CHAIN[:1]) == [b"STALE"]
     assert await matched(scripts) == {}
-    route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
-    assert (route[1], route[3]) == (b"a:1", 0)
-    assert await pod.apply("S", CHAIN[:1]) == [b"STALE"] and await pod.beat() == [b"STALE"]
     again = await Pod(scripts, "a").join()
     await again.apply("S", CHAIN[:3])
-    assert again.slot != pod.slot and await matched(scripts) == {"a:1": 3}
+    assert await again.beat() == [b"OK", 1] and again.slot != pod.slot and await matched(scripts) == {"a:1": 3}
     assert await scripts.call("recall", "a:1") == [b"OK"]
     await scripts.call("leave", "a", again.epoch)
-    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8) == [b""]
+    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"") == [b""]
 
 
 @pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
@@ -278,10 +276,10 @@ async def test_leases_of_another_clock_name_nobody_until_they_are_renewed(script
     dead, alive = await Pod(scripts, "dead").join(lease_ms=5_000), await Pod(scripts, "alive").join(lease_ms=5_000)
     for pod in (dead, alive):
         await pod.apply("S", CHAIN)
-    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8)
+    await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"")
     shift_clock(server, scripts.prefix, skew_ms)
     assert await matched(scripts) == {} and await scripts.call("workers") == []
-    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8) == [b""]
+    assert await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 8, b"") == [b""]
     assert await alive.beat(rate=1000) == [b"OK", 0]
     assert await matched(scripts) == {"alive:1": 16}
     [owed] = [row[5] for row in [await scripts.call("workers")]]
@@ -297,14 +295,14 @@ async def test_a_large_fleet_is_scored_by_its_soonest_and_its_holders(scripts: S
         await Pod(scripts, f"ghost{n}").join(lease_ms=1)
 
     async def dead() -> bool:
-        return len(await scripts.call("workers")) == 60 * 16
+        return len(await scripts.call("workers")) == 60 * 17
 
     await eventually(dead)
-    route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 60)
-    names = [name.decode() for name in route[2::5]]
+    route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 60, b"")
+    names = [name.decode() for name in route[2::7]]
     assert names[:3] == ["p59", "p58", "p57"] and "p07" in names and not any(name.startswith("ghost") for name in names)
-    gone = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 3, "p59:1", "p58:1")
-    assert [name.decode() for name in gone[2::5]][:1] == ["p57"]
+    gone = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 3, b"", "p59:1", "p58:1")
+    assert [name.decode() for name in gone[2::7]][:1] == ["p57"]
 
 
 async def test_the_full_and_the_slow_do_not_crowd_out_the_better_of_a_large_fleet(scripts: Scripts) -> None:
@@ -313,6 +311,6 @@ async def test_the_full_and_the_slow_do_not_crowd_out_the_better_of_a_large_flee
     for n in range(25):  # idle, and its streams are slow
         await (await Pod(scripts, f"slow{n:02}").join()).beat(rate=1000, step=0.5)
     await (await Pod(scripts, "busy").join()).beat(rate=1000, backlog=1500, free=1000, total=1000, page=16)
-    route = await scripts.call("route", hash_bytes(CHAIN), 2048, os.urandom(8), 8)
-    names = [name.decode() for name in route[2::5]]
+    route = await scripts.call("route", b"", 2048, os.urandom(8), 8, b"")
+    names = [name.decode() for name in route[2::7]]
     assert names[0] == "busy" and all(name.startswith("slow") for name in names[1:])

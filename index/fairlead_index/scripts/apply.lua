@@ -3,7 +3,7 @@
 -- before the first that changes. Returns {'OK'}; {'STALE'}: that incarnation is over; {'GAP', n}: the index stands at n, so changes are lost.
 -- A batch sent twice counts once.
 local p, slot, seq = KEYS[1], ARGV[1], tonumber(ARGV[3])
-local state = call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told', 'buckets', 'runs', 'f' .. slot)
+local state = call('HMGET', p .. 'meta', 'logged', 'told', 'logging', 'buckets', 'runs', 'f' .. slot)
 local at = sequence_in(state[6], ARGV[2])
 if not at then return { 'STALE' } end
 if at == seq then return { 'OK' } end
@@ -117,7 +117,7 @@ local function split()
   grid = grid_of(count + 1)
 end
 
-local told, mirrored = { 'A' .. slot }, is_mirrored(state)
+local told, mirrored = { 'A' .. slot }, is_mirrored(p)
 for i = 4, #ARGV do
   local change = ARGV[i]
   local kind, before, path = sub(change, 1, 1), byte(change, 2), sub(change, 3)
@@ -126,5 +126,5 @@ for i = 4, #ARGV do
 end
 local most = grid.count + SPLITS
 while runs > grid.count * FILL and grid.count < most do split() end
-tell(p, state, table.concat(told), 'runs', runs, 'buckets', grid.count, 'f' .. slot, struct.pack(FENCE, ARGV[2], seq))
+tell(p, state, mirrored, table.concat(told), 'runs', runs, 'buckets', grid.count, 'f' .. slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }

@@ -1,14 +1,15 @@
--- Shared by every script, behind the names of what Redis and Lua offer (connection.py). p is the key prefix (KEYS[1], `fl3:{namespace}:`);
--- slots are 2-byte strings, hashes 8-byte strings. See docs/index.md.
+-- Shared by the scripts: connection.py puts those parts in front of a script that it uses. p is the key prefix (KEYS[1], `fl4:{namespace}:`);
+-- slots are 2-byte strings, hashes 8-byte strings. Routers write `r:` and `q:` keys only (access_rules.py). See docs/index.md.
 
-local LIVE = '<ddHc0Hc0Hc0dddddddddd'  -- a record of `live`: lease end (ms), block tokens, address, pod, revision, lease, load time (ms), load
-local CARD = '<dHc0'                    -- as much of it as a match needs, from its 9th byte
-local LOAD = '<dddddddddd'              -- its last 80 bytes: lease, load time, load
+local LIVE = '<ddc8dHc0Hc0Hc0ddddddddd'  -- a record of `live`: lease end (ms), lease (ms), epoch, block tokens, address, pod, revision, load time (ms), load
+local CARD = '<dc8dHc0'                 -- lease, epoch, block tokens and address, from its 9th byte
+local LOAD = '<ddddddddd'               -- its last 72 bytes: load time, load
 local FENCE = '<c8d'                   -- in `meta`, under `f` and the slot: epoch, sequence
 local WIDE = 128                       -- added to a record's first byte: its holders are in a string, a byte for each slot
 local RUN = 6                          -- blocks of a run: RUN_BLOCKS in changes.py; another number is another schema
 local NARROW = 64                      -- bytes that a record may take within its bucket: hash-max-listpack-value
 local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
+local POINTS = 8                       -- places of a worker on the ring, where a cold prompt finds its two homes: POINTS in ring.py
 local FILL = 16                        -- records a bucket holds on average: a read looks at few
 local SPLITS = 8                       -- buckets that one batch may split: more than its runs can fill
 
@@ -71,71 +72,58 @@ local function common(record, behind, rest)
 end
 
 local function read_live(record)
-  local lease, bt, address, pod, revision, lease_ms, at, running, waiting, backlog, rate, step, free, total, page = struct.unpack(LIVE, record)
-  return { lease = lease, at = at, running = running, waiting = waiting, backlog = backlog, rate = rate, step = step, free = free,
+  local lease, lease_ms, epoch, bt, address, pod, revision, at, running, waiting, backlog, rate, step, free, total, page = struct.unpack(LIVE, record)
+  return { lease = lease, epoch = epoch, at = at, running = running, waiting = waiting, backlog = backlog, rate = rate, step = step, free = free,
            total = total, page = page, bt = bt, lease_ms = lease_ms, address = address, pod = pod, revision = revision }
 end
 
 local function pack_live(w)
-  return struct.pack(LIVE, w.lease, w.bt, #w.address, w.address, #w.pod, w.pod, #w.revision, w.revision, w.lease_ms, w.at, w.running, w.waiting,
+  return struct.pack(LIVE, w.lease, w.lease_ms, w.epoch, w.bt, #w.address, w.address, #w.pod, w.pod, #w.revision, w.revision, w.at, w.running, w.waiting,
                      w.backlog, w.rate, w.step, w.free, w.total, w.page)
 end
 
--- Whether somebody may read along, by `logged`, `mirrored` and `told` of `meta`.
-local function is_mirrored(state) return state[2] and state[2] ~= '0' end
-
--- Numbers a change of what mirrors show, and logs it while one of them reads along (`mirrored`, in seconds: until when; see listen.lua).
--- A record's id is its number, so that a mirror sees that it missed something, and the time in microseconds, so that after a failover which lost
--- records a mirror does not take a new one for the one that it read under the same number. `told` is the newest id, there even when the log was
--- trimmed; of a change that is not logged it ends in `-0`, and there is no log: so a mirror of the release before, which does not call `listen`,
--- misses its last record and reads all anew. `state` as above. What follows `record` is set there with them.
-local function tell(p, state, record, ...)
-  local logged, mirrored, told = unpack(state)
-  local number, time = tonumber(logged or 0) + 1, 0
-  if is_mirrored(state) then
-    local t = call('TIME')
-    if tonumber(t[1]) < tonumber(mirrored) then
-      time = t[1] * 1000000 + t[2]
-    else
-      call('HSET', p .. 'meta', 'mirrored', 0)
+-- Numbers a change of what mirrors show, and logs it while a mirror follows. `r:mirrored` is set by mirrors and expires when they stop.
+-- A record's id is its number, so that a mirror sees that it missed one, and the time in microseconds, so that a mirror does not take a record
+-- that was told after a failover for the lost one with the same number. `told` in `meta` is the newest id, logged or not. A log that begins later
+-- starts with an empty record under that id: so a mirror finds the record that its snapshot ended with. What follows `record` is set in `meta`.
+-- `state`: `logged`, `told`, `logging` of `meta`.
+local function tell(p, state, mirrored, record, ...)
+  local logged, told, logging = unpack(state)
+  local t = call('TIME')
+  local number = tonumber(logged or 0) + 1
+  local id = string.format('%d-%d', number, t[1] * 1000000 + t[2])
+  if mirrored then
+    if logging ~= '1' then
+      call('DEL', p .. 'log')
+      if told then call('XADD', p .. 'log', told, 'r', 'A\0\0') end
     end
-  end
-  local id = string.format('%d-%d', number, time)
-  if time > 0 then
     call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, id, 'r', record)
-  elseif not told or sub(told, -2) ~= '-0' then
+  elseif logging == '1' then
     call('DEL', p .. 'log')
   end
-  call('HSET', p .. 'meta', 'logged', number, 'told', id, ...)
+  call('HSET', p .. 'meta', 'logged', number, 'told', id, 'logging', mirrored and 1 or 0, ...)
 end
 
-local function announce(p, record) tell(p, call('HMGET', p .. 'meta', 'logged', 'mirrored', 'told'), record) end
+local function is_mirrored(p) return call('EXISTS', p .. 'r:mirrored') == 1 end
 
--- `leases` holds each slot's lease end (ms) at 8 bytes times its number: one read tells who lives, however many workers there are.
--- Below zero: the worker lives, and what the index says about its blocks is in doubt.
+local function announce(p, record) tell(p, call('HMGET', p .. 'meta', 'logged', 'told', 'logging'), is_mirrored(p), record) end
+
+-- `leases` holds each slot's lease end (ms) at 8 bytes times its number; 0 for a slot that was killed.
 local function set_lease(p, slot, ends) call('SETRANGE', p .. 'leases', slot_number(slot) * 8, struct.pack('<d', ends)) end
 
--- {slot number -> true: lives; false: lives, its blocks in doubt; nil: dead}. A lease that ends later than any lease can was written by another
--- clock (a failover to a server that is behind): its worker renews it within a fifth of it, or is dead.
+-- {slot number -> whether its lease has not run out}, each slot read when it is first asked for: a request looks at few of the workers. What a
+-- worker holds is prefix-closed until it is killed, so this is all that a search needs; `in_force` decides which workers are named.
 local function living(p, now)
-  local leases, lives = call('GET', p .. 'leases') or '', {}
-  local most = now + tonumber(call('HGET', p .. 'meta', 'lease') or 0)
-  local count = #leases / 8
-  for from = 0, count - 1, 100 do
-    local piece = { struct.unpack('<' .. string.rep('d', math.min(100, count - from)), leases, from * 8 + 1) }
-    for i = 1, #piece - 1 do  -- the last is where `unpack` stopped
-      local ends = piece[i]
-      if ends > now then
-        if ends <= most then lives[from + i - 1] = true end
-      elseif ends < -now and ends >= -most then
-        lives[from + i - 1] = false
-      end
-    end
-  end
-  return lives
+  local leases = call('GET', p .. 'leases') or ''
+  return setmetatable({}, { __index = function(lives, n)
+    local alive = n * 8 + 8 <= #leases and (struct.unpack('<d', leases, n * 8 + 1)) > now
+    lives[n] = alive
+    return alive
+  end })
 end
 
--- Whether a lease of a record of `live` has not run out, by the clock of now.
+-- Whether a lease of a record of `live` has not run out. One that ends later than any lease can was written by another clock (a failover to a
+-- server that is behind): its worker renews it within a fifth of it, or is dead.
 local function in_force(lease, lease_ms, now) return lease > now and lease <= now + lease_ms end
 
 -- A worker that has not measured its own yet is taken to prefill 4,000 tokens a second.
@@ -150,11 +138,11 @@ local function surcharge(work, step) return math.min(FLEET, work) + ITL_STEPS * 
 
 local function room_of(free, total, page) return (total == 0 or page == 0) and math.huge or free * page end
 
--- `ready` orders the workers as the score does for a prompt of usual length that none holds, in ms. `free_at`: when it could begin.
+-- `r:ready` orders the workers as the score does for a prompt of usual length that none holds, in ms. `free_at`: when it could begin.
 local USUAL = 2048
 local function set_ready(p, slot, free_at, rate, step, room)
   local work = USUAL / rate
-  call('ZADD', p .. 'ready', free_at + 1000 * (work + surcharge(work, step) + (room < USUAL and NO_ROOM or 0)), slot)
+  call('ZADD', p .. 'r:ready', free_at + 1000 * (work + surcharge(work, step) + (room < USUAL and NO_ROOM or 0)), slot)
 end
 
 -- The sequence of a record of a slot's fence when `epoch` is its living incarnation, else nil.
@@ -180,9 +168,11 @@ local function kill(p, slot)
   set_lease(p, slot, 0)
   call('HDEL', p .. 'meta', 'f' .. slot)
   announce(p, 'K' .. slot)
-  call('HDEL', p .. 'owed', slot)
-  call('DEL', p .. 'r' .. slot)
-  call('ZREM', p .. 'ready', slot)
+  call('HDEL', p .. 'r:owed', slot)
+  call('HDEL', p .. 'r:recall', slot)
+  call('DEL', p .. 'r:' .. slot)
+  call('ZREM', p .. 'r:ready', slot)
+  for point = 0, POINTS - 1 do call('ZREM', p .. 'ring', slot .. char(point)) end
   call('ZADD', p .. 'dead', slot_number(slot), slot)
   call('EXPIRE', p .. 'dead', KEPT)
 end

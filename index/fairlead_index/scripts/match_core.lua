@@ -3,23 +3,26 @@
 -- A slot's set of blocks is prefix-closed (parents are stored first, children removed first, batches are atomic), so the sets of *living* holders only
 -- shrink with depth: binary-search the deepest run whose first block anyone holds, then each run where that set grows; how far into its last run a
 -- holder reaches, that run's records say. Dead slots are filtered before every comparison: one that is half swept is not closed any more and would
--- mislead the search. Slots are numbers here; `lives[slot]` is true of the living.
+-- mislead the search. Slots are numbers here; `lives[slot]` is true of the living. The search ends at `limit` slots, and looks at no more holders
+-- of a record: it costs the same whether twenty workers hold a system prompt or all of a large fleet.
 -- Returns {slot -> depth}, the slots with the deepest first, and the deepest level.
-local function match(p, hashes, lives, max_levels)
+local function match(p, hashes, lives, max_levels, limit)
   local count, grid = #hashes / 8, buckets_of(p)
   if count == 0 or grid.count == 0 then return {}, {}, 0 end
   local sets, seen, nobody = {}, {}, { holders = {}, held = {} }
-  local none = string.rep('\0', 100)  -- a piece of a wide string that names nobody
+  local none = string.rep('\0', 64)  -- a piece of a wide string that names nobody
 
   -- Of a record's holders those who live, how many of its blocks each holds, and whether all of them hold as many.
   local function wide_holders(map)
     local holders, held, even, count, most = {}, {}, true, 0, nil
-    for from = 1, #map, 100 do
-      if sub(map, from, from + 99) ~= none then
-        local piece = { byte(map, from, from + 99) }
+    for from = 1, #map, 64 do
+      if count >= limit then break end
+      if sub(map, from, from + 63) ~= none then
+        local piece = { byte(map, from, from + 63) }
         for i = 1, #piece do
           local blocks = piece[i]
           if blocks > 0 and lives[from + i - 2] then
+            if count >= limit then break end
             count = count + 1
             holders[count], held[from + i - 2] = from + i - 2, blocks
             most = most or blocks
@@ -133,7 +136,7 @@ local function match(p, hashes, lives, max_levels)
   local level, levels = deepest(1, math.ceil(count / RUN) + 1, 0), 1
   while true do
     settle(level)
-    if #holders(level) == first then return depth, slots, depth[slots[1]] end
+    if #holders(level) == first or #slots >= limit then return depth, slots, depth[slots[1]] end
     levels = levels + 1
     level = levels < max_levels and deepest(1, level, #holders(level)) or 1  -- past the limit the rest hold at least the first run's beginning
   end

@@ -1,13 +1,12 @@
--- A router found that the index is wrong about what a worker holds. Its slot is in doubt from now on: it holds nothing, and may still be chosen.
--- Its worker's next call finds its incarnation over, and it joins again with a snapshot. ARGV: address.
--- Returns {'OK'}; {'LATER'}; {'UNKNOWN'}: not live, or in doubt already.
+-- A router found that the index is wrong about what a worker holds. The worker's next heartbeat ends its incarnation, so it joins again with a
+-- snapshot. ARGV: address. Returns {'OK'}; {'LATER'}; {'UNKNOWN'}: not live, or recalled already.
 -- However many routers ask: one worker in 5 s, and the same one after a minute, which doubles up to an hour while that does not help.
 local p, address = KEYS[1], ARGV[1]
 local APART, FIRST, LONGEST = 5000, 60000, 3600000
 
 local slot = call('HGET', p .. 'names', 'a' .. address)
 if not slot then return { 'UNKNOWN' } end
-local now, any, own = now_ms(), p .. 'recalled', p .. 'recalled:' .. address
+local now, any, own = now_ms(), p .. 'r:recalled', p .. 'r:recalled:' .. address
 if call('EXISTS', any) == 1 then return { 'LATER' } end
 local wait = FIRST
 local before = call('GET', own)
@@ -17,10 +16,8 @@ if before then
   wait = math.min(LONGEST, waited * 2)
 end
 
-local record = call('HGET', p .. 'live', slot)
-if not record or call('HDEL', p .. 'meta', 'f' .. slot) == 0 then return { 'UNKNOWN' } end
-set_lease(p, slot, -read_live(record).lease)
-announce(p, 'K' .. slot)
+if call('HEXISTS', p .. 'live', slot) == 0 or call('HSETNX', p .. 'r:recall', slot, now) == 0 then return { 'UNKNOWN' } end
+call('EXPIRE', p .. 'r:recall', KEPT)
 call('SET', any, address, 'PX', APART)
 call('SET', own, struct.pack('<dd', now, wait), 'PX', 4 * wait)
 return { 'OK' }

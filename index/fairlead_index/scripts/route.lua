@@ -1,23 +1,26 @@
--- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, excluded addresses...
--- Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, ...}, best first; {''} when no worker may be used.
+-- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, packed slots to leave
+-- out, addresses to leave out... Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, epoch, slot, ...}, best
+-- first; {''} when no worker may be used.
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
-local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet
+local CONSIDERED = 20    -- holders, deepest first, and so many of the soonest workers are scored: everyone, in a small fleet: CONSIDERED in score.py
+local PAGE, SEEN = 8, 64  -- points of the ring read at once, and at most, each way
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first run, as far as they hold it
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
 local lives = living(p, now)
-local depth, holders, deepest = match(p, hashes, lives, LEVELS)
-local cold = deepest == 0 and #hashes >= 8
-if #ARGV > 4 then
+for i = 1, #ARGV[5], 2 do lives[slot_number(sub(ARGV[5], i, i + 1))] = false end
+if #ARGV > 5 then
   local names = {}
-  for i = 5, #ARGV do names[i - 4] = 'a' .. ARGV[i] end
+  for i = 6, #ARGV do names[i - 5] = 'a' .. ARGV[i] end
   for _, slot in ipairs(call('HMGET', p .. 'names', unpack(names))) do
-    if slot then lives[slot_number(slot)] = nil end
+    if slot then lives[slot_number(slot)] = false end
   end
 end
+local depth, holders, deepest = match(p, hashes, lives, LEVELS, CONSIDERED)
+local cold = deepest == 0 and #hashes >= 8
 
--- Rendezvous: every pair of (block, address) has its own fixed rank, for all routers alike. The block is the first that nobody holds: the
+-- Of equals the lower rank wins: every pair of (block, address) has a fixed one, for all routers alike. The block is the first that nobody holds: the
 -- first of all when cold. An address' seed is on a circle, a block turns and stretches it, the lowest wins (multiply-add hashing).
 local key = id
 if #hashes >= 8 then
@@ -36,27 +39,36 @@ end })
 
 local slots, known = {}, {}
 local function consider(n)
-  if known[n] or lives[n] == nil then return end
+  if known[n] or not lives[n] then return end
   known[n] = true
   slots[#slots + 1] = pack_slot(n)
 end
 
 local first, second
 if cold then
-  local low, next_low = CIRCLE, CIRCLE
-  for n in pairs(lives) do
-    local at = ranks[n]
-    if at < low then first, second, low, next_low = n, first, at, low
-    elseif at < next_low then second, next_low = n, at end
+  -- The first two workers on the ring from the block's place on (consistent hashing, Karger et al. 1997).
+  local place = (struct.unpack('<I4', hashes))
+  for _, range in ipairs({ { place, '+inf' }, { '-inf', '(' .. place } }) do
+    local from = 0
+    repeat
+      local points = call('ZRANGEBYSCORE', p .. 'ring', range[1], range[2], 'LIMIT', from, PAGE)
+      for _, point in ipairs(points) do
+        local n = slot_number(point)
+        if not second and n ~= first and lives[n] then
+          if first then second = n else first = n end
+          consider(n)
+        end
+      end
+      from = from + PAGE
+    until second or #points < PAGE or from >= SEEN
+    if second then break end
   end
-  if first then consider(first) end
-  if second then consider(second) end
 end
 for i = 1, math.min(#holders, CONSIDERED) do consider(holders[i]) end
 -- Of those who hold nothing, the first by the score for a usual prompt. The dead may stand in front: read on past them.
 local page, enough = 0, #slots + CONSIDERED
 repeat
-  local soonest = call('ZRANGE', p .. 'ready', page, page + CONSIDERED - 1)
+  local soonest = call('ZRANGE', p .. 'r:ready', page, page + CONSIDERED - 1)
   for _, slot in ipairs(soonest) do consider(slot_number(slot)) end
   page = page + CONSIDERED
 until #soonest < CONSIDERED or #slots >= enough
@@ -68,42 +80,47 @@ local function sooner(a, b)  -- `late` is the score, in seconds; one that has no
 end
 
 local max, min, fields = math.max, math.min, struct.unpack
-local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'owed', unpack(slots))
+local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'r:owed', unpack(slots))
 local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
 for i, slot in ipairs(slots) do
   local number, record = slot_number(slot), records[i]
-  local bt = fields('<d', record, 9)  -- behind the lease
-  local _, at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 79)
-  local reusable = prompt - 1                                        -- the last token is always computed: it gives the logits
-  if page > 0 then reusable = reusable - reusable % page end         -- and what is reused are whole pages
-  local cached = max(0, min((depth[number] or 0) * bt, reusable))
-  local cost = max(prompt - cached, bt)                              -- even a prompt that is all cached takes its turn in a batch
-  backlog = max(0, backlog - rate * max(0, now - at) / 1000)         -- worked off since the report; what came since is owed
-  local speed = rate_of(rate)
-  local work = cost / speed
-  local seconds = (backlog + (promised[i] or 0)) / speed + work + step
-  local score = seconds + surcharge(work, step)
-  local room = room_of(free, total, page)
-  local fits = room >= prompt - cached
-  local late, place = fits and score or score + NO_ROOM, #all
-  local home = number == first or number == second
-  local last = all[place]
-  if home or place < wanted or late < last.late or late == last.late and ranks[number] < ranks[last.number] then
-    local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, work = work, seconds = seconds,
-                late = late, rate = speed, step = step, room = room }
-    if home then homes[#homes + 1] = w end
-    while place > 0 and sooner(w, all[place]) do
-      all[place + 1] = all[place]
-      place = place - 1
+  local lease, lease_ms, epoch, bt
+  if record then lease, lease_ms, epoch, bt = fields('<ddc8d', record) end
+  if record and in_force(lease, lease_ms, now) then
+    local at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 71)
+    local reusable = prompt - 1                                      -- the last token is always computed: it gives the logits
+    if page > 0 then reusable = reusable - reusable % page end       -- and what is reused are whole pages
+    local cached = max(0, min((depth[number] or 0) * bt, reusable))
+    local cost = max(prompt - cached, bt)                            -- even a prompt that is all cached takes its turn in a batch
+    backlog = max(0, backlog - rate * max(0, now - at) / 1000)       -- worked off since the report; what came since is owed
+    local speed = rate_of(rate)
+    local work = cost / speed
+    local seconds = (backlog + (promised[i] or 0)) / speed + work + step
+    local score = seconds + surcharge(work, step)
+    local room = room_of(free, total, page)
+    local fits = room >= prompt - cached
+    local late, place = fits and score or score + NO_ROOM, #all
+    local home = number == first or number == second
+    local last = all[place]
+    if home or place < wanted or late < last.late or late == last.late and ranks[number] < ranks[last.number] then
+      local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, work = work, seconds = seconds,
+                  late = late, rate = speed, step = step, room = room, epoch = epoch }
+      if home then homes[#homes + 1] = w end
+      while place > 0 and sooner(w, all[place]) do
+        all[place + 1] = all[place]
+        place = place - 1
+      end
+      all[place + 1] = w
+      all[wanted + 1] = nil
     end
-    all[place + 1] = w
-    all[wanted + 1] = nil
   end
 end
+if #all == 0 then return { '' } end
 
 -- A cold prefix has two homes, so that its next prompts find it; a burst overflows to the others before it queues there.
-if second then
-  local home = sooner(homes[1], homes[2]) and homes[1] or homes[2]
+local home = homes[1]
+if home then
+  if homes[2] and sooner(homes[2], home) then home = homes[2] end
   local latest = min(SLACK * all[1].seconds, all[1].seconds + home.work)
   if home ~= all[1] and home.seconds <= latest and (home.late < NO_ROOM or all[1].late >= NO_ROOM) then
     for i = 2, #all do
@@ -116,18 +133,20 @@ end
 
 local best = all[1]
 local promise = id .. struct.pack('<d', best.cost)
-call('ZADD', p .. 'r' .. best.slot, now, promise)
-call('EXPIRE', p .. 'r' .. best.slot, KEPT)
-call('HINCRBYFLOAT', p .. 'owed', best.slot, best.cost)
-call('EXPIRE', p .. 'owed', KEPT)
+call('ZADD', p .. 'r:' .. best.slot, now, promise)
+call('EXPIRE', p .. 'r:' .. best.slot, KEPT)
+call('HINCRBYFLOAT', p .. 'r:owed', best.slot, best.cost)
+call('EXPIRE', p .. 'r:owed', KEPT)
 set_ready(p, best.slot, now + 1000 * best.seconds, best.rate, best.step, best.room - best.cost)
 local reply = { best.slot .. promise }
 for _, w in ipairs(all) do
-  local _, _, address, pod = fields(LIVE, w.record)
+  local _, _, _, _, address, pod = fields(LIVE, w.record)
   reply[#reply + 1] = address
   reply[#reply + 1] = pod
   reply[#reply + 1] = w.cached
   reply[#reply + 1] = floor(w.seconds * 1e6)
   reply[#reply + 1] = w.late < NO_ROOM and 1 or 0
+  reply[#reply + 1] = w.epoch
+  reply[#reply + 1] = w.slot
 end
 return reply

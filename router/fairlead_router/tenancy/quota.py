@@ -131,6 +131,9 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self._replicas = replicas
         self._name = os.urandom(8).hex()
+        self._sent: list[tuple[Account, float]] = []
+        self._number = 0
+        """Of the call that tells `_sent`. A call without a reply is sent again, unchanged, and charges once."""
         self._scripts, self._failures = scripts, failures
         self.shared = False
         """The buckets are common to all routers: Redis answered the last time."""
@@ -178,11 +181,14 @@ class Accounts:
             await asyncio.sleep(SYNC_SECONDS)
 
     async def _sync(self, scripts: Scripts, accounts: Iterable[Account]) -> None:
-        sent = [(account, account.unsent) for account in accounts]
+        if not self._sent:
+            self._sent = [(account, account.unsent) for account in accounts]
+            self._number += 1
         args: list[str | float] = []
-        for account, used in sent:
+        for account, used in self._sent:
             args += [account.tenant.name, account.tenant.rate, account.tenant.burst, used]
-        replicas, *levels = await scripts.call("quota", self._name, *args)
+        replicas, *levels = await scripts.call("quota", self._name, self._number, *args)
+        sent, self._sent = self._sent, []
         if not self.shared:
             logger.info("token quotas are shared by %d routers", int(replicas))
         self.shared, self._replicas = True, max(1, int(replicas))

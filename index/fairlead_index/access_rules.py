@@ -1,0 +1,108 @@
+"""Redis users by role: which keys and commands a worker and a router of one service need, as ACL rules; and the users themselves.
+
+A script runs its commands with the rights of the user that called it, so what a user may not do it cannot do by EVAL either.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final, Literal
+from urllib.parse import quote, unquote
+
+from fairlead_index.client import RedisClient
+from fairlead_index.connection import key_prefix
+from fairlead_index.resp import ReplyError
+
+Role = Literal["worker", "router"]
+
+USER_PREFIX: Final = "fairlead:"
+_BOTH: Final = "evalsha eval ping select cluster|slots time del exists expire get hget hmget hgetall hset hsetnx hdel zadd zrem zrange xadd"
+_COMMANDS: Final[dict[Role, str]] = {
+    "worker": f"{_BOTH} info setrange bitcount rename hlen hincrby zcard zpopmin zremrangebyscore",
+    "router": f"{_BOTH} set mget pexpire hexists hincrbyfloat zincrby zrangebyscore xread xrange xrevrange multi exec",
+}
+_SERVICE_TAGS: Final = ("", ":g[0-9]", ":g[0-9][0-9]")
+"""Behind the service's name in a key's hash tag: the plain namespace, and its index groups (groups.py)."""
+
+
+class CannotManageUsers(Exception):
+    """The server has no ACL commands for this connection's user: use one shared credential."""
+
+
+def acl_rules(role: Role, namespace: str, *, key_permissions: bool = True) -> list[str]:
+    """Return the ACL SETUSER rules for `role` in the service `namespace`: keys and commands, without passwords.
+
+    A worker reads and writes its service's keys except quotas (`q:`). A router reads all keys of its service, and writes reservations,
+    recalls and quotas only (`r:`, `q:`). `key_permissions`: use `%R~` (Redis 7); without them, on Redis 6.2, a router may also write what
+    it may read. Raises ValueError for a namespace that can never work.
+    """
+    keys: list[str] = []
+    for tag in _SERVICE_TAGS:
+        prefix = _escaped(key_prefix(namespace)).replace("}:", tag + "}:")
+        if role == "worker":
+            keys += [f"~{prefix}[^q]*", f"~{prefix}"]
+        elif key_permissions:
+            keys += [f"%R~{prefix}*", f"~{prefix}", f"~{prefix}[rq]:*"]
+        else:
+            keys.append(f"~{prefix}*")
+    return ["resetkeys", *keys, "resetchannels", "nocommands", *(f"+{command}" for command in _COMMANDS[role].split())]
+
+
+def user_name(role: Role, namespace: str) -> str:
+    """Return the name of the Redis user for `role` in the service `namespace`."""
+    return f"{USER_PREFIX}{role}:{quote(namespace, safe='/')}"
+
+
+def role_and_namespace(user: str) -> tuple[str, str] | None:
+    """Return what `user_name` made a name of; None for a name that it did not make."""
+    found = re.fullmatch(rf"{USER_PREFIX}(worker|router):(.+)", user)
+    return (found[1], unquote(found[2])) if found else None
+
+
+async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_hashes: Sequence[str]) -> str:
+    """Create or replace a service's user on every node of the server; return its name.
+
+    `password_hashes`: SHA-256 of each accepted password, 64 hexadecimal digits; give the current and the previous one while a password is
+    rotated. The change is atomic on each node, and connections of the user stay open. Users of a server without an ACL file are lost when
+    it restarts: call again at intervals.
+
+    Raises CannotManageUsers where `admin` may not do that, ValueError for a malformed hash, and one of REDIS_ERRORS.
+    """
+    if not password_hashes or not all(re.fullmatch(r"[0-9a-f]{64}", each) for each in password_hashes):
+        raise ValueError(f"{len(password_hashes)} password hashes: give at least one SHA-256, as 64 lower-case hexadecimal digits")
+    name = user_name(role, namespace)
+    access = ["reset", "on", *(f"#{each}" for each in password_hashes)]
+    try:
+        await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace))
+    except CannotManageUsers as error:
+        if "%R~" not in str(error):  # Redis 6.2 names the rule that it does not know
+            raise
+        await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace, key_permissions=False))
+    return name
+
+
+async def delete_user(admin: RedisClient, role: Role, namespace: str) -> None:
+    """Delete a service's user on every node; its connections are closed. Raises as `ensure_user`."""
+    await _manage(admin, "DELUSER", user_name(role, namespace))
+
+
+async def list_users(admin: RedisClient, prefix: str = USER_PREFIX) -> list[str]:
+    """Return the names of the users on the server that begin with `prefix`. Raises as `ensure_user`."""
+    names: set[str] = set()
+    for reply in await _manage(admin, "USERS"):
+        names.update(name.decode() for name in reply if name.startswith(prefix.encode()))
+    return sorted(names)
+
+
+async def _manage(admin: RedisClient, *words: str) -> list[list[bytes]]:
+    """Run one ACL command on every node; its replies."""
+    try:
+        return await admin.on_every_node("ACL", *words)
+    except ReplyError as error:
+        if error.code not in ("NOPERM", "ERR"):
+            raise
+        raise CannotManageUsers(f"redis does not let this user run ACL {words[0]}: {error}") from error
+
+
+def _escaped(text: str) -> str:
+    """A pattern that matches `text` only: names may hold what a glob would widen."""
+    return re.sub(r"([*?\[\]\\^])", r"\\\1", text)

@@ -1,0 +1,57 @@
+"""Consistent hashing (Karger et al. 1997): where a prompt is at home, found in logarithmic time. `route.lua` has the same ring in Redis."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from hashlib import sha1
+from itertools import chain, islice
+from typing import Final
+
+POINTS: Final = 8
+"""Of each member: POINTS in common.lua. More would make homes more even, and a prompt goes to the sooner of its two homes anyway."""
+SEEN: Final = 64
+"""Points looked at each way, at most: SEEN in route.lua."""
+
+
+class Ring:
+    """Members (addresses) by their points. The homes of a place are the first members behind it."""
+
+    def __init__(self, members: Iterable[str] = ()) -> None:
+        self._points: list[tuple[int, str]] = []
+        self._members: set[str] = set()
+        for member in members:
+            self.add(member)
+
+    def __contains__(self, member: str) -> bool:
+        return member in self._members
+
+    def add(self, member: str) -> None:
+        if member not in self._members:
+            self._members.add(member)
+            for point in points_of(member):
+                insort(self._points, (point, member))
+
+    def discard(self, member: str) -> None:
+        if member in self._members:
+            self._members.discard(member)
+            self._points = [each for each in self._points if each[1] != member]
+
+    def homes(self, place: int, count: int, may: Callable[[str], bool] = lambda member: True) -> list[str]:
+        """The first `count` members behind `place` (a block's hash: its lowest 32 bits count) that `may` be used; fewer where there are no
+        more among the points looked at."""
+        points = self._points
+        begin = bisect_left(points, (place & 0xFFFFFFFF,))
+        found: list[str] = []
+        for at in chain(islice(range(begin, len(points)), SEEN), islice(range(begin), SEEN)):
+            member = points[at][1]
+            if member not in found and may(member):
+                found.append(member)
+                if len(found) == count:
+                    break
+        return found
+
+
+@lru_cache(maxsize=4096)
+def points_of(member: str) -> tuple[int, ...]:
+    """The member's places, as join.lua has them."""
+    return tuple(int(sha1(f"{member}#{n}".encode(), usedforsecurity=False).hexdigest()[:8], 16) for n in range(POINTS))

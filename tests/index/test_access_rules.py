@@ -1,0 +1,158 @@
+"""Redis users by role, on real servers: what each needs works under its rules, and all else is refused."""
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+from tests.index.test_access import works
+from tests.redis_cluster import RedisCluster
+from tests.redis_server import VERSIONS, RedisServer, binary
+
+from fairlead_index.access import RedisAccess
+from fairlead_index.access_rules import (
+    CannotManageUsers,
+    Role,
+    acl_rules,
+    delete_user,
+    ensure_user,
+    list_users,
+    role_and_namespace,
+    user_name,
+)
+from fairlead_index.client import RedisClient
+from fairlead_index.connection import key_prefix
+from fairlead_index.groups import namespace_of
+
+A, B = "prod/a*", "prod/b"  # no Kubernetes name has a star; the rules hold for any
+ROLES: tuple[Role, ...] = ("worker", "router")
+
+
+def sha256(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+@pytest.fixture
+async def admin(own_server: RedisServer) -> AsyncIterator[RedisClient]:
+    client = RedisClient(RedisAccess(own_server.url), 5.0)
+    yield client
+    await client.close()
+
+
+def access(server: RedisServer, role: Role, namespace: str, tmp_path: Path) -> RedisAccess:
+    (tmp_path / "password").write_text("current")
+    return RedisAccess(server.url, username=user_name(role, namespace), password_file=str(tmp_path / "password"))
+
+
+async def test_each_role_may_do_its_work(own_server: RedisServer, admin: RedisClient, tmp_path: Path) -> None:
+    for role in ROLES:
+        await ensure_user(admin, role, A, [sha256("current"), sha256("previous")])
+    own_server.command("ACL", "SETUSER", "default", "off")
+    worker, router = (access(own_server, role, A, tmp_path) for role in ROLES)
+    await works(worker, A, router)
+    await works(worker, namespace_of(A, "a", 64), router)
+
+
+@contextlib.contextmanager
+def signed_in(server: RedisServer, role: Role, namespace: str):  # type: ignore[no-untyped-def]
+    with contextlib.closing(redis.Redis(port=server.port, username=user_name(role, namespace), password="current")) as client:
+        yield client
+
+
+async def test_nothing_else_is_allowed(own_server: RedisServer, admin: RedisClient) -> None:
+    for role in ROLES:
+        await ensure_user(admin, role, A, [sha256("current")])
+    names_own = str(admin_version(own_server)) != "6"
+    other, longer = key_prefix(B), key_prefix("prod/abc")  # the second one matches where the star is not escaped
+    mine = key_prefix(A)
+    for prefix in (other, longer):
+        own_server.command("SET", prefix + "k", "secret")
+    own_server.command("HSET", mine + "meta", "buckets", 4)
+    own_server.command("HSET", mine + "q:tenants", "t", "1")
+    everyone = [
+        *(("GET", prefix + "k") for prefix in (other, longer)),
+        *(("SET", prefix + "k", "1") for prefix in (other, longer)),
+        *(("EVAL", f"return redis.call('GET', '{prefix}k')", 0) for prefix in (other, longer)),
+        *(("EVAL", f"return redis.call('HSET', '{prefix}live', 'a', 'b')", 0) for prefix in (other, longer)),
+        ("XREAD", "STREAMS", other + "log", "0"),
+        ("KEYS", "*"), ("SCAN", "0"), ("RANDOMKEY",), ("DBSIZE",), ("FLUSHALL",), ("FLUSHDB",), ("SWAPDB", 0, 1), ("SAVE",), ("SHUTDOWN",),
+        ("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory", "1"), ("DEBUG", "SLEEP", "0"), ("MONITOR",), ("CLIENT", "LIST"),
+        ("CLIENT", "KILL", "TYPE", "normal"), ("ACL", "LIST"), ("ACL", "SETUSER", user_name("worker", B), "on"), ("ACL", "WHOAMI"),
+        ("SCRIPT", "FLUSH"), ("SCRIPT", "KILL"), ("FUNCTION", "LOAD", "#!lua name=x\n"), ("FUNCTION", "FLUSH"), ("FUNCTION", "LIST"),
+        ("MODULE", "LIST"), ("REPLICAOF", "127.0.0.1", "1"), ("MIGRATE", "127.0.0.1", "1", other + "k", "0", "1"), ("DUMP", other + "k"),
+        ("RENAME", other + "k", mine + "k"), ("COPY", other + "k", mine + "k"), ("SUBSCRIBE", "x"), ("PUBLISH", "x", "y"),
+    ]  # fmt: skip
+    worker_only = [("HGETALL", mine + "q:tenants"), ("HSET", mine + "q:tenants", "t", "9"), ("DEL", mine + "q:routers")]
+    router_only = [
+        ("HSET", mine + key, "k", "v") for key in ("live", "names", "meta", "b\0\0\1")
+    ] + [
+        ("SET", mine + "leases", "x"), ("SET", mine + "seeds", "x"), ("SET", mine + "w12345678", "x"), ("ZADD", mine + "ring", "1", "a"),
+        ("DEL", mine + "meta"), ("XADD", mine + "log", "1-1", "r", "x"), ("EXPIRE", mine + "meta", "1"),
+        ("EVAL", f"return redis.call('HSET', '{mine}b\\0\\0\\1', 'a', 'b')", 0), ("INFO",),
+    ]  # fmt: skip
+    for role, forbidden in (("worker", everyone + worker_only), ("router", everyone + (router_only if names_own else []))):
+        with signed_in(own_server, role, A) as client:  # type: ignore[arg-type]
+            for command in forbidden:
+                with pytest.raises(redis.RedisError, match=r"(?i)permission|can't|unknown|not allowed|ACL failure"):
+                    client.execute_command(*command)
+    assert own_server.command("GET", other + "k") == b"secret" == own_server.command("GET", longer + "k")
+
+
+def admin_version(server: RedisServer) -> str:
+    return str(server.client().info("server")["redis_version"]).split(".")[0]
+
+
+async def test_passwords_overlap_while_they_are_rotated(own_server: RedisServer, admin: RedisClient) -> None:
+    name = await ensure_user(admin, "worker", A, [sha256("one")])
+    with contextlib.closing(redis.Redis(port=own_server.port, username=name, password="one", single_connection_client=True)) as old:
+        assert old.ping()
+        await ensure_user(admin, "worker", A, [sha256("two"), sha256("one")])
+        assert old.ping()
+        for password in ("one", "two"):
+            with contextlib.closing(redis.Redis(port=own_server.port, username=name, password=password)) as client:
+                assert client.ping()
+        await ensure_user(admin, "worker", A, [sha256("two")])
+        assert old.ping(), "a connection that is open stays"
+    with contextlib.closing(redis.Redis(port=own_server.port, username=name, password="one")) as client, pytest.raises(redis.RedisError):
+        client.ping()
+
+
+async def test_users_are_listed_and_deleted(own_server: RedisServer, admin: RedisClient, tmp_path: Path) -> None:
+    for role in ROLES:
+        for namespace in (A, B):
+            await ensure_user(admin, role, namespace, [sha256("current")])
+    names = [user_name(role, namespace) for role in ROLES for namespace in (A, B)]
+    assert await list_users(admin) == sorted(names)
+    assert sorted(map(role_and_namespace, names)) == sorted((role, namespace) for role in ROLES for namespace in (A, B))  # type: ignore[type-var]
+    assert role_and_namespace("default") is None
+    await delete_user(admin, "worker", A)
+    assert await list_users(admin, "fairlead:worker:") == [user_name("worker", B)]
+    powerless = RedisClient(access(own_server, "router", B, tmp_path), 5.0)
+    with pytest.raises(CannotManageUsers, match="ACL SETUSER"):
+        await ensure_user(powerless, "worker", A, [sha256("x")])
+    await powerless.close()
+    for wrong in ([], ["plain"], [sha256("x").upper()]):
+        with pytest.raises(ValueError, match="SHA-256"):
+            await ensure_user(admin, "worker", A, wrong)
+
+
+async def test_every_node_of_a_cluster_has_the_user() -> None:
+    version = next(version for version in reversed(VERSIONS) if binary(version))
+    with RedisCluster(version) as cluster:
+        client = RedisClient(RedisAccess(cluster.url), 5.0)
+        await ensure_user(client, "router", A, [sha256("current")])
+        await client.close()
+        assert all(user_name("router", A).encode() in node.command("ACL", "USERS") for node in cluster.nodes)
+
+
+def test_rules_name_no_more_than_the_service() -> None:
+    for role in ROLES:
+        keys = [rule for rule in acl_rules(role, "prod/a[b]?") if "~" in rule]
+        assert all(r"{prod/a\[b\]\?" in rule for rule in keys), keys
+
+
+def test_a_namespace_with_braces_is_refused() -> None:
+    with pytest.raises(ValueError, match="braces"):
+        acl_rules("worker", "a{b}")
