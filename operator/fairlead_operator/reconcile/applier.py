@@ -88,6 +88,11 @@ class Applier:
             raise Overlooked(f"{key[0]} {key[1]} was there, without the labels by which it is found")
         return ""
 
+    async def write_secrets(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Write these Secrets and nothing else. Raises ApiRefused."""
+        for desired in objects:
+            await self._secrets.write(desired)
+
     async def _refused(self, write: Awaitable[None]) -> str:
         """Return why the API server refuses `write` for good; empty when it was written."""
         try:
