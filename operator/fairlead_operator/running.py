@@ -76,7 +76,7 @@ class _Operator:
         self._watching = asyncio.Event()  # services
         home = config.lease_namespace or own_namespace(config.namespace)
         secret = OwnSecret(cluster, home, config.credentials_secret, config.deployment)
-        self._keeper = Keeper(config, secret, self._store.services, self._fleet.wake_all)
+        self._keeper = Keeper(config, secret, self._store.identities, self._fleet.wake_all)
         served, unsure = (lambda: self._optional.served), (lambda: self._optional.unsure)
         lanes, announce = Lanes(LANES), self._announcer.announce
         self._tools = Tools(

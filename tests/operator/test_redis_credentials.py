@@ -84,12 +84,12 @@ class Installation:
 
     def restarted(self) -> Keeper:
         secret = OwnSecret(self.api, "home", self.config.credentials_secret, self.config.deployment)  # type: ignore[arg-type]
-        self.keeper = Keeper(self.config, secret, self._metadata, lambda: None)
+        self.keeper = Keeper(self.config, secret, self._identities, lambda: None)
         return self.keeper
 
-    def _metadata(self) -> Iterator[dict[str, Any]]:
+    def _identities(self) -> Iterator[tuple[str, str, str]]:
         for one in self.services:
-            yield {"metadata": {"namespace": one.namespace, "name": one.name, "uid": one.uid}}
+            yield one.namespace, one.name, one.uid
 
     def given(self, one: InferenceService, role: str) -> dict[str, str]:
         """What the Secret of this role holds now."""
@@ -373,6 +373,6 @@ def test_contents_change_only_when_something_is_due() -> None:
 def test_what_is_secret_is_in_no_repr() -> None:
     held = following(None, rotate=False, accepted=frozenset(), host="", now=NOW, grace=0)
     seen = RedisSeen("PerService", key=held.key, login={"password": "pass-word"})
-    (user, _) = users.wanted_users(held, [{"namespace": "a", "name": "b", "uid": "c"}])
+    (user, _) = users.wanted_users(held, [("a", "b", "c")])
     assert held.key not in repr(seen) and "pass-word" not in repr(seen) and user.passwords[0] not in repr(user)
     assert held.key not in repr(held) and held.password not in repr(held)

@@ -4,11 +4,10 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from fairlead_index.access import RedisAccess
 from fairlead_index.access_rules import CannotManageUsers
@@ -18,7 +17,7 @@ from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
 from fairlead_operator.credentials.contents import Contents
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.credentials.users import Users, prefix_of, wanted_users
+from fairlead_operator.credentials.users import Identity, Users, prefix_of, wanted_users
 from fairlead_operator.observed import RedisSeen
 from fairlead_operator.reconcile.client import ApiRefused
 
@@ -33,9 +32,9 @@ class Keeper:
     """`seen` is what services are given, `looked` is set after the first look. `changed()` is called when `seen` is another."""
 
     def __init__(
-        self, config: OperatorConfig, secret: OwnSecret, services: Callable[[], Iterable[Mapping[str, Any]]], changed: Callable[[], None]
+        self, config: OperatorConfig, secret: OwnSecret, services: Callable[[], Iterable[Identity]], changed: Callable[[], None]
     ) -> None:
-        """`services`: the InferenceServices that exist."""
+        """`services`: namespace, name and uid of the InferenceServices that exist."""
         self._config, self._secret, self._services, self._changed = config, secret, services, changed
         self.seen: RedisSeen | None = None
         self.looked = asyncio.Event()
@@ -102,8 +101,8 @@ class Keeper:
         try:
             if self._config.redis_bundled:
                 await set_own_passwords(client, self._config.redis_username, passwords)
-            metadata = [body["metadata"] for body in self._services() if not body["metadata"].get("deletionTimestamp")]
-            written = await self._users.reconcile(client, wanted_users(contents, metadata), prefix_of(contents.installation))
+            wanted = wanted_users(contents, self._services())
+            written = await self._users.reconcile(client, wanted, prefix_of(contents.installation))
             if written:
                 log.info("wrote %d redis users", written)
             if self._config.redis_bundled and self._config.redis_url.startswith("rediss") and time.monotonic() >= self._reload_at:

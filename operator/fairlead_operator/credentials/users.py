@@ -1,15 +1,15 @@
 """The Redis users of all services: one for each role, made on every node, removed when their service is gone."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 from fairlead_index.access_rules import USER_PREFIX, Role, delete_user, ensure_user, list_users, user_name
 from fairlead_index.client import RedisClient
 from fairlead_operator.credentials.administrator import hashes_of
 from fairlead_operator.credentials.contents import Contents, password_of
 
+Identity = tuple[str, str, str]  # namespace, name and uid of a service
 ROLES: tuple[Role, ...] = ("worker", "router")
 FORGET = 60.0  # seconds for which a user must be unwanted before it is deleted: at a start not all services are known at once
 
@@ -33,15 +33,14 @@ def prefix_of(installation: str) -> str:
     return f"{USER_PREFIX}{installation}:"
 
 
-def wanted_users(contents: Contents, services: Iterable[Mapping[str, Any]]) -> list[User]:
-    """Return the users of `services`, each given by its metadata (namespace, name, uid)."""
-    made = []
-    for metadata in services:
-        place = metadata["namespace"], metadata["name"], metadata["uid"]
-        for role in ROLES:
-            passwords = tuple(password_of(key, role, *place) for key in (contents.key, contents.previous_key) if key)
-            made.append(User(role, f"{place[0]}/{place[1]}", prefix_of(contents.installation), passwords))
-    return made
+def wanted_users(contents: Contents, services: Iterable[Identity]) -> list[User]:
+    """Return the users of `services`."""
+    prefix, keys = prefix_of(contents.installation), [key for key in (contents.key, contents.previous_key) if key]
+    return [
+        User(role, f"{namespace}/{name}", prefix, tuple(password_of(key, role, namespace, name, uid) for key in keys))
+        for namespace, name, uid in services
+        for role in ROLES
+    ]
 
 
 class Users:
