@@ -74,6 +74,7 @@ class Keeper:
         contents = await self._secret.hold(accepted=self._accepted, host=certified, now=now, grace=grace)
         seen = self._given(contents)
         if "password" not in config.redis_files:
+            self._accepted = contents.credentials  # there is nobody to accept them
             self._publish(replace(seen, state="None", reason=NO_PASSWORD))
             return
         if time.monotonic() < self._shared_until:

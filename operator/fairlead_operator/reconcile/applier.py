@@ -89,9 +89,10 @@ class Applier:
         return ""
 
     async def write_secrets(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Write these Secrets and nothing else. Raises ApiRefused."""
+        """Write these Secrets and nothing else. What is refused for good is logged."""
         for desired in objects:
-            await self._secrets.write(desired)
+            if refusal := await self._refused(self._secrets.write(desired)):
+                log.warning("Secret %s/%s: %s", *_place(desired), refusal)
 
     async def _refused(self, write: Awaitable[None]) -> str:
         """Return why the API server refuses `write` for good; empty when it was written."""

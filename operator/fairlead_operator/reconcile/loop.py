@@ -175,7 +175,7 @@ class Loop:
         self._canary.stop()
         self._demand.stop()
         observed = self._observed(service)
-        if self._applier is not None:  # a rotation does not wait for a better spec
+        if self._applier is not None and observed.deployments:  # a rotation does not wait for a better spec
             await self._applier.write_secrets(redis.objects(service, self._tools.settings, observed.redis))
         status, wake_at = refused_spec.said(service, problem, observed, datetime.now(UTC))
         self._ask_of(observed, status)
