@@ -43,6 +43,7 @@ class System:
 
     namespace = "fairlead-system"
     models = "models"
+    redis = "fairlead-redis.fairlead-system.svc.cluster.local"  # the name in its certificate
 
     def __init__(self, cluster: Cluster, built: Images) -> None:
         self.cluster = cluster

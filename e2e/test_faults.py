@@ -24,9 +24,11 @@ for entry in filter(str.isdigit, os.listdir("/proc")):
 
 INDEXED = """
 import asyncio, json, sys
+from fairlead_index.access import RedisAccess
 from fairlead_index.reader import IndexReader
 async def main(url, namespace):
-    reader = IndexReader(url, namespace)
+    files = {f"{name}_file": f"/etc/fairlead/redis/{file}" for name, file in (("username",) * 2, ("password",) * 2, ("ca", "ca.crt"))}
+    reader = IndexReader(RedisAccess(url, **files), namespace, deadline=1.0)
     print(json.dumps([{"pod": w.pod, "slot": w.slot} for w in await reader.workers()]))
     await reader.close()
 asyncio.run(main(*sys.argv[1:]))
@@ -44,9 +46,9 @@ def service(installed: System) -> Iterator[Service]:
 
 
 def indexed(service: Service) -> list[dict[str, Any]]:
-    """Live slots in the index, as a router sees them."""
+    """Live slots in the index, as a router sees them with its own credentials."""
     arguments = ["exec", "-n", service.system.models, f"deploy/{service.name}-router", "--", "python", "-c", INDEXED]
-    url = f"redis://fairlead-redis.{service.system.namespace}.svc:6379/0"
+    url = f"rediss://{service.system.redis}:6379/0"
     out = service.system.cluster.kubectl(*arguments, url, f"{service.system.models}/{service.name}").stdout
     return json.loads(out.strip().splitlines()[-1])
 

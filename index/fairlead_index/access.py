@@ -29,6 +29,7 @@ class RedisAccess:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
+    username_file: str = ""
     place: "Place" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -41,13 +42,8 @@ class RedisAccess:
 
     def credentials(self) -> tuple[str, str]:
         """User and password for a new connection; an empty password means none is asked for. Raises OSError when the file is not there."""
-        password = self.place.password
-        if self.password_file:
-            try:
-                password = Path(self.password_file).read_text(encoding="utf-8").strip("\r\n")
-            except OSError as error:
-                raise OSError(f"no password for redis: {error}; does the Secret exist in this namespace?") from error
-        return self.username or self.place.username, password
+        username = _content(self.username_file, "username") or self.username or self.place.username
+        return username, _content(self.password_file, "password") or self.place.password
 
     def tls(self) -> ssl.SSLContext | None:
         """For a new connection. Raises OSError for a file that is missing or no certificate."""
@@ -125,6 +121,14 @@ def shown(url: str) -> str:
     user = user_info.partition(":")[0]
     masked = f"{user}:***@" if ":" in user_info else f"{user}@" if at else ""
     return f"{scheme}{separator}{masked}{hosts.partition('?')[0]}"
+
+
+def _content(file: str, what: str) -> str:
+    """Return the text of `file` without its line end; empty where no file is named."""
+    try:
+        return Path(file).read_text(encoding="utf-8").strip("\r\n") if file else ""
+    except OSError as error:
+        raise OSError(f"no {what} for redis: {error}; does the Secret exist in this namespace?") from error
 
 
 def has_password(url: str) -> bool:

@@ -6,7 +6,7 @@ A script runs its commands with the rights of the user that called it, so what a
 import re
 from collections.abc import Sequence
 from typing import Final, Literal
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from fairlead_index.client import RedisClient
 from fairlead_index.connection import key_prefix
@@ -47,18 +47,12 @@ def acl_rules(role: Role, namespace: str, *, key_permissions: bool = True) -> li
     return ["resetkeys", *keys, "resetchannels", "nocommands", *(f"+{command}" for command in _COMMANDS[role].split())]
 
 
-def user_name(role: Role, namespace: str) -> str:
-    """Return the name of the Redis user for `role` in the service `namespace`."""
-    return f"{USER_PREFIX}{role}:{quote(namespace, safe='/')}"
+def user_name(role: Role, namespace: str, prefix: str = USER_PREFIX) -> str:
+    """Return the name of the Redis user for `role` in the service `namespace`. `prefix` tells installations on one server apart."""
+    return f"{prefix}{role}:{quote(namespace, safe='/')}"
 
 
-def role_and_namespace(user: str) -> tuple[str, str] | None:
-    """Return what `user_name` made a name of; None for a name that it did not make."""
-    found = re.fullmatch(rf"{USER_PREFIX}(worker|router):(.+)", user)
-    return (found[1], unquote(found[2])) if found else None
-
-
-async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_hashes: Sequence[str]) -> str:
+async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_hashes: Sequence[str], prefix: str = USER_PREFIX) -> str:
     """Create or replace a service's user on every node of the server; return its name.
 
     `password_hashes`: SHA-256 of each accepted password, 64 hexadecimal digits; give the current and the previous one while a password is
@@ -69,7 +63,7 @@ async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_h
     """
     if not password_hashes or not all(re.fullmatch(r"[0-9a-f]{64}", each) for each in password_hashes):
         raise ValueError(f"{len(password_hashes)} password hashes: give at least one SHA-256, as 64 lower-case hexadecimal digits")
-    name = user_name(role, namespace)
+    name = user_name(role, namespace, prefix)
     access = ["reset", "on", *(f"#{each}" for each in password_hashes)]
     try:
         await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace))
@@ -80,17 +74,14 @@ async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_h
     return name
 
 
-async def delete_user(admin: RedisClient, role: Role, namespace: str) -> None:
-    """Delete a service's user on every node; its connections are closed. Raises as `ensure_user`."""
-    await _manage(admin, "DELUSER", user_name(role, namespace))
+async def delete_user(admin: RedisClient, name: str) -> None:
+    """Delete a user on every node; its connections are closed. Raises as `ensure_user`."""
+    await _manage(admin, "DELUSER", name)
 
 
-async def list_users(admin: RedisClient, prefix: str = USER_PREFIX) -> list[str]:
-    """Return the names of the users on the server that begin with `prefix`. Raises as `ensure_user`."""
-    names: set[str] = set()
-    for reply in await _manage(admin, "USERS"):
-        names.update(name.decode() for name in reply if name.startswith(prefix.encode()))
-    return sorted(names)
+async def list_users(admin: RedisClient, prefix: str = USER_PREFIX) -> list[set[str]]:
+    """Return, for each node, the names of its users that begin with `prefix`. Raises as `ensure_user`."""
+    return [{name.decode() for name in names if name.startswith(prefix.encode())} for names in await _manage(admin, "USERS")]
 
 
 async def _manage(admin: RedisClient, *words: str) -> list[list[bytes]]:

@@ -25,12 +25,15 @@ class OperatorConfig(BaseSettings):
     router_image: str = Field(min_length=1, description="Image of the routers.")
     image_pull_policy: str = Field("IfNotPresent", pattern="^(Always|IfNotPresent|Never)$", description="Of workers and routers.")
     redis_url: str = Field("", description="The prefix index; empty: none, routers go by load.")
-    redis_username: str = Field("", description="User of Redis; empty: default.")
-    redis_secret: str = Field("", description="Secret with its password and certificates, in the namespace of every service; empty: none.")
-    redis_secret_password_key: str = Field("password", description="Key of the password in it; empty: none is asked for.")
-    redis_secret_ca_key: str = Field("", description="Key of the authorities that verify a rediss:// server; empty: the image's own.")
-    redis_secret_cert_key: str = Field("", description="Key of a client certificate.")
-    redis_secret_key_key: str = Field("", description="Key of its private key.")
+    redis_username: str = Field("", description="The operator's own user of Redis; empty: default.")
+    redis_password_file: str = Field("", description="File with its password, read at each connection.")
+    redis_ca_file: str = Field("", description="PEM of the authorities that verify a rediss:// server; empty: the system's.")
+    redis_cert_file: str = Field("", description="PEM of a client certificate, given to workers and routers too.")
+    redis_key_file: str = Field("", description="PEM of its private key.")
+    redis_bundled: bool = Field(False, description="Redis is the chart's: the operator keeps its administrator's password and certificate.")
+    credentials_secret: str = Field("", description="The operator's own Secret, made by it; empty: services get no Redis credentials.")
+    deployment: str = Field("", description="The operator's own Deployment: the Secret is removed with it. Empty: it stays.")
+    rotation_grace: float = Field(300, ge=0, description="Seconds for which Redis accepts previous credentials after a rotation.")
     default_gpus: int = Field(1, ge=0, le=64, description="GPUs of a worker whose manifest says nothing, times engine.tensorParallel.")
     namespace: str = Field("", description="Watch this namespace only; empty: all.")
     lease_namespace: str = Field("", description="Where the Lease is by which one operator leads; empty: the pod's own namespace.")
@@ -47,23 +50,31 @@ class OperatorConfig(BaseSettings):
         if value:
             parse(value)
         if has_password(value):
-            raise ValueError(
-                "holds a password, and would show it in every pod's arguments: put it into a Secret, and name that by --redis-secret"
-            )
+            raise ValueError("holds a password, and would show it in every pod's arguments: give --redis-password-file")
         return value
 
     @model_validator(mode="after")
     def _certificates(self) -> Self:
-        keys = {"--redis-secret-ca-key": self.redis_secret_ca_key, "--redis-secret-cert-key": self.redis_secret_cert_key}
-        keys["--redis-secret-key-key"] = self.redis_secret_key_key
-        given = [flag for flag, key in keys.items() if key]
-        if given and not self.redis_secret:
-            raise ValueError(f"{given[0]} is a key of a Secret: name that by --redis-secret")
+        given = [f"--redis-{kind}-file" for kind in ("ca", "cert", "key") if getattr(self, f"redis_{kind}_file")]
         if given and not self.redis_url.startswith("rediss"):
             raise ValueError(f"{given[0]} is for TLS: give a rediss:// URL")
-        if bool(self.redis_secret_cert_key) != bool(self.redis_secret_key_key):
-            raise ValueError("--redis-secret-cert-key and --redis-secret-key-key go together")
+        if bool(self.redis_cert_file) != bool(self.redis_key_file):
+            raise ValueError("--redis-cert-file and --redis-key-file go together")
+        if self.redis_bundled and not self.credentials_secret:
+            raise ValueError("--redis-bundled needs --credentials-secret, which holds the administrator's password")
         return self
+
+    @property
+    def redis_files(self) -> tuple[str, ...]:
+        """Keys of the Secrets that workers and routers get."""
+        if not (self.redis_url and self.credentials_secret):
+            return ()
+        has_authority = self.redis_ca_file or (self.redis_bundled and self.redis_url.startswith("rediss"))
+        return (
+            *(("username", "password") if self.redis_bundled or self.redis_password_file else ()),
+            *(("ca.crt",) if has_authority else ()),
+            *(("tls.crt", "tls.key") if self.redis_cert_file else ()),
+        )
 
     @property
     def settings(self) -> Settings:
@@ -72,12 +83,7 @@ class OperatorConfig(BaseSettings):
             router_image=self.router_image,
             image_pull_policy=self.image_pull_policy,
             redis_url=self.redis_url,
-            redis_username=self.redis_username,
-            redis_secret=self.redis_secret,
-            redis_secret_password_key=self.redis_secret_password_key,
-            redis_secret_ca_key=self.redis_secret_ca_key,
-            redis_secret_cert_key=self.redis_secret_cert_key,
-            redis_secret_key_key=self.redis_secret_key_key,
+            redis_files=self.redis_files,
             default_gpus=self.default_gpus,
             cluster_domain=self.cluster_domain,
             operator_namespace=self.lease_namespace,

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from fairlead_index.split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.children import Object, gateway, network_policy, router, worker
+from fairlead_operator.children import Object, gateway, network_policy, redis, router, worker
 from fairlead_operator.observed import Observed
 from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
@@ -35,6 +35,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     return Desired(
         objects=[
             *network_policy.objects(service, settings),  # before the pods that they guard
+            *redis.objects(service, settings, observed.redis),  # or the kubelet would mount them a minute later
             *worker.objects(service, settings, observed.revisions, step, trial.sides),
             *router.objects(service, settings, observed),
             *gateway.objects(service, observed.served),

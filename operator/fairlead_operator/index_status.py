@@ -10,7 +10,7 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, IndexSeen, component_of, ready_at
+from fairlead_operator.observed import Body, IndexSeen, RedisSeen, component_of, ready_at
 
 LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
 STEP = 10  # percent
@@ -29,12 +29,17 @@ def seen_by(page: Mapping[str, Any]) -> IndexSeen:
     )
 
 
-def said(before: IndexStatus | None, seen: IndexSeen | None, routers_ready: int, now: datetime) -> IndexStatus | None:
+def said(
+    before: IndexStatus | None, seen: IndexSeen | None, routers_ready: int, now: datetime, redis: RedisSeen | None = None
+) -> IndexStatus | None:
     """What to write. Before the first answer (a restarted operator) what was written stays."""
     if routers_ready == 0:
         return None
+    credentials, why = (before.credentials, before.credentials_reason) if before is not None else ("", "")
+    if redis is not None and redis.state:
+        credentials, why = redis.state, redis.reason[:512]
     if seen is None:
-        return before
+        return before and before.model_copy(update={"credentials": credentials, "credentials_reason": why})
     same = before is not None and before.state == seen.state and before.since
     return IndexStatus.model_validate(
         {
@@ -42,6 +47,8 @@ def said(before: IndexStatus | None, seen: IndexSeen | None, routers_ready: int,
             "since": before.since if before is not None and same else now.strftime("%Y-%m-%dT%H:%M:%SZ"),
             "read": seen.read,
             "reason": seen.reason[:512],
+            "credentials": credentials,
+            "credentials_reason": why,
             "prediction_error_percent": _coarse(before.prediction_error_percent if before is not None else None, seen.error_percent),
         }
     )

@@ -51,6 +51,11 @@ def nodes_secret(service: InferenceService) -> str:
     return f"{service.name}-nodes-{digest(service.uid)}"
 
 
+def redis_secret(service: InferenceService, role: str) -> str:
+    """The Secret with the Redis credentials of one role (worker or router)."""
+    return f"{service.name}-redis-{role}"
+
+
 def index_namespace(service: InferenceService) -> str:
     return f"{service.namespace}/{service.name}"
 

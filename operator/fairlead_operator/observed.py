@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairlead_index.split import SplitReport
 from fairlead_operator import names
@@ -36,6 +36,18 @@ class IndexSeen:
     reason: str = ""
     read: str = ""  # Mirror, Remote or nothing
     error_percent: int | None = None  # of a prompt, the worst worker's; None: too few answers to judge
+
+
+@dataclass(frozen=True)
+class RedisSeen:
+    """With which credentials workers and routers reach the index's Redis."""
+
+    state: Literal["", "PerService", "Shared", "None"]  # empty: not known yet, Redis has not answered
+    reason: str = ""  # why it is not PerService
+    installation: str = ""
+    key: str = field(default="", repr=False)  # from which the passwords of services are derived
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)  # of all services: authorities, client certificate
+    login: Mapping[str, str] = field(default_factory=dict, repr=False)  # username and password that all services share
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,7 @@ class Observed:
     refusals: Mapping[str, str] = field(default_factory=dict)  # "Deployment/qwen-worker" → the API server's words
     probe: ProbeResult | None = None
     index: IndexSeen | None = None  # None: nobody was asked yet
+    redis: RedisSeen | None = None  # None: the operator has not looked yet
     served: frozenset[str] = frozenset()  # those of the kinds that a cluster may lack which this one has
     exposed: Mapping[str, Body] = field(default_factory=dict)  # of those kinds, by kind: this service's object
     traffic: TrafficSeen | None = None

@@ -36,7 +36,7 @@ def said(service: InferenceService, problem: Cause, observed: Observed, now: dat
         say.say("GatewayReady", *exposed)
     else:
         say.keep("GatewayReady")
-    index = index_status.said(before.index, observed.index, routers.ready, now)
+    index = index_status.said(before.index, observed.index, routers.ready, now, observed.redis)
     unsteered, unsteered_at = index_status.fault(index, now)
     silent, silent_at = silence.of(observed.deployments.values(), observed.pods, now)
     faults = (_of_pods(observed, workers, routers), silent, unsteered, gateway_status.fault(exposed))

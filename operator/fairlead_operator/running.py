@@ -14,6 +14,8 @@ import kopf
 from fairlead_operator import health
 from fairlead_operator.aside import Aside
 from fairlead_operator.config import OperatorConfig
+from fairlead_operator.credentials.keeper import Keeper
+from fairlead_operator.credentials.own_secret import OwnSecret
 from fairlead_operator.election import Elector
 from fairlead_operator.memory import give_back, steady
 from fairlead_operator.metrics import Metrics
@@ -72,9 +74,14 @@ class _Operator:
         self._optional = OptionalKinds(cluster, self._store, config.namespace, self._fleet.wake_all)
         self._announcer = Announcer(cluster)
         self._watching = asyncio.Event()  # services
+        home = config.lease_namespace or own_namespace(config.namespace)
+        secret = OwnSecret(cluster, home, config.credentials_secret, config.deployment)
+        self._keeper = Keeper(config, secret, self._store.identities, self._fleet.wake_all)
         served, unsure = (lambda: self._optional.served), (lambda: self._optional.unsure)
         lanes, announce = Lanes(LANES), self._announcer.announce
-        self._tools = Tools(cluster, self._store, prober, config.settings, announce, lanes, served, unsure, metrics)
+        self._tools = Tools(
+            cluster, self._store, prober, config.settings, announce, lanes, served, unsure, metrics, lambda: self._keeper.seen
+        )
         metrics.watch(lambda: elector.leading, lambda: self._resync.age, lambda: len(self._fleet), self._acted_for)
 
     def _acted_for(self) -> Iterable[Mapping[str, Any]]:
@@ -137,7 +144,10 @@ class _Operator:
         await self._watches.listed()
         await self._optional.looked.wait()
         await leads.wait()
-        self._fleet.open(self._tools)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keeper.run(), name="redis credentials")
+            await self._keeper.looked.wait()  # or a new pod would be started before its Secret is there
+            self._fleet.open(self._tools)
 
 
 async def _watch(config: OperatorConfig, store: Store, stop: asyncio.Event, ready: asyncio.Event, started: Callable[[], None]) -> None:

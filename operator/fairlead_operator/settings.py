@@ -11,12 +11,7 @@ class Settings:
     router_image: str
     image_pull_policy: str = "IfNotPresent"
     redis_url: str = ""  # empty: no index, the routers go by load
-    redis_username: str = ""
-    redis_secret: str = ""  # in the namespace of every service; empty: none
-    redis_secret_password_key: str = ""
-    redis_secret_ca_key: str = ""
-    redis_secret_cert_key: str = ""
-    redis_secret_key_key: str = ""
+    redis_files: tuple[str, ...] = ()  # keys of the Secrets with which workers and routers reach Redis; empty: they need none
     default_gpus: int = 1  # of a worker whose manifest says nothing, times engine.tensorParallel
     cluster_domain: str = "cluster.local"
     operator_namespace: str = ""  # from which the operator asks workers and routers; empty: any

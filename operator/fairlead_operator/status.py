@@ -61,7 +61,7 @@ def verdict(service: InferenceService, observed: Observed, step: Step, now: date
     say.say("Routable", routable, "RouterReady" if routable else "NoRouter", f"{routers.ready} of {routers.wanted} routers ready")
     pod_conditions.template_valid(say, obstacle)
     measured, measured_at = traffic.said(service.status.traffic, observed.traffic, now, serving=serving)
-    index = index_status.said(service.status.index, observed.index, routers.ready, now)
+    index = index_status.said(service.status.index, observed.index, routers.ready, now, observed.redis)
     unsteered, unsteered_at = index_status.fault(index, now)
     stalled = (
         Cause("ProgressDeadlineExceeded", _stalled(service, workers, routers, step), fault=True)

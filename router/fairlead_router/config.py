@@ -39,6 +39,7 @@ class RouterConfig(BaseSettings):
     index_groups: int = Field(1, ge=1, le=MOST_GROUPS, description="parts of the prefix index, as spec.routing.indexGroups")
     redis_url: str = Field("", description="redis://... of the prefix index (empty: no index)", repr=False)
     redis_username: str = Field("", description="user of Redis (empty: default, or the URL's)")
+    redis_username_file: str = Field("", description="file with the user's name, read at each connection")
     redis_password_file: str = Field("", description="file with its password, read at each connection")
     redis_ca_file: str = Field("", description="PEM file of the authorities that a rediss:// server is verified by (empty: the system's)")
     redis_cert_file: str = Field("", description="PEM file of a client certificate for rediss://")
@@ -99,9 +100,8 @@ class RouterConfig(BaseSettings):
         """Raises ValueError for what can never work."""
         if not self.redis_url:
             return None
-        return RedisAccess(
-            self.redis_url, self.redis_username, self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file
-        )
+        files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
+        return RedisAccess(self.redis_url, self.redis_username, *files)
 
     def shown(self) -> dict[str, object]:
         """For the log at start: the password of the Redis URL is left out."""

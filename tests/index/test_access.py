@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import shutil
 import subprocess
 from array import array
@@ -106,6 +107,29 @@ async def refused(access: RedisAccess, namespace: str) -> str:
         await reader.workers()
     await reader.close()
     return str(said.value)
+
+
+async def test_the_documented_rights_of_a_shared_login_are_enough(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
+    [line] = re.findall(r"^ACL SETUSER fairlead .*$", (Path(__file__).parents[2] / "docs" / "redis.md").read_text(), re.MULTILINE)
+    own_server.command(*line.replace("PASSWORD", "one").split())
+    own_server.command("ACL", "SETUSER", "default", "off")
+    (tmp_path / "password").write_text("one")
+    await works(RedisAccess(own_server.url, username="fairlead", password_file=str(tmp_path / "password")), namespace)
+
+
+async def test_another_user_needs_no_restart(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:
+    """An operator that may create users at last gives each service its own."""
+    user, password = tmp_path / "username", tmp_path / "password"
+    own_server.command("ACL", "SETUSER", "own", "on", ">one", "~*", "+@all")
+    own_server.command("ACL", "SETUSER", "default", "on", ">shared")
+    access = RedisAccess(own_server.url, username="ignored", password_file=str(password), username_file=str(user))
+    password.write_text("one")
+    assert "no username for redis" in await refused(access, namespace)
+    user.write_text("own\n")
+    await works(access, namespace)
+    password.write_text("shared")
+    user.write_text("default")
+    await works(access, namespace)
 
 
 async def test_a_rotated_password_needs_no_restart(own_server: RedisServer, namespace: str, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from fairlead_index.access_rules import (
     delete_user,
     ensure_user,
     list_users,
-    role_and_namespace,
     user_name,
 )
 from fairlead_index.client import RedisClient
@@ -123,12 +122,13 @@ async def test_users_are_listed_and_deleted(own_server: RedisServer, admin: Redi
     for role in ROLES:
         for namespace in (A, B):
             await ensure_user(admin, role, namespace, [sha256("current")])
-    names = [user_name(role, namespace) for role in ROLES for namespace in (A, B)]
-    assert await list_users(admin) == sorted(names)
-    assert sorted(map(role_and_namespace, names)) == sorted((role, namespace) for role in ROLES for namespace in (A, B))  # type: ignore[type-var]
-    assert role_and_namespace("default") is None
-    await delete_user(admin, "worker", A)
-    assert await list_users(admin, "fairlead:worker:") == [user_name("worker", B)]
+    await ensure_user(admin, "worker", A, [sha256("current")], "fairlead:other:")
+    assert await list_users(admin) == [
+        {user_name(role, each) for role in ROLES for each in (A, B)} | {user_name("worker", A, "fairlead:other:")}
+    ]
+    await delete_user(admin, user_name("worker", A))
+    assert await list_users(admin, "fairlead:worker:") == [{user_name("worker", B)}]
+    assert await list_users(admin, "fairlead:other:") == [{user_name("worker", A, "fairlead:other:")}]
     powerless = RedisClient(access(own_server, "router", B, tmp_path), 5.0)
     with pytest.raises(CannotManageUsers, match="ACL SETUSER"):
         await ensure_user(powerless, "worker", A, [sha256("x")])

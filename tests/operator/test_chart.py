@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import redis
 import yaml
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from tests.operator import apiserver
 from tests.operator.charts import CHART, everything, helm, rendered, template
 from tests.operator.manifests import SETTINGS
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import CHILDREN, Cluster, eventually
-from tests.redis_server import binary, free_port
+from tests.redis_install import launcher
+from tests.redis_server import free_port
 
 from fairlead_operator.api import InferenceService
+from fairlead_operator.credentials import certificates
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
 
@@ -93,45 +97,82 @@ def test_a_redis_of_ones_own_with_tls_and_a_secret() -> None:
         *("--set", "redis.tls.caKey=ca.crt", "--set", "redis.tls.certKey=tls.crt", "--set", "redis.tls.keyKey=tls.key"),
     )
     (deployment,) = [one for one in made if one["kind"] == "Deployment"]
-    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    flags = ["--redis-username=fairlead", "--redis-secret=index-redis", "--redis-secret-password-key=password"]
-    flags += ["--redis-secret-ca-key=ca.crt", "--redis-secret-cert-key=tls.crt", "--redis-secret-key-key=tls.key"]
-    assert set(flags) <= set(arguments)
+    spec = deployment["spec"]["template"]["spec"]
+    files = {"password": "password", "ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
+    flags = {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in files.items()}
+    assert flags | {"--redis-username=fairlead", "--credentials-secret=fl-fairlead-redis-credentials"} <= set(spec["containers"][0]["args"])
+    assert "--redis-bundled" not in spec["containers"][0]["args"]
+    (volume,) = [one["secret"] for one in spec["volumes"] if one["name"] == "redis"]
+    assert volume == {"secretName": "index-redis", "optional": True, "defaultMode": 0o440}
 
 
-@pytest.mark.parametrize("password", ["plain", "odd\"\\&%s `$x` 'word'", ""])
-def test_the_bundled_redis_starts_as_rendered(tmp_path: Path, password: str) -> None:
-    """Its very command, with this machine's server: it asks for the password of the Secret, and evicts nothing."""
-    program = binary("7.0")
-    if program is None:
+def test_the_charts_redis_always_asks_for_a_password() -> None:
+    """Whatever the values: no rendering of the same chart differs, so GitOps tools see no change, and none holds a password."""
+    assert rendered() == rendered()
+    given = "--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=pw,redis.tls.existingSecret=cert"
+    for arguments, sources in (
+        ((), ["fl-fairlead-redis-credentials"] * 2),
+        (("--set=redis.tls.enabled=false",), ["fl-fairlead-redis-credentials"]),
+        (("--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=",), ["fl-fairlead-redis-credentials"] * 2),
+        ((given,), ["mine", "cert"]),
+    ):
+        made = {one["metadata"]["name"]: one for one in template(*arguments) if one["kind"] == "Deployment"}
+        assert not [one for one in template(*arguments) if one["kind"] == "Secret"]
+        spec = made["fl-fairlead-redis"]["spec"]["template"]["spec"]
+        (volume,) = [one["projected"] for one in spec["volumes"] if one["name"] == "redis"]
+        assert [one["secret"]["name"] for one in volume["sources"]] == sources
+        assert not [one for one in volume["sources"] if one["secret"].get("optional")], "the pod waits for the password"
+        flags = made["fl-fairlead-operator"]["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert {"--redis-bundled", "--redis-username=fairlead-operator", "--deployment=fl-fairlead-operator"} <= set(flags)
+        assert ("--redis-ca-file=/etc/fairlead/redis-tls/ca.crt" in flags) == ("cert" in sources)
+        (url,) = [flag for flag in flags if flag.startswith("--redis-url=")]
+        assert url.startswith("--redis-url=redis://") == (len(sources) == 1)
+
+
+@pytest.mark.parametrize("password", ["plain", "odd\"\\&%s `$x` 'word'"])
+@pytest.mark.parametrize("tls", [True, False])
+def test_the_bundled_redis_starts_as_rendered(tmp_path: Path, password: str, tls: bool) -> None:
+    """Its very command and probe, with this machine's server: only the administrator may log in, and nothing is evicted."""
+    if not launcher("7.0").exists():
         pytest.skip("no redis-server 7.0 on this machine: make redis-servers")
-    made = template(*(("--set", "redis.existingSecret=s") if password else ()))
-    (spec,) = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment" and "-redis" in one["metadata"]["name"]]
+    (spec,) = [
+        one["spec"]["template"]["spec"]
+        for one in template(f"--set=redis.tls.enabled={str(tls).lower()}")
+        if one["kind"] == "Deployment" and "-redis" in one["metadata"]["name"]
+    ]
     (container,) = spec["containers"]
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "redis-server").write_text(f'#!/bin/sh\nexec "{program}" "$@"\n')
-    (tmp_path / "bin" / "redis-server").chmod(0o755)
-    (tmp_path / "password").write_text(password)
+    for program in ("redis-server", "redis-cli"):
+        text = launcher("7.0").read_text().replace('$(dirname "$0")', str(launcher("7.0").parent))
+        (tmp_path / "bin" / program).write_text(text.replace("/bin/redis-server", f"/bin/{program}"))
+        (tmp_path / "bin" / program).chmod(0o755)
+    (tmp_path / "password").write_text(f"{password}\n")
+    held = certificates.issue("127.0.0.1", datetime.now(UTC))
+    for file, pem in (("ca.crt", held.authority), ("tls.crt", held.server), ("tls.key", held.server_key)):
+        (tmp_path / file).write_text(pem)
     port = str(free_port())
-    words = [*container["command"], *container["args"]]
-    words = [word.replace("/etc/fairlead/redis", str(tmp_path)).replace("/tmp/auth", f"{tmp_path}/auth") for word in words]
-    words = [port if word == "6379" else str(tmp_path) if word == "/tmp" else word for word in words]
-    assert not password or password not in " ".join(words)
-    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **{one["name"]: one["value"] for one in container.get("env", ())}}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as server:
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+    def here(words: list[str]) -> list[str]:
+        words = [word.replace("/etc/fairlead/redis", str(tmp_path)).replace("/tmp/users", f"{tmp_path}/users") for word in words]
+        words = [word.replace(" ping", f" -p {port} ping") for word in words]
+        return [port if word == "6379" else str(tmp_path) if word == "/tmp" else word for word in words]
+
+    def healthy() -> bool:
+        return subprocess.run(here(container["livenessProbe"]["exec"]["command"]), env=environment, capture_output=True).returncode == 0
+
+    encryption = {"ssl": True, "ssl_ca_certs": str(tmp_path / "ca.crt")} if tls else {}
+    options: dict[str, Any] = {"host": "127.0.0.1", "port": int(port), "retry": Retry(NoBackoff(), 0), **encryption}
+    with subprocess.Popen(here([*container["command"], *container["args"]]), env=environment, stdout=subprocess.DEVNULL) as server:
         try:
-            client = redis.Redis(port=int(port), password=password or None)
-
-            def policy() -> str:
-                try:
-                    return str(client.config_get("maxmemory-policy")["maxmemory-policy"])
-                except redis.ConnectionError:
-                    return ""
-
-            assert eventually(policy) == "noeviction"
-            if password:
-                with pytest.raises(redis.AuthenticationError):
-                    redis.Redis(port=int(port)).ping()
+            eventually(healthy)
+            assert password not in (tmp_path / "users.conf").read_text()
+            with redis.Redis(**options) as anonymous, pytest.raises(redis.AuthenticationError):
+                anonymous.ping()
+            with redis.Redis(**options, username="fairlead-operator", password=password) as client:
+                assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+                client.acl_setuser("fairlead-operator", reset_passwords=True, passwords=["+another"])
+            assert not healthy(), "a server that was started with a password that is lost is started again"
         finally:
             server.kill()
 
@@ -148,7 +189,21 @@ def test_rules_name_what_they_allow() -> None:
     for role in (one for one in template() if one["kind"] in ("Role", "ClusterRole")):
         for rule in role["rules"]:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            assert "secrets" not in rule["resources"] or (rule["resources"], rule["verbs"]) == (["secrets"], ["create"])
+            if "secrets" in rule["resources"] and "resourceNames" not in rule:
+                assert set(rule["verbs"]) <= {"create", "patch"}, "Secrets are written and never read"
+
+
+def test_the_operator_reads_one_secret_its_own() -> None:
+    for arguments in ((), ("--set=watch.namespace=ml",)):
+        roles = {one["metadata"]["name"]: one for one in template(*arguments) if one["kind"] in ("Role", "ClusterRole")}
+        role = roles["fl-fairlead-operator-credentials"]
+        assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "fairlead-system")
+        assert [(rule["verbs"], rule.get("resourceNames")) for rule in role["rules"]] == [
+            (["create"], None),
+            (["get", "update"], ["fl-fairlead-redis-credentials"]),
+            (["get"], ["fl-fairlead-operator"]),
+        ]
+    assert "fl-fairlead-operator-credentials" not in rendered("--set=redis.externalUrl=redis://r:6379"), "there is nothing to keep"
 
 
 def test_a_watched_namespace_needs_nothing_cluster_wide() -> None:
@@ -301,9 +356,13 @@ def test_the_operator_needs_no_more_than_the_chart_allows(
         (deployment,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"] == account]
         flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
         (lease,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--lease-name=")]
-        with operator(kubeconfig, namespace, router.url, lease_name=lease):
+        server_options = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": "fairlead-operator"}
+        own = next(flag.partition("=")[2] for flag in flags if flag.startswith("--credentials-secret="))
+        with operator(kubeconfig, namespace, router.url, lease_name=lease, credentials_secret=own, deployment=account, **server_options):
             cluster = Cluster(server, namespace)
             cluster.create()
+            for secret in (own, "qwen-redis-worker", "qwen-redis-router"):
+                eventually(lambda secret=secret: cluster.get("secrets", secret))
             for plural, name in CHILDREN:
                 eventually(lambda plural=plural, name=name: cluster.get(plural, name))
             cluster.play_controllers()

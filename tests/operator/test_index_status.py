@@ -15,7 +15,7 @@ from tests.operator.manifests import SETTINGS, deployment, pod, service
 from fairlead_operator import index_status
 from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import IndexSeen, Observed, ProbeResult
+from fairlead_operator.observed import IndexSeen, Observed, ProbeResult, RedisSeen
 from fairlead_operator.reconcile.index_watch import IndexWatch
 from fairlead_operator.reconcile.prober import Prober, RouterSilent
 
@@ -53,6 +53,23 @@ def test_a_restarted_operator_keeps_what_was_said_until_it_has_looked_and_nothin
     assert look(None, lost, 50).status.index == lost.status.index
     assert look(None, lost, 50, router=deployment("router", 2, ready=0)).status.index is None
     assert "index" not in look(None).status.model_dump(by_alias=True, exclude_none=True)
+
+
+def test_it_says_whether_each_service_has_redis_users_of_its_own() -> None:
+    def credentials(redis: RedisSeen | None, before: Desired | None = None) -> tuple[str, str]:
+        observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), index=IndexSeen("Ok"), redis=redis)
+        status = before.status.model_dump(by_alias=True, mode="json") if before else None
+        index = desired(service(status=status), observed, SETTINGS, NOW).status.index
+        assert index is not None
+        return index.credentials, index.credentials_reason
+
+    assert credentials(RedisSeen("PerService")) == ("PerService", "")
+    assert credentials(RedisSeen("Shared", "NOPERM")) == ("Shared", "NOPERM")
+    assert credentials(RedisSeen("")) == credentials(None) == ("", "")
+    observed = Observed(SERVING, probe=ProbeResult(1, True, "", 0, NOW.timestamp()), redis=RedisSeen("Shared", "NOPERM"))
+    shared = desired(service(status=look(IndexSeen("Ok")).status.model_dump(by_alias=True, mode="json")), observed, SETTINGS, NOW)
+    assert shared.status.index is not None and shared.status.index.credentials == "Shared", "before a router was asked"
+    assert credentials(RedisSeen(""), shared) == ("Shared", "NOPERM"), "while Redis is silent"
 
 
 @given(st.lists(st.integers(0, 100), min_size=2, max_size=30))

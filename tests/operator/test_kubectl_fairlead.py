@@ -172,6 +172,16 @@ def test_explain_tells_the_canary_and_what_its_deployment_is_refused() -> None:
     assert any("quota" in said for said in story.next)
 
 
+def test_explain_tells_that_services_share_a_redis_login() -> None:
+    index = {"state": "Ok", "credentials": "Shared", "credentialsReason": "NOPERM this user may not run acl|setuser"}
+    told = [
+        explain(Facts(service=manifest("qwen", "default") | {"status": {"index": {**index, **more}}}), datetime(2026, 1, 1, tzinfo=UTC))
+        for more in ({}, {"credentials": "PerService"})
+    ]
+    shared, own = (" ".join(line.text for line in story.sections["service"]) for story in told)
+    assert "one Redis login for all services: NOPERM" in shared and "login" not in own
+
+
 def test_explain_tells_a_refused_template(cluster: Cluster, shell: Shell) -> None:
     cluster.create(podTemplate={"spec": {"containers": [{"name": "worker", "imagePullPolice": "Never"}]}})
     eventually(lambda: cluster.ready().get("reason") == "PodTemplateInvalid")

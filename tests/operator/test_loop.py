@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.operator.manifests import SETTINGS, manifest, service
+from tests.operator.manifests import SETTINGS, deployment, manifest, service
 
+from fairlead_operator.observed import RedisSeen
 from fairlead_operator.reconcile.client import Cluster
 from fairlead_operator.reconcile.fleet import Fleet
 from fairlead_operator.reconcile.kinds import SERVICES, Kind
@@ -121,18 +122,43 @@ async def test_what_cannot_be_divided_is_refused_in_words_and_what_runs_stays() 
     assert cluster.asked == 0, "no child was looked at, made or taken away"
 
 
+async def test_a_rotation_reaches_pods_whose_spec_is_refused() -> None:
+    """Or they would lose the index when the previous password goes."""
+    store, cluster = Store(lambda _: None), Taking()
+    body = manifest(engine={"tensorParallel": 16}, resources={"gpus": 16})
+    body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
+    store.put(body)
+    seen = [RedisSeen("PerService", key="old")]
+    settings = replace(SETTINGS, redis_files=("username", "password"))
+    loop = Loop(OWNER, replace(tools(store, cluster), settings=settings, redis=lambda: seen[0]))
+    await loop.one_pass()
+    assert not cluster.applied, "nothing runs"
+    running = deployment("worker", 1) | {"apiVersion": "apps/v1", "kind": "Deployment"}
+    running["metadata"] |= {"name": "qwen-worker", "namespace": "default", "uid": "d", "resourceVersion": "7"}
+    running["metadata"]["labels"]["app.kubernetes.io/instance"] = "qwen"
+    store.put(running)
+    for key in ("old", "new"):
+        seen[0] = RedisSeen("PerService", key=key)
+        await loop.one_pass()
+    passwords = [each["data"]["password"] for each in cluster.applied]
+    assert [each["kind"] for each in cluster.applied] == ["Secret"] * 4 and len(set(passwords)) == 4
+    loop._stop_asking()
+
+
 class Taking(Recording):
     """Takes what is applied, and keeps what was deleted."""
 
     def __init__(self) -> None:
         super().__init__()
         self.deleted: list[str] = []
+        self.applied: list[Mapping[str, Any]] = []
         self._versions = itertools.count(10)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
         return served_body() if kind is SERVICES else None
 
     async def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.applied.append(body)
         version = str(next(self._versions))
         return {**body, "metadata": {**body["metadata"], "uid": f"of {body['kind']} {version}", "resourceVersion": version}}
 

@@ -1,6 +1,8 @@
-"""What the operator's Redis settings make of workers and routers: paths and a volume, and never a secret."""
+"""What the operator's Redis settings make of workers and routers: flags, volumes, and a Secret for each role."""
 
+import hmac
 import json
+from base64 import b64decode
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,54 +14,88 @@ from tests.operator.manifests import SETTINGS, service
 from fairlead_operator.children import router, worker
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.desired import desired
-from fairlead_operator.observed import Observed
+from fairlead_operator.observed import Observed, RedisSeen
 from fairlead_operator.settings import Settings
 
-SECURED = replace(
-    SETTINGS,
-    redis_url="rediss://redis.data:6380",
-    redis_username="fairlead",
-    redis_secret="index-redis",
-    redis_secret_password_key="password",
-    redis_secret_ca_key="ca.crt",
-    redis_secret_cert_key="tls.crt",
-    redis_secret_key_key="tls.key",
-)
-FILES = [
-    "--redis-username=fairlead",
-    "--redis-password-file=/etc/fairlead/redis/password",
-    "--redis-ca-file=/etc/fairlead/redis/ca.crt",
-    "--redis-cert-file=/etc/fairlead/redis/tls.crt",
-    "--redis-key-file=/etc/fairlead/redis/tls.key",
-]
+FILES = ("username", "password", "ca.crt", "tls.crt", "tls.key")
+SECURED = replace(SETTINGS, redis_url="rediss://redis.data:6380", redis_files=FILES)
+SEEN = RedisSeen("PerService", installation="ab12", key="k" * 64, files={"ca.crt": "CA", "tls.crt": "CRT", "tls.key": "KEY"})
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def pods(settings: Settings, **routing: Any) -> list[dict[str, Any]]:
-    made = desired(service(routing=routing), Observed(), settings, datetime(2026, 1, 1, tzinfo=UTC)).objects
-    return [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"]
+def made(settings: Settings, seen: RedisSeen | None = SEEN, status: Any = None, /, **routing: Any) -> list[dict[str, Any]]:
+    return desired(service(routing=routing, status=status), Observed(redis=seen), settings, NOW).objects
 
 
-def test_workers_and_routers_get_paths_and_an_optional_volume() -> None:
-    specs = pods(SECURED)
-    assert len(specs) == 2
-    for spec in specs:
+def pods(settings: Settings, **routing: Any) -> dict[str, dict[str, Any]]:
+    """By component: its pods."""
+    deployments = [one for one in made(settings, **routing) if one["kind"] == "Deployment"]
+    return {one["metadata"]["name"].rpartition("-")[2]: one["spec"]["template"]["spec"] for one in deployments}
+
+
+def given(seen: RedisSeen | None, status: Any = None) -> dict[str, dict[str, str]]:
+    """By Secret: what it holds."""
+    secrets = [one for one in made(SECURED, seen, status) if one["kind"] == "Secret"]
+    return {one["metadata"]["name"]: {key: b64decode(value).decode() for key, value in one["data"].items()} for one in secrets}
+
+
+def test_each_role_mounts_its_own_credentials_and_no_others() -> None:
+    for role, spec in pods(SECURED).items():
         (container,) = spec["containers"]
-        assert {"--redis-url=rediss://redis.data:6380", *FILES} <= set(container["args"])
+        flags = {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in zip(("username", "password"), FILES, strict=False)}
+        flags |= {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in zip(("ca", "cert", "key"), FILES[2:], strict=True)}
+        assert {"--redis-url=rediss://redis.data:6380", *flags} <= set(container["args"])
         assert {"name": "redis", "mountPath": "/etc/fairlead/redis", "readOnly": True} in container["volumeMounts"]
         (volume,) = [one for one in spec["volumes"] if one["name"] == "redis"]
-        assert volume["secret"] == {"secretName": "index-redis", "optional": True, "defaultMode": 0o440}
+        assert volume["secret"] == {"secretName": f"qwen-redis-{role}", "optional": True, "defaultMode": 0o440}
+        assert f"qwen-redis-{'router' if role == 'worker' else 'worker'}" not in json.dumps(spec)
 
 
-def test_without_a_secret_there_is_nothing_of_it_and_older_images_are_given_no_new_flag() -> None:
+def test_the_secrets_come_before_the_pods_and_belong_to_the_service() -> None:
+    kinds = [one["kind"] for one in made(SECURED)]
+    assert kinds.index("Deployment") > max(at for at, kind in enumerate(kinds) if kind == "Secret")
+    for one in (one for one in made(SECURED) if one["kind"] == "Secret"):
+        assert one["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+    assert set(given(SEEN)) == {"qwen-redis-worker", "qwen-redis-router"}
+
+
+def test_passwords_are_derived_from_key_role_and_uid_alone() -> None:
+    worker_, router_ = given(SEEN).values()
+    assert worker_["username"] == "fairlead:ab12:worker:default/qwen" and router_["username"] == "fairlead:ab12:router:default/qwen"
+    assert worker_["password"] == hmac.digest(b"k" * 64, b"redis/worker/default/qwen/uid-1", "sha256").hex()
+    assert worker_["password"] != router_["password"] and worker_["ca.crt"] == "CA"
+    assert given(replace(SEEN, key="n" * 64))["qwen-redis-worker"]["password"] != worker_["password"]
+
+
+def test_a_shared_login_is_given_as_it_is_and_kept_while_redis_is_silent() -> None:
+    shared = replace(SEEN, state="Shared", login={"username": "team", "password": "p"})
+    status = {"index": {"state": "Ok", "credentials": "Shared"}}
+    assert (
+        given(shared)["qwen-redis-worker"]["password"] == given(replace(shared, state=""), status)["qwen-redis-router"]["password"] == "p"
+    )
+    assert given(replace(shared, state=""))["qwen-redis-worker"]["username"].startswith("fairlead:")
+    assert given(None) == {}, "what exists is not touched before the operator has looked"
+
+
+def test_without_credentials_there_is_nothing_of_them_and_older_images_are_given_no_new_flag() -> None:
     for settings in (SETTINGS, replace(SECURED, redis_url="")):
-        for spec in pods(settings):
+        assert not [one for one in made(settings) if one["kind"] == "Secret"]
+        for spec in pods(settings).values():
             assert "/etc/fairlead/redis" not in json.dumps(spec) and "index-groups" not in json.dumps(spec)
             flags = [argument for argument in spec["containers"][0]["args"] if argument.startswith("--redis")]
             assert flags == ([f"--redis-url={settings.redis_url}"] if settings.redis_url else [])
 
 
+def test_credentials_change_no_revision() -> None:
+    """Or each rotation, and the first start of this release, would restart every pod."""
+    worker_, router_ = (
+        {body["metadata"]["name"] for body in made(settings) if body["kind"] == "ControllerRevision"} for settings in (SECURED, SETTINGS)
+    )
+    assert worker_ == router_
+
+
 def test_groups_reach_both_sides_and_roll_both() -> None:
-    assert all("--index-groups=4" in spec["containers"][0]["args"] for spec in pods(SETTINGS, indexGroups=4))
+    assert all("--index-groups=4" in spec["containers"][0]["args"] for spec in pods(SETTINGS, indexGroups=4).values())
     one, four = service(), service(routing={"indexGroups": 4})
     assert router.revision(one) != router.revision(four) and worker.revision(one) != worker.revision(four)
     assert worker.revision(service(routing={"indexGroups": 1})) == worker.revision(one)
@@ -68,13 +104,32 @@ def test_groups_reach_both_sides_and_roll_both() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"redis_url": "redis://:secret@r"}, "--redis-secret"),
+        ({"redis_url": "redis://:secret@r"}, "--redis-password-file"),
         ({"redis_url": "http://r"}, "redis url"),
-        ({"redis_url": "redis://r", "redis_secret": "s", "redis_secret_ca_key": "ca"}, "rediss"),
-        ({"redis_url": "rediss://r", "redis_secret_ca_key": "ca"}, "--redis-secret"),
-        ({"redis_url": "rediss://r", "redis_secret": "s", "redis_secret_cert_key": "c"}, "go together"),
+        ({"redis_url": "redis://r", "redis_ca_file": "ca"}, "rediss"),
+        ({"redis_url": "rediss://r", "redis_cert_file": "c"}, "go together"),
+        ({"redis_url": "redis://r", "redis_bundled": True}, "--credentials-secret"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(wrong: dict[str, str], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         OperatorConfig(worker_image="w", router_image="r", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("flags", "files"),
+    [
+        ({}, ()),
+        ({"redis_password_file": "p"}, ()),  # no Secret to keep keys in
+        ({"redis_bundled": True, "credentials_secret": "s"}, ("username", "password")),
+        ({"redis_bundled": True, "credentials_secret": "s", "redis_url": "rediss://r"}, ("username", "password", "ca.crt")),
+        ({"redis_password_file": "p", "credentials_secret": "s", "redis_url": "rediss://r"}, ("username", "password")),
+        (
+            {"redis_ca_file": "c", "redis_cert_file": "d", "redis_key_file": "k", "credentials_secret": "s", "redis_url": "rediss://r"},
+            FILES[2:],
+        ),
+    ],
+)
+def test_the_files_follow_the_operators_flags(flags: dict[str, Any], files: tuple[str, ...]) -> None:
+    config = OperatorConfig(worker_image="w", router_image="r", **{"redis_url": "redis://r", **flags})
+    assert config.settings.redis_files == files

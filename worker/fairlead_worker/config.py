@@ -56,6 +56,7 @@ class WorkerConfig(BaseSettings):
     index_groups: Annotated[int, Field(ge=1, le=MOST_GROUPS, description="parts of the index, as spec.routing.indexGroups")] = 1
     redis_url: Annotated[str, Field(description="redis://… of the index; empty: no index")] = ""
     redis_username: Annotated[str, Field(description="user of Redis; empty: default, or the URL's")] = ""
+    redis_username_file: Annotated[str, Field(description="file with the user's name, read at each connection")] = ""
     redis_password_file: Annotated[str, Field(description="file with its password, read at each connection")] = ""
     redis_ca_file: Annotated[str, Field(description="PEM of the authorities to verify rediss:// by; empty: the system's")] = ""
     redis_cert_file: Annotated[str, Field(description="PEM of a client certificate for rediss://")] = ""
@@ -336,9 +337,8 @@ class WorkerConfig(BaseSettings):
         """Raises ValueError for what can never work."""
         if not self.redis_url:
             return None
-        return RedisAccess(
-            self.redis_url, self.redis_username, self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file
-        )
+        files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
+        return RedisAccess(self.redis_url, self.redis_username, *files)
 
     @property
     def names(self) -> tuple[str, ...]:

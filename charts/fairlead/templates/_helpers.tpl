@@ -23,7 +23,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{- define "fairlead.redisUrl" -}}
-{{- if .Values.redis.externalUrl }}{{ .Values.redis.externalUrl }}{{ else }}redis://{{ include "fairlead.name" . }}-redis.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:6379{{ end }}
+{{- if .Values.redis.externalUrl }}{{ .Values.redis.externalUrl }}{{ else }}{{ ternary "rediss" "redis" .Values.redis.tls.enabled }}://{{ include "fairlead.name" . }}-redis.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:6379{{ end }}
+{{- end }}
+
+{{- /* The operator's own Secret, which it makes at its first start. */}}
+{{- define "fairlead.credentials" -}}
+{{ include "fairlead.name" . }}-redis-credentials
 {{- end }}
 
 {{- define "fairlead.podSecurity" -}}

@@ -34,6 +34,12 @@ class IndexStatus(Part):
         "", description="Mirror: from the router's copy; Remote: Redis is asked for each request."
     )
     reason: str = Field("", max_length=512, description="Why it is not available.")
+    credentials: Literal["", "PerService", "Shared", "None"] = Field(
+        "",
+        description="PerService: workers and routers have a Redis user each, limited to this service; Shared: one user for all services; "
+        "None: Redis asks for no password.",
+    )
+    credentials_reason: str = Field("", max_length=512, description="Why Redis users are not created for each service.")
     prediction_error_percent: Annotated[int, Field(ge=0, le=100)] | None = Field(
         None, description="How far the index was off lately about a worker's cache, in percent of a prompt, in tens: the worst worker."
     )

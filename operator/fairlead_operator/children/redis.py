@@ -1,42 +1,73 @@
-"""How workers and routers reach the index: flags, and a Secret that the kubelet mounts. The operator reads no Secret, in no namespace."""
+"""How workers and routers reach the index: flags, and one Secret for each role, which the kubelet mounts as files."""
 
+from collections.abc import Mapping
+
+from fairlead_index.access_rules import Role, user_name
+from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object
+from fairlead_operator.children import Object, secrets
+from fairlead_operator.credentials.contents import password_of
+from fairlead_operator.credentials.users import ROLES, prefix_of
+from fairlead_operator.observed import RedisSeen
 from fairlead_operator.revisions import said
 from fairlead_operator.settings import Settings
 
 MOUNT = "/etc/fairlead/redis"
+_FLAGS = {
+    "username": "redis-username-file",
+    "password": "redis-password-file",
+    "ca.crt": "redis-ca-file",
+    "tls.crt": "redis-cert-file",
+    "tls.key": "redis-key-file",
+}
 
 
 def flags(service: InferenceService, settings: Settings) -> dict[str, object]:
-    """Those that say something: images of older releases know `redis-url` alone."""
+    """Return only flags that say something: images of older releases know `redis-url` alone."""
     if not settings.redis_url:
         return {}
-    keys = {
-        "redis-password-file": settings.redis_secret_password_key,
-        "redis-ca-file": settings.redis_secret_ca_key,
-        "redis-cert-file": settings.redis_secret_cert_key,
-        "redis-key-file": settings.redis_secret_key_key,
-    }
     made: dict[str, object] = {"redis-url": settings.redis_url}
-    if settings.redis_username:
-        made["redis-username"] = settings.redis_username
-    if settings.redis_secret:
-        made |= {flag: f"{MOUNT}/{key}" for flag, key in keys.items() if key}
+    made |= {_FLAGS[file]: f"{MOUNT}/{file}" for file in settings.redis_files}
     if service.spec.routing.index_groups > 1:
         made["index-groups"] = service.spec.routing.index_groups
     return made
 
 
-def volumes(settings: Settings) -> list[Object]:
-    """Of the service's own namespace, and optional: without it pods start and serve, steered by load, and use it as soon as it is there."""
-    if not (settings.redis_url and settings.redis_secret):
+def objects(service: InferenceService, settings: Settings, seen: RedisSeen | None) -> list[Object]:
+    """Return one Secret for each role, so that a router never holds a worker's credential. Without `seen` what exists stays."""
+    if not (settings.redis_url and settings.redis_files) or seen is None:
         return []
-    return [{"name": "redis", "secret": {"secretName": settings.redis_secret, "optional": True, "defaultMode": 0o440}}]
+    made = []
+    for role in ROLES:
+        data = {**seen.files, **_login(service, seen, role)}
+        known = {file: data[file] for file in settings.redis_files if file in data}
+        made.append(secrets.given(service, names.redis_secret(service, role), role, known))
+    return made
+
+
+def _login(service: InferenceService, seen: RedisSeen, role: Role) -> Mapping[str, str]:
+    """Return username and password. While Redis has not answered, each service keeps the kind that it had."""
+    index = service.status.index
+    if seen.state == "Shared" or (seen.state == "" and index is not None and index.credentials == "Shared"):
+        return seen.login
+    return {
+        "username": user_name(role, names.index_namespace(service), prefix_of(seen.installation)),
+        "password": password_of(seen.key, role, service.namespace, service.name, service.uid),
+    }
+
+
+def volumes(service: InferenceService, settings: Settings, role: str) -> list[Object]:
+    """Return the role's volume. It is optional: without its Secret a pod starts and serves, and uses it as soon as it is there."""
+    if not (settings.redis_url and settings.redis_files):
+        return []
+    source = {"secretName": names.redis_secret(service, role), "optional": True, "defaultMode": 0o440}
+    return [{"name": "redis", "secret": source}]
 
 
 def mounts(settings: Settings) -> list[Object]:
-    return [{"name": "redis", "mountPath": MOUNT, "readOnly": True}] if volumes(settings) else []
+    """Return the mount of that volume: the whole folder, as the kubelet never renews the file of a subPath."""
+    mount = {"name": "redis", "mountPath": MOUNT, "readOnly": True}
+    return [mount] if settings.redis_url and settings.redis_files else []
 
 
 def shaping(service: InferenceService) -> dict[str, object]:

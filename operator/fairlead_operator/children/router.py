@@ -100,7 +100,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
         "livenessProbe": pods.liveness(failures=3),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(settings)]
+    volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(service, settings, names.ROUTER)]
     spec = pods.pod_spec(service, names.ROUTER, container, volumes)
     return pods.labelled(service, names.ROUTER, revision(service), {"spec": spec})
 

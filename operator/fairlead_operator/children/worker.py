@@ -104,7 +104,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
             "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"},
         },  # torch and NCCL exchange through /dev/shm; 64 MiB is the default
         *source.volumes,
-        *redis.volumes(settings),
+        *redis.volumes(service, settings, names.WORKER),
     ]
     spec = pods.pod_spec(service, names.WORKER, _container(service, settings, source), volumes)
     template: Object = {"spec": {**spec, **placement(service, gpus(service, settings))}}

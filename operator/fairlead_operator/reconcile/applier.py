@@ -88,6 +88,12 @@ class Applier:
             raise Overlooked(f"{key[0]} {key[1]} was there, without the labels by which it is found")
         return ""
 
+    async def write_secrets(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Write these Secrets and nothing else. What is refused for good is logged."""
+        for desired in objects:
+            if refusal := await self._refused(self._secrets.write(desired)):
+                log.warning("Secret %s/%s: %s", *_place(desired), refusal)
+
     async def _refused(self, write: Awaitable[None]) -> str:
         """Return why the API server refuses `write` for good; empty when it was written."""
         try:

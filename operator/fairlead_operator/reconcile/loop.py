@@ -13,11 +13,12 @@ from typing import Any
 from fairlead_operator import group_view, refused_spec, transitions
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.causes import Cause
+from fairlead_operator.children import redis
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import ready_routers, router_to_ask
 from fairlead_operator.loading_status import pods_to_ask
 from fairlead_operator.metrics import Metrics
-from fairlead_operator.observed import Observed, ProbeResult, component_of
+from fairlead_operator.observed import Observed, ProbeResult, RedisSeen, component_of
 from fairlead_operator.reconcile import deletion_costs
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.canary_watch import CanaryWatch
@@ -65,6 +66,7 @@ class Tools:
     served: Callable[[], frozenset[str]] = frozenset  # the optional kinds that this cluster has
     unsure: Callable[[], frozenset[str]] = frozenset  # those of which that is not known
     metrics: Metrics = field(default_factory=Metrics)
+    redis: Callable[[], RedisSeen | None] = lambda: None  # with which credentials services reach the index
 
 
 class Loop:
@@ -173,6 +175,8 @@ class Loop:
         self._canary.stop()
         self._demand.stop()
         observed = self._observed(service)
+        if self._applier is not None and observed.deployments:  # a rotation does not wait for a better spec
+            await self._applier.write_secrets(redis.objects(service, self._tools.settings, observed.redis))
         status, wake_at = refused_spec.said(service, problem, observed, datetime.now(UTC))
         self._ask_of(observed, status)
         await self._write_status(body, service.status, status)
@@ -214,6 +218,7 @@ class Loop:
             refusals=refusals or {},
             probe=self._probe,
             index=self._index.seen,
+            redis=self._tools.redis(),
             served=self._tools.served(),
             exposed={key[0]: body for key, body in children.items() if key[0] in _EXPOSED},
             traffic=self._index.traffic,

@@ -68,6 +68,11 @@ class Store:
         """Of all services."""
         return list(self._services)
 
+    def identities(self) -> Iterator[tuple[str, str, str]]:
+        """Namespace, name and uid of all services, without unpacking them."""
+        for (namespace, name), held in list(self._services.items()):
+            yield namespace, name, held.uid
+
     def services(self) -> Iterator[Body]:
         for held in list(self._services.values()):
             yield held.read()

@@ -1,0 +1,162 @@
+"""Redis credentials of the default installation: nobody gets in without one, each is for one service, all are rotated under load."""
+
+import json
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.service import Load, Service
+from e2e.system import System, eventually
+
+OWN_SECRET = "fairlead-redis-credentials"
+FILES = "/etc/fairlead/redis"
+
+AS_ITS_POD = """
+import asyncio, json, sys
+from fairlead_index.access import RedisAccess
+from fairlead_index.client import RedisClient
+from fairlead_index.connection import key_prefix
+from fairlead_index.resp import ReplyError
+async def main(url, commands):
+    files = {f"{name}_file": f"/etc/fairlead/redis/{file}" for name, file in (("username",) * 2, ("password",) * 2, ("ca", "ca.crt"))}
+    client, said = RedisClient(RedisAccess(url, **files), 5), {}
+    for command in json.loads(commands):
+        words = [key_prefix(word[1:-1]) + "meta" if word[0] == "{" else word for word in command.split()]
+        try:
+            said[command] = str(await client.execute(*words))
+        except ReplyError as error:
+            said[command] = error.code
+    await client.close()
+    print(json.dumps(said))
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+LOG_IN = """
+import json, socket, ssl, sys
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+with context.wrap_socket(socket.create_connection((sys.argv[1], 6379), 5)) as connection:
+    certificate = connection.getpeercert(binary_form=True).hex()
+    connection.sendall((f"AUTH {sys.argv[2]} {sys.argv[3]}" if len(sys.argv) > 2 else "PING").encode() + b"\\r\\n")
+    print(json.dumps({"certificate": certificate, "said": connection.recv(200).decode()}))
+"""
+
+
+class Redis:
+    """The chart's Redis: asked from outside its pods, and as its administrator."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+
+    def own_secret(self) -> dict[str, str]:
+        found = self.system.get("secret", OWN_SECRET, namespace=self.system.namespace)
+        return {key: b64decode(value).decode() for key, value in found["data"].items()}
+
+    def asked(self, *login: str) -> dict[str, str]:
+        """What it says to AUTH with `login` (or to PING), and its certificate; asked from a pod with no credential."""
+        out = self.system.in_client("python", "-c", LOG_IN, self.system.redis, *login).stdout
+        return json.loads(out.strip().splitlines()[-1])
+
+    def command(self, *words: str) -> str:
+        """The reply to the administrator."""
+        script = f'REDISCLI_AUTH="$P" redis-cli --user fairlead-operator --tls --cacert {FILES}/ca.crt "$@"'
+        pod = ["exec", "-n", self.system.namespace, "deploy/fairlead-redis", "--"]
+        password = self.own_secret()["password"]
+        return self.system.cluster.kubectl(*pod, "env", f"P={password}", "sh", "-c", script, "-", *words).stdout
+
+    def reconnect_everybody(self, services: list[Service]) -> None:
+        """Break all connections, and wait until workers and routers of `services` have logged in again."""
+        self.command("CLIENT", "KILL", "TYPE", "normal")
+        wanted = {f"{role}:{one.system.models}/{one.name}" for one in services for role in ("worker", "router")}
+        eventually(lambda: all(name in self.command("CLIENT", "LIST") for name in wanted), 60, f"logins of {wanted}")
+
+
+@pytest.fixture(scope="module")
+def services(installed: System) -> Iterator[list[Service]]:
+    made = [Service(installed, "mine"), Service(installed, "theirs")]
+    installed.apply(*(service.manifest(routing={"replicas": 1}) for service in made))
+    for service in made:
+        service.ready(replicas=1, seconds=300)
+    yield made
+    for service in made:
+        service.delete()
+
+
+def files_of(service: Service, role: str) -> dict[str, str]:
+    """Username and password as they lie in a pod now."""
+    (pod,) = service.pods(role)
+    script = f"cat {FILES}/username; echo; cat {FILES}/password"
+    words = ["exec", "-n", service.system.models, pod["metadata"]["name"], "--", "sh", "-c", script]
+    username, password = service.system.cluster.kubectl(*words).stdout.split()
+    return {"username": username, "password": password}
+
+
+def test_nobody_gets_in_without_a_password(installed: System, services: list[Service]) -> None:
+    redis = Redis(installed)
+    assert redis.asked()["said"].startswith("-NOAUTH")
+    assert redis.asked("default", "guess")["said"].startswith("-WRONGPASS")
+    (pod,) = installed.get("pods", "-l", "app.kubernetes.io/component=redis", namespace=installed.namespace)["items"]
+    assert redis.own_secret()["password"] not in json.dumps(pod)
+
+
+def test_a_pods_credential_is_for_its_own_service_and_role(services: list[Service]) -> None:
+    mine, theirs = (f"{{{service.system.models}/{service.name}}}" for service in services)
+    allowed = f"EXISTS {mine}"
+    others = [f"EXISTS {theirs}", f"HGETALL {theirs}", f"DEL {theirs}", "KEYS *", "ACL LIST", "FLUSHALL", "CONFIG GET *", "SCRIPT FLUSH"]
+    for role, also in (("worker", []), ("router", [f"DEL {mine}"])):  # a router does not write what workers do
+        (pod,) = services[0].pods(role)
+        words = ["exec", "-n", services[0].system.models, pod["metadata"]["name"], "--", "python", "-c", AS_ITS_POD]
+        commands = json.dumps([allowed, *others, *also])
+        out = services[0].system.cluster.kubectl(*words, f"rediss://{services[0].system.redis}:6379", commands).stdout
+        said: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+        assert said.pop(allowed) == "1" and set(said.values()) == {"NOPERM"}, (role, said)
+    mounted = [volume["secret"]["secretName"] for volume in services[0].pods("router")[0]["spec"]["volumes"] if "secret" in volume]
+    assert mounted == ["mine-redis-router"]
+
+
+def test_every_credential_is_rotated_under_load(installed: System, services: list[Service]) -> None:
+    redis, kubectl = Redis(installed), installed.cluster.kubectl
+    home = ["-n", installed.namespace]
+    roles = [(service, role) for service in services for role in ("worker", "router")]
+    before, own, certificate = {(s.name, r): files_of(s, r) for s, r in roles}, redis.own_secret(), redis.asked()["certificate"]
+    started = [pod["status"]["startTime"] for service, role in roles for pod in service.pods(role)]
+
+    with Load(services[0], concurrency=2) as load:
+        kubectl("annotate", "secret", OWN_SECRET, "fairlead.dev/rotate=now", *home)
+        at = time.monotonic()
+        for service, role in roles:
+            old = before[service.name, role]
+            eventually(lambda s=service, r=role, old=old: files_of(s, r)["password"] != old["password"], 180, f"new {role} password")
+        print(f"all pods have their new passwords after {time.monotonic() - at:.0f} s")
+        eventually(lambda: redis.asked()["certificate"] != certificate, 180, "the new certificate")
+        print(f"the new certificate is served after {time.monotonic() - at:.0f} s")
+        redis.reconnect_everybody(services)
+        assert "+OK" in redis.asked(*before["mine", "worker"].values())["said"], "both passwords are accepted meanwhile"
+
+        # All pods have the new files: what remains is not waited for. The operator that completes the rotation is another process.
+        kubectl("set", "env", "deployment/fairlead-operator", "FAIRLEAD_ROTATION_GRACE=0", *home)
+        eventually(lambda: not redis.own_secret()["previous-key"], 120, "the previous credentials dropped")
+        for service, role in roles:
+            old = list(before[service.name, role].values())
+            eventually(lambda old=old: "WRONGPASS" in redis.asked(*old)["said"], 30, f"the old {role} password refused")
+        assert "WRONGPASS" in redis.asked("fairlead-operator", own["password"])["said"]
+        redis.reconnect_everybody(services)
+    assert load.outcome["requests"] > 0 and load.outcome["failed"] == 0, load.outcome["failures"]
+    assert [pod["status"]["startTime"] for service, role in roles for pod in service.pods(role)] == started, "no pod was restarted"
+    index = services[0].status()["index"]
+    assert (index["state"], index["credentials"]) == ("Ok", "PerService"), index
+
+
+def test_a_restarted_redis_is_used_again_and_a_lost_secret_is_made_again(installed: System, services: list[Service]) -> None:
+    redis, kubectl = Redis(installed), installed.cluster.kubectl
+    with Load(services[0], concurrency=2) as load:
+        kubectl("delete", "pod", "-n", installed.namespace, "-l", "app.kubernetes.io/component=redis", "--grace-period=0", "--force")
+        eventually(lambda: "PONG" in redis.command("PING"), 120, "Redis")
+        wanted = [f"{role}:{installed.models}/mine" for role in ("worker", "router")]
+        eventually(lambda: all(name in redis.command("CLIENT", "LIST") for name in wanted), 60, "logins at the new server")
+        kubectl("delete", "secret", OWN_SECRET, "-n", installed.namespace)
+        eventually(lambda: all(name in redis.command("CLIENT", "LIST") for name in wanted), 300, "logins with passwords of a new key")
+    assert load.outcome["failed"] == 0, load.outcome["failures"]

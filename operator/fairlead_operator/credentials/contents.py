@@ -1,0 +1,88 @@
+"""What the operator's own Secret holds, and how a rotation changes it. Pure but for new keys and certificates.
+
+A rotation keeps two values of each credential: Redis accepts both, Secrets of services carry the current one. The previous one is dropped
+when Redis has accepted the current one and the kubelet has certainly renewed every mounted file.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping, Set
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timedelta
+
+from fairlead_operator.credentials import certificates
+from fairlead_operator.credentials.certificates import Certificates
+
+ROTATE = "fairlead.dev/rotate"  # annotation by which a person asks for a rotation; removed when it begins
+_FILES = {"authority": "ca.crt", "authority_key": "ca.key", "server": "tls.crt", "server_key": "tls.key"}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The keys of the Secret. Empty `previous…`: no rotation is under way."""
+
+    installation: str  # tells this installation's users from those of others on a shared Redis
+    key: str = field(repr=False)  # from which passwords of services are derived
+    password: str = field(repr=False)  # of the administrator of the chart's Redis
+    previous_key: str = field(default="", repr=False)
+    previous_password: str = field(default="", repr=False)
+    rotated_at: str = ""  # RFC 3339: when the last rotation began
+    certificates: Certificates | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, data: Mapping[str, str]) -> "Contents | None":
+        """Return what decoded `data` says; None where a required key is missing."""
+        plain = {each.name: data.get(_key(each.name), "") for each in fields(cls) if each.name != "certificates"}
+        if not (plain["installation"] and plain["key"] and plain["password"]):
+            return None
+        files = {name: data.get(file, "") for name, file in _FILES.items()}
+        return cls(**plain, certificates=Certificates(**files) if all(files.values()) else None)
+
+    def written(self) -> dict[str, str]:
+        """Return the Secret's data, before base64. An empty value removes nothing from a Secret, so all keys are always there."""
+        plain = {_key(name): value for name, value in asdict(self).items() if name != "certificates"}
+        return plain | ({_FILES[name]: value for name, value in asdict(self.certificates).items()} if self.certificates else {})
+
+    @property
+    def rotating(self) -> bool:
+        return bool(self.previous_key)
+
+    @property
+    def credentials(self) -> frozenset[str]:
+        """All that Redis has to accept."""
+        return frozenset({self.key, self.password, self.previous_key, self.previous_password} - {""})
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def following(held: Contents | None, *, rotate: bool, accepted: Set[str], host: str, now: datetime, grace: float) -> Contents:
+    """Return what the Secret should hold next; `held` itself where nothing is due.
+
+    `rotate`: a person asks for it. `accepted`: credentials that Redis is known to accept. `host`: for which a certificate is wanted;
+    empty: none is. `grace`: seconds from the start of a rotation until the previous values may go.
+    """
+    if held is None:
+        held = Contents(secrets.token_hex(4), secrets.token_hex(32), secrets.token_hex(32))
+    elif held.rotating and held.credentials <= accepted and now >= datetime.fromisoformat(held.rotated_at) + timedelta(seconds=grace):
+        held = replace(held, previous_key="", previous_password="")
+    elif rotate and not held.rotating:
+        held = replace(
+            held,
+            key=secrets.token_hex(32),
+            password=secrets.token_hex(32),
+            previous_key=held.key,
+            previous_password=held.password,
+            rotated_at=now.isoformat(timespec="seconds"),
+            certificates=certificates.issue(host, now, held.certificates) if host else None,
+        )
+    if host and (held.certificates is None or certificates.is_due(held.certificates, host, now)):
+        held = replace(held, certificates=certificates.issue(host, now, held.certificates))
+    return held
+
+
+def password_of(key: str, role: str, namespace: str, name: str, uid: str) -> str:
+    """Return the password of one role of one service: 64 hexadecimal digits. A service made again under its name gets another."""
+    return hmac.new(key.encode(), f"redis/{role}/{namespace}/{name}/{uid}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,172 @@
+"""Keeps the operator's own Secret and, on every Redis node, a user for each service and role. Runs while this process leads."""
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fairlead_index.access import RedisAccess
+from fairlead_index.access_rules import CannotManageUsers
+from fairlead_index.client import RedisClient
+from fairlead_index.connection import REDIS_ERRORS
+from fairlead_operator.config import OperatorConfig
+from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
+from fairlead_operator.credentials.contents import Contents
+from fairlead_operator.credentials.own_secret import OwnSecret
+from fairlead_operator.credentials.users import Identity, Users, prefix_of, wanted_users
+from fairlead_operator.observed import RedisSeen
+from fairlead_operator.reconcile.client import ApiRefused
+
+log = logging.getLogger(__name__)
+PERIOD = 3.0  # seconds between two looks: a restarted Redis has its users again after this
+REFUSED = 60.0  # seconds until a Redis that let no users be created is tried again
+RELOAD = 60.0  # seconds between two reloads of the server's certificate: nothing tells when the kubelet has renewed the file
+NO_PASSWORD = "The operator has no password of Redis (chart value redis.existingSecret)"
+
+
+class Keeper:
+    """`seen` is what services are given, `looked` is set after the first look. `changed()` is called when `seen` is another."""
+
+    def __init__(
+        self, config: OperatorConfig, secret: OwnSecret, services: Callable[[], Iterable[Identity]], changed: Callable[[], None]
+    ) -> None:
+        """`services`: namespace, name and uid of the InferenceServices that exist."""
+        self._config, self._secret, self._services, self._changed = config, secret, services, changed
+        self.seen: RedisSeen | None = None
+        self.looked = asyncio.Event()
+        self._folder = tempfile.TemporaryDirectory(prefix="fairlead-redis-")
+        self._administrator: tuple[Login, RedisClient] | None = None
+        self._users = Users()
+        self._accepted: frozenset[str] = frozenset()  # credentials that all nodes accept
+        self._mounted: dict[str, float] = {}  # passwords that the mounted file has held lately → until when Redis accepts them
+        self._shared, self._shared_until = "", 0.0  # why no users can be created, and when that is tried again
+        self._reload_at = 0.0
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look for ever. A problem is logged when it is new, and tried again."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                    self._log("")
+                except (ApiRefused, LoginRefused, CannotManageUsers, *REDIS_ERRORS) as error:
+                    self._log(f"{type(error).__name__}: {error}")
+                self.looked.set()
+                await asyncio.sleep(PERIOD)
+        finally:
+            await self._disconnect()
+            self._folder.cleanup()
+
+    async def look(self) -> None:
+        """Bring the Secret and the users one step nearer to what is wanted. Raises what Redis or the API server raises."""
+        config = self._config
+        if not config.redis_files:
+            self._publish(RedisSeen("None", NO_PASSWORD if config.redis_url else ""))
+            return
+        host = RedisAccess(config.redis_url).place.nodes[0][0]
+        certified = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
+        now, grace = datetime.now(UTC), config.rotation_grace
+        contents = await self._secret.hold(accepted=self._accepted, host=certified, now=now, grace=grace)
+        seen = self._given(contents)
+        if "password" not in config.redis_files:
+            self._accepted = contents.credentials  # there is nobody to accept them
+            self._publish(replace(seen, state="None", reason=NO_PASSWORD))
+            return
+        if time.monotonic() < self._shared_until:
+            self._publish(self._sharing(seen, contents))
+            return
+        try:
+            await self._reconcile(contents)
+        except CannotManageUsers as refusal:
+            if config.redis_bundled:  # whose only login is the administrator's
+                raise
+            self._shared, self._shared_until = f"The operator cannot create users: {refusal}", time.monotonic() + REFUSED
+            self._publish(self._sharing(seen, contents))
+        except (LoginRefused, *REDIS_ERRORS):
+            if self.seen is None:  # what was published before stays
+                self._publish(seen)
+            raise
+        else:
+            self._accepted = contents.credentials
+            self._publish(replace(self._given(contents), state="PerService"))
+
+    async def _reconcile(self, contents: Contents) -> None:
+        """Make every node accept the passwords of `contents`, and no others of ours."""
+        passwords = self._passwords(contents)
+        client = await self._connected(passwords)
+        try:
+            if self._config.redis_bundled:
+                await set_own_passwords(client, self._config.redis_username, passwords)
+            wanted = wanted_users(contents, self._services())
+            written = await self._users.reconcile(client, wanted, prefix_of(contents.installation))
+            if written:
+                log.info("wrote %d redis users", written)
+            if self._config.redis_bundled and self._config.redis_url.startswith("rediss") and time.monotonic() >= self._reload_at:
+                await reload_certificate(client)
+                self._reload_at = time.monotonic() + RELOAD
+        except REDIS_ERRORS:
+            await self._disconnect()
+            raise
+
+    def _passwords(self, contents: Contents) -> tuple[str, ...]:
+        """Return the administrator's passwords, the present one first."""
+        if not self._config.redis_password_file:
+            return tuple(password for password in (contents.password, contents.previous_password) if password)
+        now, present = time.monotonic(), _read(self._config.redis_password_file).strip("\r\n")
+        self._mounted = {password: until for password, until in self._mounted.items() if until > now}
+        self._mounted[present] = now + self._config.rotation_grace
+        return present, *(password for password in self._mounted if password != present)
+
+    async def _connected(self, passwords: tuple[str, ...]) -> RedisClient:
+        config = self._config
+        authority = config.redis_ca_file or (f"{self._folder.name}/ca.crt" if "ca.crt" in config.redis_files else "")
+        access = RedisAccess(config.redis_url, config.redis_username, "", authority, config.redis_cert_file, config.redis_key_file)
+        login = Login(access, passwords)
+        if self._administrator is None or self._administrator[0] != login:
+            await self._disconnect()
+            self._administrator = login, await log_in(login, Path(self._folder.name))
+        return self._administrator[1]
+
+    async def _disconnect(self) -> None:
+        if self._administrator is not None:
+            await self._administrator[1].close()
+            self._administrator = None
+
+    def _given(self, contents: Contents) -> RedisSeen:
+        """Return what services get, while it is not known how they log in."""
+        config = self._config
+        if "ca.crt" in config.redis_files and not config.redis_ca_file and contents.certificates is not None:
+            Path(self._folder.name, "ca.crt").write_text(contents.certificates.authority, encoding="utf-8")
+        paths = {"ca.crt": config.redis_ca_file or f"{self._folder.name}/ca.crt"}
+        paths |= {"tls.crt": config.redis_cert_file, "tls.key": config.redis_key_file}
+        files = {file: _read(path) for file, path in paths.items() if file in config.redis_files}
+        # A password that some node does not accept yet is given to no pod.
+        key = contents.previous_key if contents.rotating and contents.key not in self._accepted else contents.key
+        login = {}
+        if config.redis_password_file and not config.redis_bundled:  # whose administrator no service may be
+            login = {"username": config.redis_username, "password": _read(config.redis_password_file).strip("\r\n")}
+        return RedisSeen("", "", contents.installation, key, files, login)
+
+    def _sharing(self, seen: RedisSeen, contents: Contents) -> RedisSeen:
+        self._accepted = contents.credentials  # there is nothing to wait for
+        return replace(seen, state="Shared", reason=self._shared)
+
+    def _publish(self, seen: RedisSeen) -> None:
+        if seen != self.seen:
+            self.seen = seen
+            self._changed()
+
+    def _log(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            log.log(logging.WARNING if trouble else logging.INFO, "redis credentials: %s", trouble or "as wanted")
+        self._trouble = trouble
+
+
+def _read(path: str) -> str:
+    """Raises OSError, which is one of REDIS_ERRORS."""
+    return Path(path).read_text(encoding="utf-8")

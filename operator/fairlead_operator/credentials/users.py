@@ -1,0 +1,70 @@
+"""The Redis users of all services: one for each role, made on every node, removed when their service is gone."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+from fairlead_index.access_rules import USER_PREFIX, Role, delete_user, ensure_user, list_users, user_name
+from fairlead_index.client import RedisClient
+from fairlead_operator.credentials.administrator import hashes_of
+from fairlead_operator.credentials.contents import Contents, password_of
+
+Identity = tuple[str, str, str]  # namespace, name and uid of a service
+ROLES: tuple[Role, ...] = ("worker", "router")
+FORGET = 60.0  # seconds for which a user must be unwanted before it is deleted: at a start not all services are known at once
+
+
+@dataclass(frozen=True)
+class User:
+    """One user; all of `passwords` are accepted."""
+
+    role: Role
+    namespace: str  # of the index
+    prefix: str
+    passwords: tuple[str, ...] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return user_name(self.role, self.namespace, self.prefix)
+
+
+def prefix_of(installation: str) -> str:
+    """Return what names of the installation's users begin with."""
+    return f"{USER_PREFIX}{installation}:"
+
+
+def wanted_users(contents: Contents, services: Iterable[Identity]) -> list[User]:
+    """Return the users of `services`."""
+    prefix, keys = prefix_of(contents.installation), [key for key in (contents.key, contents.previous_key) if key]
+    return [
+        User(role, f"{namespace}/{name}", prefix, tuple(password_of(key, role, namespace, name, uid) for key in keys))
+        for namespace, name, uid in services
+        for role in ROLES
+    ]
+
+
+class Users:
+    """Remembers what it has told Redis, so that an unchanged fleet costs one `ACL USERS` of each node."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, User] = {}
+        self._unwanted: dict[str, float] = {}  # name → since when
+
+    async def reconcile(self, client: RedisClient, wanted: Sequence[User], prefix: str) -> int:
+        """Create and change users until every node has `wanted`; return how many were written. Raises CannotManageUsers."""
+        nodes = await list_users(client, prefix)
+        everywhere, names = set.intersection(*nodes), {user.name: user for user in wanted}
+        changed = [user for name, user in names.items() if name not in everywhere or self._told.get(name) != user]
+        for user in changed:
+            await ensure_user(client, user.role, user.namespace, hashes_of(user.passwords), prefix)
+            self._told[user.name] = user
+        for name in self._forgotten(set.union(*nodes) - names.keys()):
+            await delete_user(client, name)
+        self._told = {name: user for name, user in self._told.items() if name in names}
+        return len(changed)
+
+    def _forgotten(self, unwanted: Set[str]) -> list[str]:
+        now = self._clock()
+        self._unwanted = {name: self._unwanted.get(name, now) for name in unwanted}
+        return [name for name, since in self._unwanted.items() if now - since >= FORGET]
