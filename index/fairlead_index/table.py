@@ -200,6 +200,11 @@ class PrefixTable:
                 break
         return found
 
+    def block_tokens_of(self, address: str) -> int:
+        """Tokens of a block of the worker at an address; 0: unknown."""
+        bits = self._bits_of.get(address, 0)
+        return self._card[bits & -bits].block_tokens if bits else 0
+
     def _holders_of_first(self, hashes: Sequence[int]) -> int:
         return self._get[hashes[0] & LAST_SHARD](hashes[0], 0) & self._alive if len(hashes) else 0
 
