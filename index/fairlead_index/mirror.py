@@ -112,8 +112,8 @@ class MirrorReader:
         return self._picture.table.match(hashes)
 
     def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
-        """As `match`, of those that `may` be chosen only about `limit`, the deepest first, and of `also`: costs the same however many hold a
-        system prompt."""
+        """As `match`, of those that `may` be chosen only about `limit`, the deepest first, and of `also`: costs the same however many hold
+        a system prompt."""
         if self._picture is None:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
         return self._picture.table.deepest(hashes, limit, may, also)

@@ -14,8 +14,8 @@ ITL_STEPS: Final = 4
 SMALL_FLEET: Final = 16
 """Workers up to which all are scored for a prompt."""
 CONSIDERED: Final = 12
-"""Workers scored of a larger fleet: the homes of a cold prompt or its HOLDERS deepest holders, then the soonest. So a choice costs the same in
-any (power of d choices: Mitzenmacher 2001)."""
+"""Workers scored of a larger fleet: the homes of a cold prompt or its HOLDERS deepest holders, then the soonest. So a choice costs the same
+in any (power of d choices: Mitzenmacher 2001)."""
 HOLDERS: Final = 6
 USUAL_TOKENS: Final = 2048
 NO_ROOM: Final = 1e9

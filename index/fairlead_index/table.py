@@ -177,7 +177,7 @@ class PrefixTable:
         return found
 
     def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
-        """Tokens of the prompt that some living workers hold: of those that `may` be chosen about `limit`, the deepest first, and `also`."""
+        """Tokens of the prompt that some living workers hold: of those that `may` be chosen about `limit`, the deepest, and `also`."""
         found: dict[str, int] = {}
         first = self._holders_of_first(hashes)
         if not first:
