@@ -127,12 +127,12 @@ class Attacker:
         other = Scripts(self._scripts.redis._access, namespace, timeout=5.0)
         try:
             for command in (("HGETALL", prefix + "live"), ("HSET", prefix + "live", "x", "y"), ("DEL", prefix + "meta")):
-                with pytest.raises(ReplyError, match="(?i)perm"):
+                with pytest.raises(ReplyError, match=r"(?i)perm"):
                     await other.redis.execute(*command)
-            with pytest.raises(ReplyError, match="(?i)perm"):
+            with pytest.raises(ReplyError, match=r"(?i)perm"):
                 await other.call("join", "evil", self._trap, "r", 16, os.urandom(8), 60_000, 64)
             for role in ("router", "worker"):
-                with pytest.raises(ReplyError, match="(?i)perm"):
+                with pytest.raises(ReplyError, match=r"(?i)perm"):
                     await other.redis.execute("ACL", "SETUSER", user_name(role, namespace), "nopass")  # type: ignore[arg-type]
         finally:
             await other.close()

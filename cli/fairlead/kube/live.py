@@ -14,11 +14,10 @@ Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
 
 NO_ROUTER = "no router is ready"
 SHOWN = 5
+_FORGED = "somebody forges records: rotate the service's Redis credentials"
 _WHY = {
-    "unknown_address": "discovery does not name this address. Its pod is starting or gone; if there is no such pod, somebody forges records: "
-    "rotate the service's Redis credentials",
-    "other_incarnation": "the worker there reports another incarnation. It is joining the index again; if that lasts, somebody forges records: "
-    "rotate the service's Redis credentials",
+    "unknown_address": f"discovery does not name this address. Its pod is starting or gone; if there is no such pod, {_FORGED}",
+    "other_incarnation": f"the worker there reports another incarnation. It is joining the index again; if that lasts, {_FORGED}",
 }
 _WAITING = "fairlead_router_queued_requests"  # those that are held included
 
@@ -50,17 +49,16 @@ def look(pods: Iterable[Body], read: Read) -> Live:
         except UserError:
             break  # a part of a sum is no sum
     workers = {str(one.get("pod") or one.get("address")): one for one in page["workers"]}
-    return Live(
-        workers, sum(waiting) if len(waiting) == len(routers) else None, str(page.get("index") or ""), page.get("ignored_records") or ()
-    )
+    queued = sum(waiting) if len(waiting) == len(routers) else None
+    return Live(workers, queued, str(page.get("index") or ""), page.get("ignored_records") or ())
 
 
 def ignored_lines(records: Sequence[Body]) -> list[str]:
     """Why a router does not use records of the index, and what to look at; the first few of them."""
-    lines = [
-        f"index record of {one.get('address', '?')} ignored for {one.get('seconds', 0):.0f} s: {_WHY.get(str(one.get('reason')), 'not trusted')}"
-        for one in records[:SHOWN]
-    ]
+    lines = []
+    for one in records[:SHOWN]:
+        why = _WHY.get(str(one.get("reason")), "not trusted")
+        lines.append(f"index record of {one.get('address', '?')} ignored for {one.get('seconds', 0):.0f} s: {why}")
     if len(records) > SHOWN:
         lines.append(f"{len(records) - SHOWN} more index records are ignored: a router's /fairlead/workers lists them")
     return lines
