@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
-from bench.index import load, pace, schema, trace
+from bench.index import load, pace, scaling, schema, trace
 from bench.index.server import Numbers, server
 
 QUICK_PLACEMENTS = 300_000
@@ -119,9 +119,14 @@ def main() -> None:
         at_least("mirror_lookup_ratio_p50", tree["p50_us"] / table["p50_us"], 10.0)
         at_least("mirror_lookup_ratio_p99", tree["p99_us"] / table["p99_us"], 10.0)
 
+    print(f"== a choice in a large fleet: {max(scaling.WORKERS)} workers beside {min(scaling.WORKERS)}", flush=True)
+    found["scaling"] = ratio_of = scaling.run(rounds=3 if options.quick else 40)
+    for name, ratio in ratio_of.items():
+        at_most(f"scaling_{name.replace(' ', '_')}", ratio, scaling.BOUND)
+
     for name, measured, bound, holds in ratios:
         print(
-            f"{name:26}{measured:10.1f}  {'<=' if holds is float.__le__ else '>='} {bound:<8g}{'ok' if holds(measured, bound) else 'short'}"
+            f"{name:26}{measured:10.2f}  {'<=' if holds is float.__le__ else '>='} {bound:<8g}{'ok' if holds(measured, bound) else 'short'}"
         )
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,7 @@ def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, secon
     take_precedence(0, ROUTER)
     wire, beside, draw = Wire(path), Wire(idle), random.Random(router)
     prompts = [hash_bytes(prompt(number)) for number in range(PROMPTS)]
-    route, release = ((*script, 2, PREFIX, f"{PREFIX}meta") for script in scripts)
+    route, release = ((*script, 1, PREFIX) for script in scripts)
     ping = hiredis.pack_command(("PING",))
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     together.wait(60)
@@ -129,7 +129,7 @@ def ask(path: str, idle: str, scripts: list[tuple[str, str]], router: int, secon
         kind, hashes = draw.choice(KINDS), draw.choice(prompts)
         request = ping
         if kind == "route":
-            request = hiredis.pack_command((*route, hashes, len(hashes) // 8 * BLOCK_TOKENS + 1, draw.randbytes(8), 8))
+            request = hiredis.pack_command((*route, hashes, len(hashes) // 8 * BLOCK_TOKENS + 1, draw.randbytes(8), 8, b""))
         asked = beside if kind == "machine" else wire
         began = time.perf_counter()
         [reply] = asked.ask(request, 1)

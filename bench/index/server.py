@@ -14,7 +14,7 @@ import hiredis
 import redis
 
 from fairlead.local.redis import find_redis_server
-from fairlead_index.connection import library_source, script_source
+from fairlead_index.connection import script_source
 
 Numbers = dict[str, float]
 
@@ -78,12 +78,8 @@ class Wire:
 
 
 def commands(client: redis.Redis, *names: str) -> list[tuple[str, str]]:
-    """How scripts are called there, as `Scripts` does it: as Functions, else by their digests."""
-    try:
-        library = client.execute_command("FUNCTION", "LOAD", "REPLACE", library_source()).decode()
-    except redis.ResponseError:
-        return [("EVALSHA", client.script_load(script_source(name))) for name in names]
-    return [("FCALL", f"{library}_{name}") for name in names]
+    """How scripts are called there, as `Scripts` does it: by their digests."""
+    return [("EVALSHA", client.script_load(script_source(name))) for name in names]
 
 
 def take_precedence(pid: int, precedence: int) -> bool:

@@ -98,6 +98,11 @@ class FleetReader:
         scored.owed = self._ledger.owed(slot)
         scored.load_age = state.load_age + time.monotonic() - self._looked_at
 
+    def look_soon(self) -> None:
+        """Who is trusted has changed: read the workers now."""
+        self._look_at = 0.0
+        self._wake.set()
+
     def reserve(self, address: str, tokens: float) -> bytes:
         """Promises a worker `tokens` of work. The reservation, empty for a worker that the index does not know."""
         seen = self._seen.get(address)

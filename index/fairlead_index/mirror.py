@@ -112,11 +112,19 @@ class MirrorReader:
         return self._picture.table.match(hashes)
 
     def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
-        """As `match`, of those that `may` be chosen only about `limit`, the deepest first, and of `also`: costs the same however many hold a
-        system prompt."""
+        """As `match`, of those that `may` be chosen only about `limit`, the deepest first, and of `also`: costs the same however many hold
+        a system prompt."""
         if self._picture is None:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
         return self._picture.table.deepest(hashes, limit, may, also)
+
+    def block_tokens_of(self, address: str) -> int:
+        """Tokens of a block of the worker at an address; 0: unknown."""
+        return self._picture.table.block_tokens_of(address) if self._picture is not None else 0
+
+    def pulse_soon(self) -> None:
+        """Who is trusted has changed: see within BLOCK_MS."""
+        self._pulse_at = 0.0
 
     def held_alone(self) -> dict[str, float]:
         """Of the blocks of each living worker, by address, the share that no other living one holds; empty before the first picture."""

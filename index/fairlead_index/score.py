@@ -11,10 +11,12 @@ SLACK: Final = 1.25
 CIRCLE: Final = 67108859
 FLEET: Final = 1.0
 ITL_STEPS: Final = 4
-CONSIDERED: Final = 20
-"""Workers scored for a prompt: everyone in a small fleet. Of a large one its HOLDERS deepest holders and the soonest, so that a choice
-costs the same."""
-HOLDERS: Final = 10
+SMALL_FLEET: Final = 16
+"""Workers up to which all are scored for a prompt."""
+CONSIDERED: Final = 12
+"""Workers scored of a larger fleet: the homes of a cold prompt or its HOLDERS deepest holders, then the soonest. So a choice costs the same
+in any (power of d choices: Mitzenmacher 2001)."""
+HOLDERS: Final = 6
 USUAL_TOKENS: Final = 2048
 NO_ROOM: Final = 1e9
 

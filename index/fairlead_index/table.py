@@ -177,7 +177,7 @@ class PrefixTable:
         return found
 
     def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
-        """Tokens of the prompt that some living workers hold: of those that `may` be chosen about `limit`, the deepest first, and `also`."""
+        """Tokens of the prompt that some living workers hold: of those that `may` be chosen about `limit`, the deepest, and `also`."""
         found: dict[str, int] = {}
         first = self._holders_of_first(hashes)
         if not first:
@@ -199,6 +199,11 @@ class PrefixTable:
             if len(found) >= limit and not first & wanted & ~seen:
                 break
         return found
+
+    def block_tokens_of(self, address: str) -> int:
+        """Tokens of a block of the worker at an address; 0: unknown."""
+        bits = self._bits_of.get(address, 0)
+        return self._card[bits & -bits].block_tokens if bits else 0
 
     def _holders_of_first(self, hashes: Sequence[int]) -> int:
         return self._get[hashes[0] & LAST_SHARD](hashes[0], 0) & self._alive if len(hashes) else 0

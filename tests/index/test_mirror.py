@@ -4,6 +4,7 @@ import asyncio
 import random
 import struct
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -298,3 +299,37 @@ def test_the_share_that_only_one_worker_holds() -> None:
     assert table.held_alone() == {"a:1": 0.75, "b:1": 0.0}, "what the dead hold counts for nobody"
     table.stored(b"\0\1", range(10_000, 60_000))
     assert 0.98 < table.held_alone()["b:1"] < 1.0, "of a large table, some shards"
+
+
+def test_caches_of_a_large_fleet_are_bounded_in_bytes() -> None:
+    """500 workers and one hot block that changes 1,500 times, each time followed by a match."""
+    draw, table, slots = random.Random(5), PrefixTable(), [number.to_bytes(2, "big") for number in range(500)]
+    for slot in slots:
+        table.join(slot, f"10.0.0.{int.from_bytes(slot, 'big')}:8000", 16)
+        table.stored(slot, [1])
+    tracemalloc.start()
+    try:
+        for _ in range(1_500):
+            slot = draw.choice(slots)
+            (table.removed if table.match([1]).get(f"10.0.0.{int.from_bytes(slot, 'big')}:8000") else table.stored)(slot, [1])
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 3 << 20, f"{grown >> 20} MiB"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_deepest_holders_are_those_of_a_full_match(seed: int) -> None:
+    draw, table = random.Random(seed), PrefixTable()
+    chain = list(range(1, 41))
+    for number in range(60):
+        slot = number.to_bytes(2, "big")
+        table.join(slot, f"w{number}", 16)
+        table.stored(slot, chain[: draw.choice([0, 8, 8, 8, 20, 33, 40])])
+    whole = table.match(chain)
+    barred = {f"w{number}" for number in range(0, 60, 7)}
+    also = [f"w{number}" for number in draw.sample(range(60), 6) if number % 7]
+    found = table.deepest(chain, 5, lambda address: address not in barred, also)
+    assert found.items() <= whole.items() and {each for each in also if each in whole} <= found.keys()
+    best = sorted((tokens for address, tokens in whole.items() if address not in barred), reverse=True)[:5]
+    assert sorted((tokens for address, tokens in found.items() if address not in barred), reverse=True)[: len(best)] == best

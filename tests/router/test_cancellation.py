@@ -122,7 +122,7 @@ async def test_nothing_stays_reserved_of_clients_that_go(fleet: Fleet, mode: str
     It waits for Redis as long as it takes: of a call that was given up (after 50 ms, as on a busy machine) Redis may have reserved all the
     same, and only the worker's next report ends that.
     """
-    monkeypatch.setattr(prefix_aware, "index_reader", lambda redis, namespace, groups: IndexReader(redis, namespace, deadline=30))
+    monkeypatch.setattr(prefix_aware, "index_reader", lambda redis, namespace, groups, trusts: IndexReader(redis, namespace, 30, trusts))
     with RedisServer() as redis:
         where = (redis.url, "tests/cancel")
         workers = [await fleet.worker(behaviour=unruly(number), redis=where, reports=False, lease=30) for number in range(3)]

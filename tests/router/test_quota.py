@@ -11,7 +11,10 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, dies_at_once
 from tests.router.test_access import ANNA, BORIS, ask, guarded, key_file
 
-from fairlead_router.tenancy.quota import Account
+from fairlead_index.connection import Scripts
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.metrics import Metrics
+from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.tenants import Tenant
 from fairlead_router.tenancy.usage import Meter
 
@@ -176,3 +179,29 @@ async def test_a_tenant_in_debt_is_refused_before_its_body_is_read(fleet: Fleet,
     writer.write(head.encode())  # and nothing of the body
     assert b" 429 " in await asyncio.wait_for(reader.readline(), 5)
     writer.close()
+
+
+async def test_a_call_whose_reply_was_lost_charges_once() -> None:
+    """Redis did it, and the answer never came: the same call goes again, under its number."""
+    with RedisServer() as redis:
+        scripts = Scripts(redis.url, "tests/quota", timeout=5.0)
+        accounts = Accounts(scripts, 1, Metrics(WorkerTable()).task_failures)
+        account = accounts.of(Tenant("anna", rate=0.001, burst=1000.0))
+        call, lost = scripts.call, [True]
+
+        async def answers(name: str, *args: bytes | str | int | float) -> list[Any]:
+            reply = await call(name, *args)
+            if lost.pop() if lost else False:
+                raise TimeoutError
+            return reply
+
+        scripts.call = answers  # type: ignore[method-assign]
+        account.use(100)
+        with pytest.raises(TimeoutError):
+            await accounts._sync(scripts, [account])
+        account.use(10)
+        await accounts._sync(scripts, [account])
+        assert account.refill() == pytest.approx(890, abs=0.1) and account.unsent == 10
+        await accounts._sync(scripts, [account])
+        assert account.refill() == pytest.approx(890, abs=0.1) and account.unsent == 0
+        await accounts.close()

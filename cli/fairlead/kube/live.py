@@ -1,7 +1,7 @@
 """What the routers of a service say at this moment, read through the API server's proxy to pods, so that no port has to be forwarded."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,12 @@ Body = Mapping[str, Any]
 Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
 
 NO_ROUTER = "no router is ready"
+SHOWN = 5
+_FORGED = "somebody forges records: rotate the service's Redis credentials"
+_WHY = {
+    "unknown_address": f"discovery does not name this address. Its pod is starting or gone; if there is no such pod, {_FORGED}",
+    "other_incarnation": f"the worker there reports another incarnation. It is joining the index again; if that lasts, {_FORGED}",
+}
 _WAITING = "fairlead_router_queued_requests"  # those that are held included
 
 
@@ -23,6 +29,7 @@ class Live:
     workers: Mapping[str, Body] = field(default_factory=dict)  # pod → its entry in `/fairlead/workers`
     queued: int | None = None  # requests that wait in the routers; None: not known
     index: str = ""
+    ignored: Sequence[Body] = ()  # records of the index that the router does not use
     problem: str = ""  # why there is nothing live to show
 
 
@@ -42,7 +49,19 @@ def look(pods: Iterable[Body], read: Read) -> Live:
         except UserError:
             break  # a part of a sum is no sum
     workers = {str(one.get("pod") or one.get("address")): one for one in page["workers"]}
-    return Live(workers, sum(waiting) if len(waiting) == len(routers) else None, str(page.get("index") or ""))
+    queued = sum(waiting) if len(waiting) == len(routers) else None
+    return Live(workers, queued, str(page.get("index") or ""), page.get("ignored_records") or ())
+
+
+def ignored_lines(records: Sequence[Body]) -> list[str]:
+    """Why a router does not use records of the index, and what to look at; the first few of them."""
+    lines = []
+    for one in records[:SHOWN]:
+        why = _WHY.get(str(one.get("reason")), "not trusted")
+        lines.append(f"index record of {one.get('address', '?')} ignored for {one.get('seconds', 0):.0f} s: {why}")
+    if len(records) > SHOWN:
+        lines.append(f"{len(records) - SHOWN} more index records are ignored: a router's /fairlead/workers lists them")
+    return lines
 
 
 def workers_page(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlead.errors import UserError
 from fairlead.kube.api import Kube, Unanswered
-from fairlead.kube.live import NO_ROUTER, Live, is_ready, look
+from fairlead.kube.live import NO_ROUTER, Live, ignored_lines, is_ready, look
 from fairlead_operator import causes, names
 from fairlead_operator.observed import component_of
 
@@ -106,6 +106,7 @@ def row(service: Body, pods: Iterable[Body], live: Live, notes: Sequence[str] = 
     further = [*notes]
     if live.problem and live.problem != NO_ROUTER:
         further.append(f"no live figures: {live.problem}")
+    further += ignored_lines(live.ignored)
     if fault.get("status") == "True" and fault.get("reason") != ready.get("reason"):
         further.append(f"{fault.get('reason')}: {fault.get('message')}")
     return ServiceRow(

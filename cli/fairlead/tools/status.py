@@ -11,6 +11,7 @@ from rich.table import Table
 from fairlead.console import make_console
 from fairlead.errors import UserError
 from fairlead.kube import command as kube
+from fairlead.kube.live import ignored_lines
 from fairlead.local.rundir import running
 
 SECONDS = 5.0
@@ -96,21 +97,12 @@ def show(console: Console, url: str, found: dict[str, Any]) -> None:
         )
         table.add_row(worker.get("pod") or "?", state_of(worker), *figures, pages, wrong_of(worker), worker.get("address", ""))
     console.print(table if found["workers"] else "  no workers")
-    for ignored in found.get("ignored_records") or ():
-        console.print(ignored_line(ignored), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for line in ignored_lines(found.get("ignored_records") or ()):
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for worker in found["workers"]:
         if worker.get("reason"):
             where = worker.get("pod") or worker.get("address", "?")
             console.print(f"{where}: {worker['reason']}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def ignored_line(record: dict[str, Any]) -> str:
-    """Why a router does not use a record of the index, and what to look at."""
-    why = {
-        "unknown_address": "discovery does not name this address: a pod that is starting or gone, or a forged record",
-        "other_incarnation": "the worker there reports another incarnation: it joins again, or the record is forged",
-    }.get(str(record.get("reason")), str(record.get("reason")))
-    return f"index record of {record.get('address', '?')} ignored for {record.get('seconds', 0):.0f} s: {why}"
 
 
 def wrong_of(worker: dict[str, Any]) -> str:

@@ -2,8 +2,9 @@
 -- out, addresses to leave out... Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, epoch, slot, ...}, best
 -- first; {''} when no worker may be used.
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
-local CONSIDERED = 20    -- workers scored: everyone, in a small fleet. Of a large one the homes of a cold prompt or its deepest holders, then the soonest:
-local HOLDERS = 10       -- so a choice costs the same there. As in score.py
+local SMALL = 16         -- workers up to which all are scored: SMALL_FLEET in score.py
+local CONSIDERED = 12    -- of a larger fleet: the homes of a cold prompt or its deepest holders, then the soonest
+local HOLDERS = 6
 local PAGE, SEEN = 8, 64 -- points of the ring read at once, and at most, each way
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first run, as far as they hold it
 
@@ -21,14 +22,19 @@ end
 -- The workers that come first by the score for a usual prompt. The dead and those left out may stand in front: read on past them.
 local soonest, from = {}, 0
 repeat
-  local page = call('ZRANGE', p .. 'r:ready', from, from + CONSIDERED - 1)
+  local page = call('ZRANGE', p .. 'r:ready', from, from + SMALL)
   for _, slot in ipairs(page) do
     local n = slot_number(slot)
-    if lives[n] and #soonest < CONSIDERED then soonest[#soonest + 1] = n end
+    if lives[n] then soonest[#soonest + 1] = n end
   end
-  from = from + CONSIDERED
-until #page < CONSIDERED or #soonest >= CONSIDERED
-local depth, holders, deepest = match(p, hashes, lives, LEVELS, CONSIDERED, soonest)
+  from = from + SMALL + 1
+until #page <= SMALL or #soonest > SMALL
+local most = SMALL
+if #soonest > SMALL then
+  most = CONSIDERED
+  for i = #soonest, CONSIDERED + 1, -1 do soonest[i] = nil end
+end
+local depth, holders, deepest = match(p, hashes, lives, LEVELS, most, soonest)
 local cold = deepest == 0 and #hashes >= 8
 
 -- Of equals the lower rank wins: every pair of (block, address) has a fixed one, for all routers alike. The block is the first that nobody holds: the
@@ -77,7 +83,7 @@ if cold then
 end
 for i = 1, math.min(#holders, HOLDERS) do consider(holders[i]) end
 for i = 1, #soonest do
-  if #slots < CONSIDERED then consider(soonest[i]) end
+  if #slots < most then consider(soonest[i]) end
 end
 if #slots == 0 then return { '' } end
 

@@ -127,7 +127,10 @@ class Poller:
         load = self._decoder.decode(body)
         worker.load_at, worker.load, worker.draining = time.monotonic(), load, load.draining
         worker.role, worker.adapters, worker.canary = load.role, load.adapters, load.canary
-        worker.max_running, worker.incarnation = load.max_running, load.incarnation
+        worker.max_running = load.max_running
+        if worker.incarnation != load.incarnation:
+            worker.incarnation = load.incarnation
+            self._table.on_incarnation()
         worker.pod = load.pod or worker.pod
         return "" if load.ready and not load.draining else "draining" if load.draining else "not ready"
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -10,7 +11,7 @@ from fairlead_index.load import WorkerLoad
 from fairlead_index.order import Order
 from fairlead_index.paths import with_port
 from fairlead_index.ring import Ring
-from fairlead_index.score import NO_ROOM, USUAL_TOKENS
+from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_router.fleet.adapters import Adapter, Told, merged
 from fairlead_router.fleet.breaker import Breaker
 from fairlead_router.fleet.prediction import Prediction
@@ -139,8 +140,10 @@ class _View:
     usable: list[Worker]
     last_resort: list[Worker]
     """Those that have only fallen silent."""
+    addresses: frozenset[str]
+    """Of the usable ones."""
     barred: frozenset[str]
-    """Addresses of the others, and of those fallen silent."""
+    """All other addresses."""
 
 
 class WorkerTable:
@@ -158,6 +161,8 @@ class WorkerTable:
         self._adapters: dict[str, Adapter] = {}
         self._pulse = asyncio.Event()
         self.on_added: Callable[[Worker], None] = lambda worker: None
+        self.on_incarnation: Callable[[], None] = lambda: None
+        """Called when a worker reports another incarnation than before."""
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))  # a copy: tasks add and drop meanwhile
@@ -172,29 +177,25 @@ class WorkerTable:
             return view.usable or view.last_resort
         return _without(view.usable, excluded) or _without(view.last_resort, excluded)
 
+    def may(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Callable[[str], bool]:
+        """Whether the worker at an address is usable for such a request."""
+        addresses = self._view(model).addresses
+        if not excluded:
+            return addresses.__contains__
+        return lambda address: address in addresses and (address, self._workers[address].life) not in excluded
+
     def soonest(self, count: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
-        """As `usable`, of a large fleet only about the `count` that could begin a prompt soonest, as this router knows it."""
+        """As `usable`, of a large fleet only the `count` that could begin a prompt soonest, as this router knows it."""
         view = self._view(model)
-        if len(view.usable) <= count:
+        if len(view.usable) <= SMALL_FLEET:
             return self.usable(excluded, model)
         self._reorder()
-        found: list[Worker] = []
-        for address in self._order:
-            worker = self._workers[address]
-            if worker.usable and worker.serves(model) and (address, worker.life) not in excluded:
-                found.append(worker)
-                if len(found) == count:
-                    break
-        return found or _without(view.last_resort, excluded)
+        found = list(islice(filter(self.may(excluded, model), self._order), count))
+        return [self._workers[address] for address in found] or _without(view.last_resort, excluded)
 
     def home(self, place: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Worker | None:
         """The usable worker that every router would name for a place on the ring."""
-
-        def may(address: str) -> bool:
-            worker = self._workers[address]
-            return worker.usable and worker.serves(model) and (address, worker.life) not in excluded
-
-        homes = self._ring.homes(place, 1, may)
+        homes = self._ring.homes(place, 1, self.may(excluded, model))
         return self._workers[homes[0]] if homes else None
 
     def homes(self, place: int, count: int, may: Callable[[str], bool]) -> list[str]:
@@ -267,8 +268,9 @@ class WorkerTable:
             known = list(self._workers.values())
             serving = [worker for worker in known if worker.serves(model)]
             usable = [worker for worker in serving if worker.usable]
-            barred = frozenset(worker.address for worker in known) - {worker.address for worker in usable}
-            view = _View(usable, [worker for worker in serving if worker.last_resort], barred)
+            addresses = frozenset(worker.address for worker in usable)
+            barred = frozenset(worker.address for worker in known) - addresses
+            view = _View(usable, [worker for worker in serving if worker.last_resort], addresses, barred)
             if len(self._views) < MOST_VIEWS:
                 self._views[model] = view
         return view

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
-from fairlead_index.score import CONSIDERED, ScoredWorker, Start, best_starts
+from fairlead_index.score import HOLDERS, ScoredWorker, Start, best_starts
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.steering.policies import Tried, Wanted
 
@@ -18,7 +18,7 @@ HomeOf = Callable[[int], Worker | None]
 
 def soonest_of(wanted: Wanted, table: WorkerTable, tried: Tried = ()) -> Worker | None:
     """As `soonest_alone`, of the workers that may be chosen; None while there is none. Costs the same in a large fleet."""
-    workers = table.soonest(CONSIDERED, tried, wanted.model)
+    workers = table.soonest(HOLDERS, tried, wanted.model)  # and up to as many homes
     return soonest_alone(wanted, workers, lambda place: table.home(place, tried, wanted.model)) if workers else None
 
 

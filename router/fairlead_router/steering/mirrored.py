@@ -14,7 +14,7 @@ from fairlead_index.fleet import FleetReader
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.mirror import MirrorReader
 from fairlead_index.reader import Trust
-from fairlead_index.score import CONSIDERED, HOLDERS, ScoredWorker, best_starts
+from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, best_starts
 from fairlead_router.background import keep
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.steering.alone import BLOCK_TOKENS, scored_alone
@@ -43,6 +43,7 @@ class Mirrored:
         self._guarding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        self._table.on_incarnation = self._trust_changed
         self.fleet.start()
         if (most := self._most) is None:
             self._begin()
@@ -69,12 +70,11 @@ class Mirrored:
         if mirror is None:
             return None
         allowed = table.usable(tried, wanted.model)
-        by_address = table.get
         try:
-            if len(allowed) <= CONSIDERED:
+            if len(allowed) <= SMALL_FLEET:
                 held = mirror.match(wanted.hashes)
                 cold = wanted.hashes and not any(worker.address in held for worker in allowed)
-                homes = table.homes(wanted.hashes[0], 2, {worker.address for worker in allowed}.__contains__) if cold else []
+                homes = table.homes(wanted.hashes[0], 2, table.may(tried, wanted.model)) if cold else []
                 workers: Iterable[Worker] = allowed
             else:
                 held, homes, workers = self._considered(mirror, wanted, tried, fresh)
@@ -84,7 +84,7 @@ class Mirrored:
         if not scored:
             return None
         best = best_starts(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
-        worker = by_address(best.address)
+        worker = table.get(best.address)
         assert worker is not None  # nothing was awaited since it was listed
         return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
 
@@ -98,10 +98,7 @@ class Mirrored:
         """
         table, model = self._table, wanted.model
 
-        def may(address: str) -> bool:
-            worker = table.get(address)
-            return worker is not None and worker.usable and worker.serves(model) and (address, worker.life) not in tried
-
+        may = table.may(tried, model)
         own = [worker.address for worker in table.soonest(UNNAMED if fresh else CONSIDERED, tried, model)]
         soonest = [address for address in own if not fresh or address not in self.fleet.workers]
         soonest += islice(filter(may, self.fleet.soonest), CONSIDERED - len(soonest)) if fresh else ()
@@ -141,10 +138,16 @@ class Mirrored:
             backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
             scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # ours, of which no load may say that they are done
         else:
-            block_tokens = scored.block_tokens if scored is not None else BLOCK_TOKENS
+            known = self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0
+            block_tokens = known or BLOCK_TOKENS
             scored = scored_alone(worker, block_tokens)
         scored.depth = held // scored.block_tokens
         return scored
+
+    def _trust_changed(self) -> None:
+        self.fleet.look_soon()
+        if self._mirror is not None:
+            self._mirror.pulse_soon()
 
     async def _guard(self, most: int) -> None:
         """Mirror while the fleet is small enough, and stop when it has clearly outgrown that."""
