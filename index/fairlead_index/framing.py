@@ -9,7 +9,7 @@ from typing import Final
 READ_BYTES: Final = 16 * 1024
 """Largest read outside a body of known length: the most that stays unparsed behind a pipelined request."""
 BODY_READ_BYTES: Final = 256 * 1024
-WRITE_HIGH_WATER: Final = 32 * 1024
+WRITE_HIGH_WATER: Final = 16 * 1024
 """Bytes of answers that a client may leave unsent before its next request waits and the source of the answer is paused."""
 REFUSAL_LINGER_SECONDS: Final = 1.0
 """How long a refused client's bytes are read and dropped, so that it can read the error."""

@@ -157,7 +157,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._serving is not None and self._serving.reply is not None:
             self._serving.reply.resume()
         else:
-            self._go_on()
+            self._guard.take_turn(self._go_on)
 
     # httptools
 
@@ -267,6 +267,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             return  # refused, or closed
         if not reply.keep_alive or not request.keep_alive or self._closing:
             self._transport.close()  # a cut answer has no end of its own: the connection's says so
+        elif self._ahead is not None:
+            self._guard.take_turn(self._go_on)
         else:
             self._go_on()
 

@@ -13,6 +13,8 @@ from fairlead_router.wire.reply import Reply
 
 HIGH_WATER = 256 * 1024
 """Bytes of a body that nobody has asked for yet before the worker's socket is no longer read."""
+_READ = memoryview(bytearray(32 * 1024))
+"""Shared by all connections, as each read is parsed before the next. One read is what a client that takes nothing adds to its buffer."""
 MAX_HEAD_BYTES = 64 * 1024
 """Of a worker's status line and headers."""
 
@@ -65,7 +67,7 @@ class Head(NamedTuple):
         return None
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection, one exchange at a time: `exchange` gives the head; then `pour` hands the body on, or `read` gives it in pieces."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -219,20 +221,23 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio.Protocol
+    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _READ
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._touched = self._loop.time()
         if self.complete:
             self.abort()  # bytes that nobody asked for: this connection is out of step
             return
         if self._head is not None and not self._head.done():
-            self._head_bytes += len(data)
+            self._head_bytes += nbytes
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(_READ[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
                 self.fail(self._lost(f"the worker's answer is not HTTP: {error}"))

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM
 
 from fairlead.random_model.build import make_model
+from fairlead_worker.api import similarity
 
 TEXTS = ["a ring that guides a rope", "where it should run", "where it should run, again"]
 
@@ -103,6 +106,19 @@ def test_scores_are_cosines(shared: WorkerProcess) -> None:
     assert [each["score"] for each in pairs] == pytest.approx([float(a @ b), float(b @ c)], abs=1e-6)
     assert shared.post("/score", text_1=TEXTS, text_2=TEXTS[:2]).json()["error"]["param"] == "text_1"
     assert shared.post("/score", text_1="a").json()["error"]["param"] == "text_2"
+
+
+def test_many_scores_take_little_of_the_interpreters_lock() -> None:
+    """A request's largest number of texts, of a large model's size: the event loop waits for that lock."""
+    values = np.random.default_rng(0).standard_normal((2047, 1024)).astype(np.float32)
+    rows = [array("f", row.tobytes()) for row in values]
+    took = []
+    for _ in range(5):
+        began = time.thread_time()
+        scores = similarity.cosines(rows[:1], rows)
+        took.append(time.thread_time() - began)
+    np.testing.assert_allclose(scores, values.astype(np.float64) @ values[0].astype(np.float64), rtol=1e-9, atol=1e-9)
+    assert min(took) < 0.03
 
 
 def test_rerankings_begin_with_the_nearest(shared: WorkerProcess) -> None:

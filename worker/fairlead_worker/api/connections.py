@@ -153,8 +153,7 @@ class Connection(HttpToolsProtocol):
         self._stalled = None
         super().resume_writing()
         if self._waits:
-            self._waits = False
-            self.on_response_complete()
+            self._guard.take_turn(self._resume)
 
     # httptools
 
@@ -206,10 +205,20 @@ class Connection(HttpToolsProtocol):
                 self._guard.answered(self)
 
     def on_response_complete(self) -> None:
-        if self._stalled is not None and not self.transport.is_closing():
-            self._waits = True  # the next request starts, and reading goes on, when the client has taken more of this answer
-            self._hold()
+        if self.transport.is_closing() or (self._stalled is None and not self.pipeline):
+            self._answered()
             return
+        self._waits = True  # the next request starts in its turn, when the client has taken enough of this answer
+        self._hold()
+        if self._stalled is None:
+            self._guard.take_turn(self._resume)
+
+    def _resume(self) -> None:
+        if self._waits and self._stalled is None:
+            self._waits = False
+            self._answered()
+
+    def _answered(self) -> None:
         super().on_response_complete()
         if self._in_body:
             self._guard.expects_body(self)
