@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -11,11 +11,11 @@ from tests.operator.manifests import container, deployment, pod
 
 from fairlead.errors import UserError
 from fairlead.kube import sections, table, top
-from fairlead.kube.api import Kube
+from fairlead.kube.api import Kube, Unanswered
 from fairlead.kube.explain import explain
 from fairlead.kube.facts import Facts, gpus_in_use, needs
 from fairlead.kube.live import Live
-from fairlead.kube.picture import row
+from fairlead.kube.picture import row, through_proxy
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 READY = {"type": "Ready", "status": "True", "reason": "Serving", "message": "x", "lastTransitionTime": "2026-01-01T11:00:00Z"}
@@ -144,3 +144,23 @@ def test_records_that_the_router_does_not_use_are_explained() -> None:
     assert "10.9.9.0:8000 ignored for 12 s" in told[0] and "rotate the service's Redis credentials" in told[0]
     assert len(told) == 6 and told[-1].startswith("2 more")
     assert "10.9.9.0:8000" in shown(row(made, [], live))
+
+
+def test_routers_are_read_at_their_admin_port_and_port_forward_is_named_where_that_fails() -> None:
+    class Api:
+        def __init__(self, error: UserError | None = None) -> None:
+            self.asked, self.error = "", error
+
+        def text(self, path: str, **_: str) -> str:
+            self.asked = path
+            if self.error is not None:
+                raise self.error
+            return "page"
+
+    api = Api()
+    assert through_proxy(cast(Kube, api), "ml", "qwen-router-x", "metrics") == "page"
+    assert api.asked == "/api/v1/namespaces/ml/pods/qwen-router-x:8082/proxy/metrics"
+    with pytest.raises(
+        UserError, match=r"kubectl port-forward -n ml qwen-router-x 8082, and fairlead status --url http://127\.0\.0\.1:8082"
+    ):
+        through_proxy(cast(Kube, Api(Unanswered(503, "i/o timeout"))), "ml", "qwen-router-x", "metrics")

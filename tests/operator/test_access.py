@@ -73,6 +73,19 @@ async def test_the_proof_of_service_needs_no_key() -> None:
     assert asked == ["/health", "/fairlead/probe"]
 
 
+async def test_with_keys_the_service_is_asked_for_its_health_and_a_router_for_the_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The completion without a key is on the admin port, which is in no Service."""
+    asked: list[str] = []
+
+    async def ask(self: Prober, method: str, url: str, body: Any, seconds: float) -> tuple[int, str]:
+        asked.append(url)
+        return 200, '{"choices": [{"text": "x"}]}'
+
+    monkeypatch.setattr(Prober, "_ask", ask)
+    assert await Prober("cluster.local").complete(Asked.of(service(**KEYS), "10.0.0.9:8082")) == ""
+    assert asked == ["http://qwen.default.svc.cluster.local/health", "http://10.0.0.9:8082/fairlead/probe"]
+
+
 def test_the_example_is_a_manifest_and_its_routers_start_with_it() -> None:
     body = yaml.safe_load((Path(__file__).parents[2] / "examples" / "access.yaml").read_text())
     config = read_config(router.arguments(InferenceService.parse(body), SETTINGS))

@@ -4,6 +4,7 @@ import asyncio
 
 import openai
 import pytest
+from tests.admin_paths import ROUTER, WORKER, status, variants
 from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually, running_router
 from tests.router.stand_in_worker import StandIn, drains
@@ -66,6 +67,14 @@ async def test_simultaneous_requests_are_spread_although_no_worker_has_reported_
     answers = await asyncio.gather(*(router.complete("word " * 400) for _ in range(40)))
     places = [answer.headers["location"] for answer in answers]
     assert {places.count(f"http://{worker.address}/v1/completions") for worker in workers} == {10}
+
+
+async def test_no_other_path_is_redirected(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    router = await fleet.router(worker, steering="redirect", admin_port=0)
+    asked = [(target, method) for path in (*WORKER, *ROUTER) for target in variants(path) for method in ("GET", "POST")]
+    codes = {one: await asyncio.to_thread(status, router.port, *one) for one in asked}
+    assert set(codes.values()) <= {400, 404, 405}, codes
 
 
 class Quiet(StandIn):

@@ -38,8 +38,9 @@ class WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=cwd, start_new_session=True)
-        self.port = int(until(lambda: self._logged(r"listening on http://127\.0\.0\.1:(\d+)"), "listening"))
-        self.url = f"http://127.0.0.1:{self.port}"
+        address = str(until(lambda: self._logged(r"listening on http://(127\.0\.0\.\d+:\d+)"), "listening"))
+        self.port = int(address.rpartition(":")[2])
+        self.url = f"http://{address}"
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def _logged(self, pattern: str) -> str | None:

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, free_port
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_index.writer import IndexWriter, WorkerCard
@@ -24,7 +24,8 @@ def cached(worker: WorkerProcess, prompt: str, **more: object) -> int:
 
 def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
     flags = ("--redis-url", redis.url, "--index-namespace", "test/warm", "--warm-tokens", "4096", "--warm-seconds", "60")
-    first = start(*flags, "--pod-name", "first").wait_ready()
+    flags += ("--admin-port", str(free_port()))  # the same for all pods of a service: these have hosts of their own, as pods have
+    first = start(*flags, "--pod-name", "first", "--host", "127.0.0.2").wait_ready()
     for question in ("Where is it?", "When does it come?", "Who loads it?"):
         first.complete(prompt=SYSTEM + question, max_tokens=1)
         first.complete(prompt=SALTED + question, max_tokens=1, cache_salt="tenant a")
@@ -37,7 +38,7 @@ def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProce
     assert cached(second, SALTED + "May they?") == 0
     assert cached(second, "Asked once. " * 40) == 0, "nobody came back to it"
     log = second.log.read_text()
-    assert "warmed in" in log and f"tokens from 127.0.0.1:{first.port}" in log
+    assert "warmed in" in log and f"tokens from 127.0.0.2:{first.port}" in log
     assert "careful" not in log and "contract" not in log
 
 
