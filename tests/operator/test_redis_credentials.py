@@ -23,7 +23,7 @@ from fairlead_index.resp import ReplyError
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.credentials import certificates, keeper, users
+from fairlead_operator.credentials import certificates, keeper, passwords, users
 from fairlead_operator.credentials.administrator import LoginRefused
 from fairlead_operator.credentials.contents import ROTATE, Contents, following
 from fairlead_operator.credentials.keeper import Keeper
@@ -204,7 +204,7 @@ async def test_users_of_deleted_services_go_and_those_of_others_stay(server: Red
         client.acl_setuser("fairlead:other:worker:default/chat", enabled=True)
     installation.services.remove(CODE)
     await installation.keeper.look()
-    prefix = users.prefix_of(contents.installation)
+    prefix = passwords.prefix_of(contents.installation)
     assert users_of(server, contents) == {
         *("default", ADMINISTRATOR, "fairlead:other:worker:default/chat"),
         *(f"{prefix}{role}:default/chat" for role in ("worker", "router")),

@@ -17,7 +17,8 @@ from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
 from fairlead_operator.credentials.contents import Contents
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.credentials.users import Identity, Users, prefix_of, wanted_users
+from fairlead_operator.credentials.passwords import prefix_of
+from fairlead_operator.credentials.users import Identity, Users, wanted_users
 from fairlead_operator.observed import RedisSeen
 from fairlead_operator.reconcile.client import ApiRefused
 

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from fairlead_index.access_rules import USER_PREFIX, Role, delete_user, ensure_user, list_users, user_name
+from fairlead_index.access_rules import Role, delete_user, ensure_user, list_users, user_name
 from fairlead_index.client import RedisClient
 from fairlead_operator.credentials.administrator import hashes_of
-from fairlead_operator.credentials.contents import Contents, password_of
+from fairlead_operator.credentials.contents import Contents
+from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of
 
 Identity = tuple[str, str, str]  # namespace, name and uid of a service
-ROLES: tuple[Role, ...] = ("worker", "router")
 FORGET = 60.0  # seconds for which a user must be unwanted before it is deleted: at a start not all services are known at once
 
 
@@ -26,11 +26,6 @@ class User:
     @property
     def name(self) -> str:
         return user_name(self.role, self.namespace, self.prefix)
-
-
-def prefix_of(installation: str) -> str:
-    """Return what names of the installation's users begin with."""
-    return f"{USER_PREFIX}{installation}:"
 
 
 def wanted_users(contents: Contents, services: Iterable[Identity]) -> list[User]:
