@@ -184,6 +184,18 @@ async def test_a_rotation_refuses_nobody_and_then_the_previous_passwords(server:
         users_of(server, old)
 
 
+async def test_what_somebody_changes_about_a_user_is_put_back_in_time(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    installation = await begun(server, CHAT)
+    given = installation.given(CHAT, "worker")
+    with client_of(port=server.port, username=ADMINISTRATOR, password=installation.api.contents.password) as client:
+        client.execute_command("ACL", "SETUSER", given["username"], "off")
+        await installation.keeper.look()
+        assert not accepts(server, given)
+        monkeypatch.setattr(users, "REPEAT", 0.0)
+        await installation.keeper.look()
+    assert accepts(server, given)
+
+
 async def test_a_restarted_server_has_its_users_again_at_the_next_look(server: RedisServer) -> None:
     installation = await begun(server, CHAT)
     server.kill()

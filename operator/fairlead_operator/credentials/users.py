@@ -11,6 +11,7 @@ from fairlead_operator.credentials.contents import Contents
 from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of
 
 Identity = tuple[str, str, str]  # namespace, name and uid of a service
+REPEAT = 300.0  # seconds until every user is written again: a server may have come back with older rules from a file of its own
 FORGET = 60.0  # seconds for which a user must be unwanted before it is deleted: at a start not all services are known at once
 
 
@@ -44,10 +45,13 @@ class Users:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[str, User] = {}
+        self._told_all_at = clock()
         self._unwanted: dict[str, float] = {}  # name → since when
 
     async def reconcile(self, client: RedisClient, wanted: Sequence[User], prefix: str) -> int:
         """Create and change users until every node has `wanted`; return how many were written. Raises CannotManageUsers."""
+        if self._clock() - self._told_all_at >= REPEAT:
+            self._told, self._told_all_at = {}, self._clock()
         nodes = await list_users(client, prefix)
         everywhere, names = set.intersection(*nodes), {user.name: user for user in wanted}
         changed = [user for name, user in names.items() if name not in everywhere or self._told.get(name) != user]
