@@ -160,3 +160,17 @@ def test_a_restarted_redis_is_used_again_and_a_lost_secret_is_made_again(install
         kubectl("delete", "secret", OWN_SECRET, "-n", installed.namespace)
         eventually(lambda: all(name in redis.command("CLIENT", "LIST") for name in wanted), 300, "logins with passwords of a new key")
     assert load.outcome["failed"] == 0, load.outcome["failures"]
+
+
+def test_uninstalling_leaves_no_secret_and_a_new_installation_takes_services_up(installed: System, services: list[Service]) -> None:
+    redis = Redis(installed)
+    before = redis.own_secret()
+    with Load(services[0], concurrency=2) as load:
+        installed.cluster.helm("uninstall", "fairlead", "-n", installed.namespace)
+        left = ["get", "secret", OWN_SECRET, "-n", installed.namespace, "--ignore-not-found", "-o", "name"]
+        eventually(lambda: not installed.cluster.kubectl(*left).stdout, 60, "the operator's own Secret removed with its Deployment")
+        installed.install()
+        eventually(lambda: redis.own_secret()["key"] != before["key"], 120, "a new key")
+        wanted = [f"{role}:{installed.models}/mine" for role in ("worker", "router")]
+        eventually(lambda: all(name in redis.command("CLIENT", "LIST") for name in wanted), 180, "logins with passwords of the new key")
+    assert load.outcome["failed"] == 0, load.outcome["failures"]

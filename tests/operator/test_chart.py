@@ -129,12 +129,13 @@ def test_the_charts_redis_always_asks_for_a_password() -> None:
         assert url.startswith("--redis-url=redis://") == (len(sources) == 1)
 
 
-@pytest.mark.parametrize("password", ["plain", "odd\"\\&%s `$x` 'word'"])
-@pytest.mark.parametrize("tls", [True, False])
-def test_the_bundled_redis_starts_as_rendered(tmp_path: Path, password: str, tls: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "password", "tls"), [("valkey-8", "plain", True), ("7.0", "odd\"\\&%s `$x` 'word'", True), ("7.0", "plain", False)]
+)
+def test_the_bundled_redis_starts_as_rendered(tmp_path: Path, kind: str, password: str, tls: bool) -> None:
     """Its very command and probe, with this machine's server: only the administrator may log in, and nothing is evicted."""
-    if not launcher("7.0").exists():
-        pytest.skip("no redis-server 7.0 on this machine: make redis-servers")
+    if not launcher(kind).exists():
+        pytest.skip(f"no server {kind} on this machine: make redis-servers")
     (spec,) = [
         one["spec"]["template"]["spec"]
         for one in template(f"--set=redis.tls.enabled={str(tls).lower()}")
@@ -142,9 +143,10 @@ def test_the_bundled_redis_starts_as_rendered(tmp_path: Path, password: str, tls
     ]
     (container,) = spec["containers"]
     (tmp_path / "bin").mkdir()
-    for program in ("redis-server", "redis-cli"):
-        text = launcher("7.0").read_text().replace('$(dirname "$0")', str(launcher("7.0").parent))
-        (tmp_path / "bin" / program).write_text(text.replace("/bin/redis-server", f"/bin/{program}"))
+    name = kind.partition("-")[0] if "-" in kind else "redis"
+    for program in (f"{name}-server", f"{name}-cli"):
+        text = launcher(kind).read_text().replace('$(dirname "$0")', str(launcher(kind).parent))
+        (tmp_path / "bin" / program).write_text(text.replace(f"/bin/{name}-server", f"/bin/{program}"))
         (tmp_path / "bin" / program).chmod(0o755)
     (tmp_path / "password").write_text(f"{password}\n")
     held = certificates.issue("127.0.0.1", datetime.now(UTC))

@@ -2,6 +2,8 @@
 
 import hmac
 import json
+import subprocess
+import sys
 from base64 import b64decode
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -84,6 +86,12 @@ def test_without_credentials_there_is_nothing_of_them_and_older_images_are_given
             assert "/etc/fairlead/redis" not in json.dumps(spec) and "index-groups" not in json.dumps(spec)
             flags = [argument for argument in spec["containers"][0]["args"] if argument.startswith("--redis")]
             assert flags == ([f"--redis-url={settings.redis_url}"] if settings.redis_url else [])
+
+
+def test_objects_are_rendered_without_the_operators_own_dependencies() -> None:
+    """The worker's image renders them for `fairlead up`, and has neither."""
+    program = "import sys, fairlead_operator.desired; print({'cryptography', 'kopf'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_credentials_change_no_revision() -> None:

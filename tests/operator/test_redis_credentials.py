@@ -23,7 +23,7 @@ from fairlead_index.resp import ReplyError
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.credentials import certificates, keeper, users
+from fairlead_operator.credentials import certificates, keeper, passwords, users
 from fairlead_operator.credentials.administrator import LoginRefused
 from fairlead_operator.credentials.contents import ROTATE, Contents, following
 from fairlead_operator.credentials.keeper import Keeper
@@ -184,6 +184,18 @@ async def test_a_rotation_refuses_nobody_and_then_the_previous_passwords(server:
         users_of(server, old)
 
 
+async def test_what_somebody_changes_about_a_user_is_put_back_in_time(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    installation = await begun(server, CHAT)
+    given = installation.given(CHAT, "worker")
+    with client_of(port=server.port, username=ADMINISTRATOR, password=installation.api.contents.password) as client:
+        client.execute_command("ACL", "SETUSER", given["username"], "off")
+        await installation.keeper.look()
+        assert not accepts(server, given)
+        monkeypatch.setattr(users, "REPEAT", 0.0)
+        await installation.keeper.look()
+    assert accepts(server, given)
+
+
 async def test_a_restarted_server_has_its_users_again_at_the_next_look(server: RedisServer) -> None:
     installation = await begun(server, CHAT)
     server.kill()
@@ -204,7 +216,7 @@ async def test_users_of_deleted_services_go_and_those_of_others_stay(server: Red
         client.acl_setuser("fairlead:other:worker:default/chat", enabled=True)
     installation.services.remove(CODE)
     await installation.keeper.look()
-    prefix = users.prefix_of(contents.installation)
+    prefix = passwords.prefix_of(contents.installation)
     assert users_of(server, contents) == {
         *("default", ADMINISTRATOR, "fairlead:other:worker:default/chat"),
         *(f"{prefix}{role}:default/chat" for role in ("worker", "router")),

@@ -61,3 +61,27 @@ def test_secrets_users_rotation_and_a_restarted_redis(
         redis_server.kill()
         secured(redis_server, held("own")["password"])
         eventually(lambda: accepts(redis_server, held("qwen-redis-worker")))
+
+
+def test_pods_of_a_release_without_credentials_stay_until_they_are_replaced(
+    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/install.md has it for an upgrade: the routers by their ControllerRevision."""
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    cluster = Cluster(server, namespace)
+
+    def args() -> list[str]:
+        found = cluster.get("deployments", "qwen-router")
+        return found["spec"]["template"]["spec"]["containers"][0]["args"] if found else []
+
+    cluster.create()
+    with operator(server.kubeconfig, namespace, router.url):
+        before = eventually(args)
+    flags = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": ADMINISTRATOR}
+    with operator(server.kubeconfig, namespace, router.url, credentials_secret="own", **flags):
+        eventually(lambda: cluster.get("secrets", "qwen-redis-router"))
+        assert args() == before
+        selector = "app.kubernetes.io/instance=qwen,app.kubernetes.io/component=router"
+        done = server.kubectl("delete", "controllerrevisions", "-n", namespace, "-l", selector)
+        assert done.returncode == 0, done.stderr
+        eventually(lambda: "--redis-username-file=/etc/fairlead/redis/username" in args())

@@ -6,8 +6,7 @@ from fairlead_index.access_rules import Role, user_name
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import Object, secrets
-from fairlead_operator.credentials.contents import password_of
-from fairlead_operator.credentials.users import ROLES, prefix_of
+from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of
 from fairlead_operator.observed import RedisSeen
 from fairlead_operator.revisions import said
 from fairlead_operator.settings import Settings

@@ -4,8 +4,6 @@ A rotation keeps two values of each credential: Redis accepts both, Secrets of s
 when Redis has accepted the current one and the kubelet has certainly renewed every mounted file.
 """
 
-import hashlib
-import hmac
 import secrets
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -81,8 +79,3 @@ def following(held: Contents | None, *, rotate: bool, accepted: Set[str], host: 
     if host and (held.certificates is None or certificates.is_due(held.certificates, host, now)):
         held = replace(held, certificates=certificates.issue(host, now, held.certificates))
     return held
-
-
-def password_of(key: str, role: str, namespace: str, name: str, uid: str) -> str:
-    """Return the password of one role of one service: 64 hexadecimal digits. A service made again under its name gets another."""
-    return hmac.new(key.encode(), f"redis/{role}/{namespace}/{name}/{uid}".encode(), hashlib.sha256).hexdigest()

@@ -17,9 +17,9 @@ from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
 from fairlead_operator.credentials.contents import Contents
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.credentials.users import Identity, Users, prefix_of, wanted_users
+from fairlead_operator.credentials.passwords import prefix_of
+from fairlead_operator.credentials.users import Identity, Users, wanted_users
 from fairlead_operator.observed import RedisSeen
-from fairlead_operator.reconcile.client import ApiRefused
 
 log = logging.getLogger(__name__)
 PERIOD = 3.0  # seconds between two looks: a restarted Redis has its users again after this
@@ -54,7 +54,7 @@ class Keeper:
                 try:
                     await self.look()
                     self._log("")
-                except (ApiRefused, LoginRefused, CannotManageUsers, *REDIS_ERRORS) as error:
+                except Exception as error:  # whatever it is: services must not lose their operator for it
                     self._log(f"{type(error).__name__}: {error}")
                 self.looked.set()
                 await asyncio.sleep(PERIOD)
@@ -66,7 +66,7 @@ class Keeper:
         """Bring the Secret and the users one step nearer to what is wanted. Raises what Redis or the API server raises."""
         config = self._config
         if not config.redis_files:
-            self._publish(RedisSeen("None", NO_PASSWORD if config.redis_url else ""))
+            self._publish(RedisSeen("None", NO_PASSWORD) if config.redis_url else RedisSeen(""))
             return
         host = RedisAccess(config.redis_url).place.nodes[0][0]
         certified = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""

@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from fairlead_index.access_rules import USER_PREFIX, Role, delete_user, ensure_user, list_users, user_name
+from fairlead_index.access_rules import Role, delete_user, ensure_user, list_users, user_name
 from fairlead_index.client import RedisClient
 from fairlead_operator.credentials.administrator import hashes_of
-from fairlead_operator.credentials.contents import Contents, password_of
+from fairlead_operator.credentials.contents import Contents
+from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of
 
 Identity = tuple[str, str, str]  # namespace, name and uid of a service
-ROLES: tuple[Role, ...] = ("worker", "router")
+REPEAT = 300.0  # seconds until every user is written again: a server may have come back with older rules from a file of its own
 FORGET = 60.0  # seconds for which a user must be unwanted before it is deleted: at a start not all services are known at once
 
 
@@ -26,11 +27,6 @@ class User:
     @property
     def name(self) -> str:
         return user_name(self.role, self.namespace, self.prefix)
-
-
-def prefix_of(installation: str) -> str:
-    """Return what names of the installation's users begin with."""
-    return f"{USER_PREFIX}{installation}:"
 
 
 def wanted_users(contents: Contents, services: Iterable[Identity]) -> list[User]:
@@ -49,10 +45,13 @@ class Users:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[str, User] = {}
+        self._told_all_at = clock()
         self._unwanted: dict[str, float] = {}  # name → since when
 
     async def reconcile(self, client: RedisClient, wanted: Sequence[User], prefix: str) -> int:
         """Create and change users until every node has `wanted`; return how many were written. Raises CannotManageUsers."""
+        if self._clock() - self._told_all_at >= REPEAT:
+            self._told, self._told_all_at = {}, self._clock()
         nodes = await list_users(client, prefix)
         everywhere, names = set.intersection(*nodes), {user.name: user for user in wanted}
         changed = [user for name, user in names.items() if name not in everywhere or self._told.get(name) != user]
