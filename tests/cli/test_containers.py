@@ -71,14 +71,14 @@ def test_local_flags_come_last_and_our_own_environment_does_not_leak(tmp_path: P
         IDENTITY,
         port=4000,
         flags=found["worker"].flags("qwen-worker-0", 4000, settings),
-        host_env={"PATH": "/bin", "FAIRLEAD_PORT": "1", "FAIRLEAD_MODEL": "no"},
+        host_env={"PATH": "/bin", "FAIRLEAD_PORT": "1", "FAIRLEAD_MODEL": "no", "FAIRLEAD_CPU_ISA": "none"},
         find_program=lambda command: ["/bin/worker"],
         find_path=lambda path: path,
     )
     assert container.command[:3] == ("/bin/worker", "--port", "8000")
     assert container.command[-2:] == ("--threads", "1")
     assert "127.0.0.1:4000" in container.command
-    assert container.env == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
+    assert container.env == {"PATH": "/bin", "FAIRLEAD_CPU_ISA": "none", "PYTHONUNBUFFERED": "1"}
     assert f"file://{tmp_path}/qwen" in found["router"].flags("r", 8080, settings)
 
 

@@ -16,6 +16,7 @@ from fairlead.errors import UserError
 from fairlead.main import main
 from fairlead.tools.doctor import look, native_kernels
 from fairlead.tools.status import picture
+from fairlead_worker import isa
 from fairlead_worker.native import build, library
 
 PICTURE = {
@@ -65,7 +66,7 @@ def test_doctor_names_what_local_mode_needs() -> None:
 
 
 def test_doctor_says_whether_the_native_kernels_are_built_and_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED)
+    monkeypatch.setattr(isa, "cpu_level", lambda: "amx")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert {finding.what for finding in look()} >= {"native kernels"}
     monkeypatch.setattr(build, "LIBRARY", tmp_path / "none.so")
@@ -81,8 +82,8 @@ def test_doctor_says_whether_the_native_kernels_are_built_and_what_to_do(monkeyp
     assert "does not load" in native_kernels().found
     monkeypatch.setattr(library, "native", lambda: object())
     assert native_kernels().advice == ""
-    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED - {"avx512_bf16"})
-    assert "lacks avx512_bf16" in native_kernels().advice
+    monkeypatch.setattr(isa, "cpu_level", lambda: "none")
+    assert native_kernels().found == "none at CPU level none"
 
 
 def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixture[str]) -> None:

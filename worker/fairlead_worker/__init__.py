@@ -2,3 +2,7 @@
 
 Imports `fairlead_index` and no other room. `engine/` and `cache/` import no torch.
 """
+
+from fairlead_worker.isa import limit_libraries
+
+limit_libraries()

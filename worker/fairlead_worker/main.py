@@ -13,6 +13,7 @@ import uvloop
 from fairlead_index.access import has_password
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.imports import uncollected
+from fairlead_worker.isa import CpuLevelError, cpu_level
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
     for noisy in ("uvicorn", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     config = WorkerConfig.from_command_line(arguments)
+    try:
+        level = cpu_level()
+    except CpuLevelError as error:
+        return _fail(config, str(error))
+    logger.info("CPU level: %s", level)
     logger.info("configuration: %s", config.described())
     if has_password(config.redis_url):
         logger.warning("--redis-url holds a password, which process lists show: use --redis-password-file")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.errors import UserError
+from fairlead_worker.isa import VARIABLE as CPU_LEVEL
 
 LOOPBACK = "127.0.0.1"
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][\w.-]*)\))")
@@ -110,12 +111,12 @@ def local_container(
 
     `flags` are appended and so override the template's (the last one given wins). `find_program` turns the container's command into
     one that runs on this machine; `find_path` turns a path inside the container into one here.
-    `host_env` is inherited underneath the container's own.
+    `host_env` is inherited underneath the container's own: of Fairlead's variables the CPU level alone, which is the machine's.
     """
     container = template["spec"]["containers"][0]
     inside = _inside_only(template)
     own = environment([entry for entry in container.get("env", ()) if entry.get("value") not in inside], identity, host_env)
-    inherited = {name: value for name, value in host_env.items() if not name.startswith("FAIRLEAD_")}
+    inherited = {name: value for name, value in host_env.items() if name == CPU_LEVEL or not name.startswith("FAIRLEAD_")}
     args = [expand(arg, own) for arg in container.get("args", ())]
     command = find_program([expand(word, own) for word in container.get("command", ())])
     return Container(

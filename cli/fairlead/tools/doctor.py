@@ -81,14 +81,18 @@ def native_kernels() -> Finding:
         "`make install` or `python -m fairlead_worker.native.build` builds them (needs gcc); until then torch does",
     )
     try:
+        from fairlead_worker import isa
         from fairlead_worker.native import build, library
     except ImportError as error:
         return Finding(what, "none", advice=f"need the worker's packages: {error}")
     if platform.machine() != "x86_64":
         return Finding(what, f"none for {platform.machine()}", advice="nothing to do: models run on torch alone")
-    lacking = ", ".join(sorted(library.NEEDED - library.cpu_flags()))
-    if lacking:
-        return Finding(what, "not for this processor", advice=f"nothing to do: models run on torch alone, as the processor lacks {lacking}")
+    if not isa.at_least(library.LOWEST):
+        return Finding(
+            what,
+            f"none at CPU level {isa.cpu_level()}",
+            advice=f"nothing to do: the kernels need {library.LOWEST}, and torch computes instead",
+        )
     if not build.LIBRARY.exists():
         return Finding(what, "not built", advice=make)
     if not build.current():

@@ -90,6 +90,7 @@ class Engine:
     draft: LoadedModel | None = None
     native_decoder: bool = True
     adapters: AdapterSet | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         cache = PrefixCache(PagePool(self.pages, self.page_size), 2 * self.page_size, extend, self.host_slots)
@@ -103,6 +104,7 @@ class Engine:
             draft=self.draft,
             native_decoder=self.native_decoder,
             adapters=self.adapters,
+            deterministic=self.deterministic,
         )
         if self.host_slots:
             self.runner.host = PlainHostStore(self.runner.backend, self.host_slots)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from tests.worker.kernels.test_attention import packed
+from tests.worker.kernels.test_attention import needs_library, packed
 
 from fairlead_worker.execution.host import PlainHostStore, _pin, make_host_store
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
@@ -12,7 +12,11 @@ from fairlead_worker.kernels.registry import BACKENDS, make_backend
 
 LAYERS = (LayerSpec(4, 2, 8, 8, 1.0), LayerSpec(4, 1, 16, 4, 1.0, window=3), LayerSpec(4, 4, 4, 4, 1.0))
 SPEC = KVSpec(LAYERS, 5, torch.bfloat16, torch.device("cpu"))
-every_backend = pytest.mark.parametrize("name", [name for name in BACKENDS if name != "flashinfer"])  # its pages are the reference's
+every_backend = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=needs_library if name == "native" else ()) for name in BACKENDS if name != "flashinfer"],
+)
+"""FlashInfer's pages are the reference's."""
 
 
 def filled(name: str, pages: int = 7):

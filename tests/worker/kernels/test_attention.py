@@ -19,9 +19,7 @@ from fairlead_worker.native.library import native
 PAGES = 200
 BACKENDS = (ReferenceBackend, CpuBackend, NativeBackend)
 Kind = type[ReferenceBackend] | type[CpuBackend] | type[NativeBackend]
-needs_library = pytest.mark.skipif(
-    native() is None, reason="the compiled kernels are for CPUs with AVX512 and its bfloat16 products, and need gcc"
-)
+needs_library = pytest.mark.skipif(native() is None, reason="the compiled kernels need a CPU level of avx2 or higher, and gcc")
 every_backend = pytest.mark.parametrize(
     "kind", [pytest.param(kind, id=kind.name, marks=needs_library if kind is NativeBackend else ()) for kind in BACKENDS]
 )

@@ -18,9 +18,15 @@ from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
 
 STACKS = {"llama": 4, "qwen2": 4, "qwen3": 4, "mistral": 4, "gemma2": 8, "gemma3": 8, "gpt2": 0}
-needs_onednn = pytest.mark.skipif(not can_pack(), reason="this torch has no oneDNN")
+PACKED = [
+    pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason=f"oneDNN packs no {dtype} at this CPU level"), id=str(dtype))
+    for dtype in (torch.float32, torch.bfloat16)
+]
 needs_native = pytest.mark.skipif(native() is None, reason="the native library is not built, or not for this CPU")
-KINDS = [pytest.param(NativeLinear, marks=needs_native), pytest.param(PackedLinear, marks=needs_onednn)]
+PACKERS = [
+    *(pytest.param(NativeLinear, dtype, marks=needs_native) for dtype in (torch.float32, torch.bfloat16)),
+    *(pytest.param(PackedLinear, *given.values, marks=given.marks) for given in PACKED),
+]
 
 
 def modules(model: PreTrainedModel, kind: type[nn.Module]) -> int:
@@ -47,9 +53,8 @@ def test_gelu_that_is_spelt_out_becomes_one_operator(activation: str, dtype: tor
     assert fuse_activations(model) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), PACKERS)
 def test_every_family_is_packed_and_says_the_same(
     family: str, dtype: torch.dtype, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,8 +164,7 @@ def test_what_does_not_hold_stays_unfused_and_says_so(caplog: pytest.LogCaptureF
     assert close(trial_logits(model), before)
 
 
-@needs_onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", PACKED)
 @torch.inference_mode()
 def test_a_packed_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
     layer = PackedLinear(torch.randn(96, 64, dtype=dtype), torch.randn(96, dtype=dtype))

@@ -27,7 +27,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
     def compiled(broken: int) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp("amx")
-        flags = [flag for flag in build.FLAGS if flag != "-O3"] + ["-O1", f'-DFAIRLEAD_AMX_STAND_IN="{STAND_IN}"', f"-DAMX_BROKEN={broken}"]
+        flags = [flag for flag in build.FLAGS if flag != "-O3"] + [
+            "-O1",
+            *build.LEVELS["avx512_bf16"],
+            f'-DFAIRLEAD_AMX_STAND_IN="{STAND_IN}"',
+            f"-DAMX_BROKEN={broken}",
+        ]
         sources = [str(build.SOURCES / f"{name}.c") for name in ("amx", "gemm", "tile", "pack", "team")]
         subprocess.run(["gcc", *flags, "-c", *sources], check=True, cwd=folder)
         objects = [str(path) for path in folder.glob("*.o")]

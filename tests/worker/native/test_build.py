@@ -12,6 +12,8 @@ import pytest
 import torch
 from tests.models import build_model
 
+from fairlead_worker import isa
+from fairlead_worker.isa import at_least
 from fairlead_worker.model import loader, packed
 from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.packed import can_pack, pack_linears
@@ -47,7 +49,7 @@ def load(folder: Path) -> Callable[[], object]:
 
 
 @needs_compiler
-@pytest.mark.skipif(bool(library.NEEDED - library.cpu_flags()), reason="this CPU cannot run the library")
+@pytest.mark.skipif(not at_least(library.LOWEST), reason="this CPU level has no kernels")
 def test_where_the_library_can_run_it_does() -> None:
     """The tests of the kernels are skipped without it, so a build that fails here must not go by in silence."""
     assert library.native() is not None, "run `python -m fairlead_worker.native.build` and see what it says"
@@ -117,13 +119,13 @@ def test_without_the_library_one_line_says_how_to_get_it(load: Callable[[], obje
 
 
 @needs_compiler
-def test_a_cpu_without_an_instruction_is_named(
+def test_a_cpu_level_without_kernels_is_named(
     load: Callable[[], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert build.build()
-    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED - {"avx512_bf16"})
+    monkeypatch.setattr(isa, "cpu_level", lambda: "none")
     assert load() is None
-    assert "this CPU lacks avx512_bf16" in caplog.text
+    assert "no native kernels at CPU level none" in caplog.text
 
 
 @needs_compiler
@@ -132,26 +134,20 @@ def test_what_is_no_library_is_not_loaded(
 ) -> None:
     build.LIBRARY.write_bytes(b"nonsense")
     build.STAMP.write_text(build.key())
-    monkeypatch.setattr(library, "cpu_flags", lambda: library.NEEDED)
+    monkeypatch.setattr(isa, "cpu_level", lambda: library.LOWEST)
     assert load() is None
     assert "no native kernels" in caplog.text
 
 
-def test_flags_come_from_cpuinfo(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx512f\n\nprocessor\t: 1\nflags\t\t: fpu\n")
-    assert library.cpu_flags(tmp_path) == {"fpu", "avx512f"}
-    assert library.cpu_flags(tmp_path / "none") == frozenset()
-
-
 def test_without_library_and_onednn_layers_stay_plain(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(packed, "native", lambda: None)
-    monkeypatch.setattr(packed, "can_pack", lambda: False)
+    monkeypatch.setattr(packed, "can_pack", lambda _: False)
     with caplog.at_level(logging.WARNING):
         assert pack_linears(build_model("llama")) == 0
-    assert "no oneDNN" in caplog.text
+    assert "oneDNN cannot pack" in caplog.text
 
 
-@pytest.mark.skipif(not can_pack(), reason="this torch has no oneDNN")
+@pytest.mark.skipif(not can_pack(torch.float32), reason="this torch has no oneDNN")
 def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build_model("llama").save_pretrained(tmp_path)
     for changes, words in [

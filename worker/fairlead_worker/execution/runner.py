@@ -27,6 +27,7 @@ from fairlead_worker.execution.sizing import DeviceMemory, find_room, kept_by, m
 from fairlead_worker.execution.verify import verify
 from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
+from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import TokenLogprobs
@@ -265,6 +266,8 @@ def _graphs(
 
 def _prepared(backend: Backend, progress: Progress, invariant: bool = False) -> Backend:
     """With its kernels built: at the start, and not at the first request."""
+    if isinstance(backend, CpuBackend):
+        backend.invariant = invariant
     if isinstance(backend, FlashInferBackend):
         backend.invariant = invariant
         progress("compile", 0)

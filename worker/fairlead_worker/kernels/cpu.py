@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep, zeroed
+from fairlead_worker.kernels.cpu_invariant import QueryBlock, attend_block, plan_blocks
 
 GROUP_TOKENS = 65_536
 """Most KV tokens gathered at once for a group of decode rows: bounds scratch memory (a third of a GiB at 8 heads of 128 in float32)."""
@@ -59,6 +60,8 @@ class CpuBackend:
     def __init__(self, spec: KVSpec, pages: int) -> None:
         self.spec = spec
         self.pages = pages
+        self.invariant = False
+        """Whether a query's bits must not depend on the batch, nor on how its prompt was cut into chunks (`cpu_invariant`)."""
         # Zeros, not uninitialised memory: masked slots are multiplied by zero, and zero times a stray NaN is NaN.
         self.keys = [self._storage(layer.kv_heads, layer.key_dim) for layer in spec.layers]
         self.values = [self._storage(layer.kv_heads, layer.value_dim) for layer in spec.layers]
@@ -85,12 +88,17 @@ class CpuStep:
         self._backend = backend
         self._step = step
         self._groups: dict[int | None, tuple[list[Decodes], list[Chunk]]] = {}
+        self._blocks: dict[int | None, list[QueryBlock]] = {}
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         spec = self._backend.spec.layers[layer]
         keys, values = self._backend.keys[layer], self._backend.values[layer]
         _store(keys, self._step.slots, key)
         _store(values, self._step.slots, value)
+        if self._backend.invariant:
+            if spec.window not in self._blocks:
+                self._blocks[spec.window] = list(plan_blocks(self._step, self._backend.spec, spec.window))
+            return torch.cat([attend_block(spec, block, query, keys, values) for block in self._blocks[spec.window]])
         if spec.window not in self._groups:
             self._groups[spec.window] = plan_groups(self._step, self._backend.spec, spec.window)
         decodes, chunks = self._groups[spec.window]

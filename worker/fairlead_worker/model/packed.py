@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from fairlead_worker.isa import cpu_level
 from fairlead_worker.model.fuse import close, sample_input
 from fairlead_worker.model.quantized import plain
 from fairlead_worker.native.library import native
@@ -50,9 +51,11 @@ class PackedLinear(nn.Module):
         return answer[:1].view(*shape, self.out_features) if single else answer
 
 
-def can_pack() -> bool:
-    """Whether this build of torch has oneDNN and the two (private) operators."""
-    return bool(torch._C._has_mkldnn) and all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN packs weights of `dtype` here: torch has it and its two (private) operators, and the CPU the instructions."""
+    if not torch._C._has_mkldnn or not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
+        return False
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(model: PreTrainedModel, *, int8: bool = False) -> int:
@@ -64,7 +67,7 @@ def pack_linears(model: PreTrainedModel, *, int8: bool = False) -> int:
     sites = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _packable(child)]
     make = maker_for([_weight(getattr(parent, name)) for parent, name in sites], int8)
     if make is None:
-        logger.warning("this torch has no oneDNN: linear layers stay unpacked, and slow")
+        logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked, and slow", cpu_level())
         return 0
     for made, (parent, name) in enumerate(sites):
         packed = _pack(getattr(parent, name), make, INT8_TOLERANCE if int8 else None)
@@ -82,7 +85,7 @@ def _packable(layer: nn.Module) -> bool:
 def maker_for(weights: Sequence[torch.Tensor], int8: bool = False) -> Make | None:
     """What lays out `weights` [outputs, inputs] (of DTYPES, on a CPU), all in one piece of memory; None where nothing here can."""
     if native() is None:
-        return PackedLinear if can_pack() and not int8 else None
+        return PackedLinear if not int8 and all(can_pack(weight.dtype) for weight in weights) else None
     arena = Arena(sum(room(packed_bytes(weight.shape, weight.dtype, int8)) for weight in weights))
     return lambda weight, bias: NativeLinear(weight, bias, quantized=int8, arena=arena)
 

@@ -3,58 +3,59 @@
 import ctypes
 import functools
 import logging
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from fairlead_worker.native.build import LIBRARY, current
+from fairlead_worker import isa
+from fairlead_worker.native.build import LEVELS, LIBRARY, current
 
-NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"})
-"""CPU flags without which the library must not be called."""
-TILES = frozenset({"amx_tile", "amx_bf16"})
-"""CPU flags with which bfloat16 linear layers are multiplied by AMX (`src/amx.c`)."""
+LOWEST = next(iter(LEVELS))
+"""The CPU level (`fairlead_worker.isa`) below which there are no kernels."""
 
 logger = logging.getLogger(__name__)
 
 
+class NativeLibrary:
+    """The functions of the compiled library by their names, each for the CPU level of this process where it is compiled for several."""
+
+    def __init__(self, functions: ctypes.CDLL, level: str) -> None:
+        self._functions, self.level = functions, level
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the function, the same object at each call. Raises AttributeError."""
+        found = getattr(self._functions, f"{name}_{self.level}", None) or getattr(self._functions, name)
+        setattr(self, name, found)
+        return found
+
+
 @functools.cache
-def native() -> ctypes.CDLL | None:
-    """The library, loaded once; None, said once with the reason, where the engine has to do without.
+def native() -> NativeLibrary | None:
+    """Return the library, loaded once; None, with one warning that gives the reason, where the engine has to do without.
 
     Imported after torch, whose OpenMP runtime it uses. Pointers are `tensor.data_ptr()`; the caller keeps the tensors alive.
     """
+    level = isa.cpu_level()
+    if not isa.at_least(LOWEST):
+        logger.warning("no native kernels at CPU level %s: they need %s; torch computes instead, and slower", level, LOWEST)
+        return None
     if not LIBRARY.exists():
         logger.warning("no native kernels: %s is not there; `python -m fairlead_worker.native.build` makes it (needs gcc)", LIBRARY.name)
         return None
     if not current():
         logger.warning("no native kernels: %s was built from other sources; run `python -m fairlead_worker.native.build`", LIBRARY.name)
         return None
-    missing = NEEDED - cpu_flags()
-    if missing:
-        logger.warning("no native kernels: this CPU lacks %s; linear layers use oneDNN", ", ".join(sorted(missing)))
-        return None
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         logger.warning("no native kernels: %s", error)
         return None
-    if cpu_flags() >= TILES:
+    if level == "amx":
         if library.fairlead_use_amx():
             logger.info("bfloat16 linear layers use AMX")
         else:
             logger.warning("this CPU has AMX, and it cannot be used (a kernel before Linux 5.16, or a seccomp profile?): AVX512 instead")
-    return library
-
-
-def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
-    """What the first CPU can do, in Linux's names; empty where Linux does not say."""
-    try:
-        for line in (proc / "cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return frozenset()
+    return NativeLibrary(library, level if level in LEVELS else list(LEVELS)[-1])
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:

@@ -6,7 +6,7 @@ import functools
 import torch
 from torch import nn
 
-from fairlead_worker.native.library import native, pointer
+from fairlead_worker.native.library import NativeLibrary, native, pointer
 from fairlead_worker.native.memory import Arena, room
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
@@ -86,7 +86,7 @@ def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantized: bool = False)
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def library() -> NativeLibrary:
     """The library with the types of this file's functions. Raises RuntimeError where there is none: ask `native()` first."""
     found = native()
     if found is None:

@@ -6,11 +6,7 @@
  *
  * A KV head's part of a page is [page_size / 16] tiles as in page_tiles.h, where that divides (and bfloat16 keys are of an even size). Other
  * pages are plain, [page_size][dim], and made into tiles block by block, within the cache. */
-#include <math.h>
-#include <string.h>
-
 #include "attention.h"
-#include "vector.h"
 
 /* ---- one block of queries over one segment ---- */
 
@@ -20,7 +16,7 @@ typedef struct {
     int64_t row, kv_head, head, heads, token, tokens; /* the first head and token (of the row), and how many */
     int64_t position, first;                          /* of the first token, and the first key that it sees */
     int64_t keys;                                     /* of the whole row */
-    const Word *query;                                /* [tokens * heads][key_words] */
+    const Word *query;                                /* [tokens * heads][key_words] factors */
     Word *key_tiles, *value_tiles;                    /* room for what is not in tiles as it stands */
 } Queries;
 
@@ -132,49 +128,48 @@ static void find_tiles(const Queries *q, const Block *block, const Word **keys, 
     keys[block->count] = keys[block->count - 1];
 }
 
-static __mmask16 below(int64_t n) { return n >= 16 ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
-
-/* Scores [rows][BLOCK] of keys from `base` become weights, as floats or pairs of bfloat16 in the same place. Meanwhile the first half of each
+/* Scores [rows][BLOCK] of keys from `base` become weights, as factors of the values in the same place. Meanwhile the first half of each
  * tile of values at `ahead` (NULL: none) is asked for, a share for each row. */
 INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *scores, float *max, float *sum, float *keep, const Word *const *ahead) {
     const Attention *layer = q->job->layer;
     int64_t rows = q->tokens * q->heads, lines = layer->value_dim * TILE * (kind == BFLOAT16 ? 2 : 4) / 2 / 64;
-    __m512 scaling = _mm512_set1_ps(layer->scaling), cap = _mm512_set1_ps(layer->softcap), hidden = _mm512_set1_ps(-INFINITY);
+    Vec scaling = splat(layer->scaling), cap = splat(layer->softcap), hidden = splat(-INFINITY);
+    const int vecs = count * TILE_VECS;
     float sums[BLOCK_ROWS];
     for (int64_t r = 0; r < rows; r++) {
         float *row = scores + r * BLOCK;
         int64_t position = q->position + r / q->heads;
         int64_t end = position + 1 - base, begin = first_key(layer, position) - base;
         int all = begin <= 0 && end >= count * TILE;
-        __m512 s[TILES], highest = hidden;
-        for (int t = 0; t < count; t++) {
-            s[t] = _mm512_mul_ps(_mm512_loadu_ps(row + t * TILE), scaling);
+        Vec s[TILES * TILE_VECS], top = hidden;
+        for (int v = 0; v < vecs; v++) {
+            s[v] = mul(load_floats(row + v * LANES), scaling);
             if (layer->softcap != 0)
-                s[t] = _mm512_mul_ps(tanh16(_mm512_div_ps(s[t], cap)), cap);
+                s[v] = mul(tanh_(divide(s[v], cap)), cap);
             if (!all)
-                s[t] = _mm512_mask_mov_ps(hidden, below(end - t * TILE) & ~below(begin - t * TILE), s[t]);
-            highest = _mm512_max_ps(highest, s[t]);
+                s[v] = between(begin - v * LANES, end - v * LANES, s[v], hidden);
+            top = larger(top, s[v]);
         }
         const int64_t from = ahead ? lines * r / rows : 0, to = ahead ? lines * (r + 1) / rows : 0;
-        float now = fmaxf(max[r], _mm512_reduce_max_ps(highest));
+        float now = fmaxf(max[r], highest(top));
         /* Nothing seen so far: any finite number will do, as all the weights are 0. */
-        __m512 reference = _mm512_set1_ps(now == -INFINITY ? 0 : now), total = _mm512_setzero_ps();
-        for (int t = 0; t < count; t++) {
-            for (int64_t line = from; line < to; line++)
-                ask((const char *)ahead[t] + 64 * line);
-            __m512 weight = exp16(_mm512_sub_ps(s[t], reference));
-            total = _mm512_add_ps(total, weight);
-            if (kind == BFLOAT16)
-                _mm256_storeu_si256((__m256i *)(row + t * TILE / 2), (__m256i)_mm512_cvtneps_pbh(weight));
+        Vec reference = splat(now == -INFINITY ? 0 : now), all_weights = splat(0);
+        for (int v = 0; v < vecs; v++) {
+            for (int64_t line = from; v % TILE_VECS == 0 && line < to; line++)
+                ask((const char *)ahead[v / TILE_VECS] + 64 * line);
+            Vec weight = exp_(sub(s[v], reference));
+            all_weights = add(all_weights, weight);
+            if (kind == BFLOAT16 && PRODUCTS)
+                store_bfloat16((uint16_t *)row + v * LANES, LANES, weight);
             else
-                _mm512_storeu_ps(row + t * TILE, weight);
+                store_floats(row + v * LANES, weight);
         }
-        sums[r] = _mm512_reduce_add_ps(total);
+        sums[r] = total(all_weights);
         keep[r] = now == -INFINITY ? 0 : max[r] - now;
         max[r] = now;
     }
-    for (int64_t r = 0; r < rows; r += 16)
-        _mm512_storeu_ps(keep + r, exp16(_mm512_loadu_ps(keep + r)));
+    for (int64_t r = 0; r < rows; r += LANES)
+        store_floats(keep + r, exp_(load_floats(keep + r)));
     for (int64_t r = 0; r < rows; r++)
         sum[r] = sum[r] * keep[r] + sums[r];
 }
@@ -223,35 +218,31 @@ static void merge(float *max, float *sum, float *output, float other_max, float 
     float mine = exp1(*max - now), its = exp1(other_max - now);
     *sum = *sum * mine + other_sum * its;
     *max = now;
-    __m512 a = _mm512_set1_ps(mine), b = _mm512_set1_ps(its);
-    for (int64_t d = 0; d < stride; d += 16)
-        _mm512_storeu_ps(output + d, _mm512_fmadd_ps(_mm512_loadu_ps(output + d), a, _mm512_mul_ps(_mm512_loadu_ps(other + d), b)));
+    Vec a = splat(mine), b = splat(its);
+    for (int64_t d = 0; d < stride; d += LANES)
+        store_floats(output + d, fma_(load_floats(output + d), a, mul(load_floats(other + d), b)));
 }
 
 static void write_row(const Job *job, int64_t token, int64_t head, const float *output, float sum) {
     int64_t dim = job->layer->value_dim, at = token * job->output_stride + head * dim;
-    __m512 factor = _mm512_set1_ps(1.0f / sum);
-    for (int64_t d = 0; d < dim; d += 16) {
-        __mmask16 some = below(dim - d);
-        __m512 result = _mm512_mul_ps(_mm512_loadu_ps(output + d), factor);
-        if (job->step->kind == BFLOAT16)
-            _mm256_mask_storeu_epi16((uint16_t *)job->output + at + d, some, (__m256i)_mm512_cvtneps_pbh(result));
-        else
-            _mm512_mask_storeu_ps((float *)job->output + at + d, some, result);
-    }
+    Vec factor = splat(1.0f / sum);
+    for (int64_t d = 0; d < dim; d += LANES)
+        put(job->step->kind, job->output, at + d, at + dim, mul(load_floats(output + d), factor));
 }
 
 /* ---- items ---- */
 
 static void copy_queries(const Queries *q, Word *out) {
     const Job *job = q->job;
-    int64_t dim = job->layer->key_dim, token = job->step->offsets[q->row] + q->token;
-    size_t size = size_of(job->step);
-    for (int64_t r = 0; r < q->tokens * q->heads; r++) {
-        int64_t head = q->kv_head * job->group + q->head + r % q->heads;
-        const char *from = (const char *)job->query + ((token + r / q->heads) * job->query_stride + head * dim) * (int64_t)size;
-        out[(r + 1) * job->key_words - 1] = 0; /* the last word is half a word where bfloat16 comes in an odd size */
-        memcpy(out + r * job->key_words, from, dim * size);
+    int64_t dim = job->layer->key_dim, token = job->step->offsets[q->row] + q->token, width = job->key_words * factor_size(job->step->kind);
+    for (int64_t r = 0; r < q->tokens * q->heads; r++, out += width) {
+        int64_t head = q->kv_head * job->group + q->head + r % q->heads, at = (token + r / q->heads) * job->query_stride + head * dim;
+        out[width - 1] = 0; /* bfloat16 may come in an odd size: the last word is half a word, or the last float none */
+        if (factor_size(job->step->kind) == 1)
+            memcpy(out, (const char *)job->query + at * (int64_t)size_of(job->step), dim * size_of(job->step));
+        else
+            for (int64_t d = 0; d < dim; d += LANES)
+                store_some((float *)out + d, dim - d, load(BFLOAT16, job->query, at + d, at + dim));
     }
 }
 
@@ -284,7 +275,7 @@ static void attend_item(const void *args, int64_t item) {
     int64_t then_block = more ? first_block(&then, then_segment) : 0;
 
     int64_t rows = q.heads * q.tokens, stride = up(layer->value_dim, 16) * 16;
-    Word query[rows * job->key_words];
+    Word query[rows * job->key_words * factor_size(step->kind)];
     Word key_tiles[job->tiled_keys ? 1 : job->key_words * BLOCK], value_tiles[(job->tiled_values ? 2 * TILE : BLOCK) * layer->value_dim];
     float output[rows * stride], max[BLOCK_ROWS], sum[BLOCK_ROWS];
     copy_queries(&q, query);
@@ -360,15 +351,6 @@ void attend(Member *member, const Attention *layer, const Step *step, const void
 }
 
 /* ---- entry points ---- */
-
-/* Floats that `step->partials` needs for this layer. */
-EXPORT int64_t fairlead_partials(const Attention *layer, const Step *step) {
-    int64_t tokens = 0;
-    for (int64_t r = 0; r < step->rows; r++)
-        if (is_split(layer, step, r))
-            tokens += segments(layer, step, r) * (step->offsets[r + 1] - step->offsets[r]);
-    return tokens * layer->heads * partial_size(layer);
-}
 
 static void attention_body(Member *member, const void *args) {
     const Job *job = args;

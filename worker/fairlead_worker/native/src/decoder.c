@@ -1,6 +1,6 @@
 #include "decoder.h"
 
-#include "lanes.h"
+#include "simd.h"
 
 static const Norm NONE = {0};
 

@@ -1,27 +1,23 @@
 /* The small operations of a decoder layer. Each row is worked on alone and in one order, so its bits depend on nothing else. */
-#include <math.h>
-#include <string.h>
-
 #include "decoder.h"
-#include "lanes.h"
-#include "vector.h"
+#include "simd.h"
 
 /* 1 / sqrt(mean(x^2) + eps) */
 static float scale(int32_t kind, const void *x, int64_t width, float eps) {
-    __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()}; /* one would wait for itself */
+    Vec sums[4] = {splat(0), splat(0), splat(0), splat(0)}; /* one would wait for itself */
     int64_t i = 0;
     for (; i + 4 * LANES <= width; i += 4 * LANES)
 #pragma GCC unroll 4
         for (int part = 0; part < 4; part++) {
-            __m512 v = load(kind, x, i + part * LANES, 0xffff);
-            sums[part] = _mm512_fmadd_ps(v, v, sums[part]);
+            Vec v = load(kind, x, i + part * LANES, width);
+            sums[part] = fma_(v, v, sums[part]);
         }
     for (; i < width; i += LANES) {
-        __m512 v = load(kind, x, i, lanes(i, width));
-        sums[0] = _mm512_fmadd_ps(v, v, sums[0]);
+        Vec v = load(kind, x, i, width);
+        sums[0] = fma_(v, v, sums[0]);
     }
-    const __m512 sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-    return 1.0f / sqrtf(_mm512_reduce_add_ps(sum) / (float)width + eps);
+    const Vec sum = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+    return 1.0f / sqrtf(total(sum) / (float)width + eps);
 }
 
 typedef struct {
@@ -38,22 +34,20 @@ static void normalise_row(const void *args, int64_t row) {
     float *x = a->residual + row * a->width;
     if (a->update) {
         const float *update = a->update + row * a->width;
-        const __m512 factor = _mm512_set1_ps(scale(FLOAT32, update, a->width, a->after.eps));
+        const Vec factor = splat(scale(FLOAT32, update, a->width, a->after.eps));
         for (int64_t i = 0; i < a->width; i += LANES) {
-            __mmask16 mask = lanes(i, a->width);
-            __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, update + i), factor);
-            v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, a->after.weight + i));
-            _mm512_mask_storeu_ps(x + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), v));
+            const int64_t n = a->width - i;
+            Vec v = mul(mul(load_some(update + i, n), factor), load_some(a->after.weight + i, n));
+            store_some(x + i, n, add(load_some(x + i, n), v));
         }
     }
     if (!a->normed)
         return;
     void *normed = (char *)a->normed + row * a->width * bytes(a->kind);
-    const __m512 factor = _mm512_set1_ps(scale(FLOAT32, x, a->width, a->before.eps));
+    const Vec factor = splat(scale(FLOAT32, x, a->width, a->before.eps));
     for (int64_t i = 0; i < a->width; i += LANES) {
-        __mmask16 mask = lanes(i, a->width);
-        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), factor);
-        put(a->kind, normed, i, mask, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, a->before.weight + i)));
+        const int64_t n = a->width - i;
+        put(a->kind, normed, i, a->width, mul(mul(load_some(x + i, n), factor), load_some(a->before.weight + i, n)));
     }
 }
 
@@ -75,23 +69,20 @@ typedef struct {
 
 /* x[dim] = turned(norm(x)) */
 static void rotate_head(int32_t kind, void *x, int64_t dim, Norm norm, int64_t half, const float *cosine, const float *sine) {
-    const __m512 one = _mm512_set1_ps(1), factor = norm.weight ? _mm512_set1_ps(scale(kind, x, dim, norm.eps)) : one;
+    const Vec factor = splat(norm.weight ? scale(kind, x, dim, norm.eps) : 1);
     for (int64_t i = 0; i < half; i += LANES) {
-        __mmask16 mask = lanes(i, half);
-        __m512 c = _mm512_maskz_loadu_ps(mask, cosine + i), s = _mm512_maskz_loadu_ps(mask, sine + i);
-        __m512 low = load(kind, x, i, mask), high = load(kind, x, half + i, mask);
+        const int64_t n = half - i;
+        Vec c = load_some(cosine + i, n), s = load_some(sine + i, n);
+        Vec low = load(kind, x, i, half), high = load(kind, x, half + i, 2 * half);
         if (norm.weight) {
-            low = _mm512_mul_ps(_mm512_mul_ps(low, factor), _mm512_maskz_loadu_ps(mask, norm.weight + i));
-            high = _mm512_mul_ps(_mm512_mul_ps(high, factor), _mm512_maskz_loadu_ps(mask, norm.weight + half + i));
+            low = mul(mul(low, factor), load_some(norm.weight + i, n));
+            high = mul(mul(high, factor), load_some(norm.weight + half + i, n));
         }
-        put(kind, x, i, mask, _mm512_sub_ps(_mm512_mul_ps(low, c), _mm512_mul_ps(high, s)));
-        put(kind, x, half + i, mask, _mm512_add_ps(_mm512_mul_ps(high, c), _mm512_mul_ps(low, s)));
+        put(kind, x, i, half, sub(mul(low, c), mul(high, s)));
+        put(kind, x, half + i, 2 * half, add(mul(high, c), mul(low, s)));
     }
-    for (int64_t i = 2 * half; norm.weight && i < dim; i += LANES) {
-        __mmask16 mask = lanes(i, dim);
-        __m512 v = _mm512_mul_ps(load(kind, x, i, mask), factor);
-        put(kind, x, i, mask, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, norm.weight + i)));
-    }
+    for (int64_t i = 2 * half; norm.weight && i < dim; i += LANES)
+        put(kind, x, i, dim, mul(mul(load(kind, x, i, dim), factor), load_some(norm.weight + i, dim - i)));
 }
 
 static void rotate_token(const void *args, int64_t token) {
@@ -136,10 +127,8 @@ typedef struct {
 static void widen_row(const void *args, int64_t row) {
     const Widen *a = args;
     const char *from = a->from + row * a->width * bytes(a->kind);
-    for (int64_t i = 0; i < a->width; i += LANES) {
-        __mmask16 mask = lanes(i, a->width);
-        _mm512_mask_storeu_ps(a->to + row * a->width + i, mask, load(a->kind, from, i, mask));
-    }
+    for (int64_t i = 0; i < a->width; i += LANES)
+        store_some(a->to + row * a->width + i, a->width - i, load(a->kind, from, i, a->width));
 }
 
 void widen(Member *member, const void *from, int32_t kind, int64_t rows, int64_t width, float *to) {
@@ -155,15 +144,15 @@ typedef struct {
 static void largest_of_row(const void *args, int64_t row) {
     const Largest *a = args;
     const float *x = a->logits + row * a->width;
-    __m512 most = _mm512_set1_ps(-INFINITY);
+    Vec most = splat(-INFINITY);
     for (int64_t i = 0; i < a->width; i += LANES)
-        most = _mm512_mask_max_ps(most, lanes(i, a->width), most, _mm512_maskz_loadu_ps(lanes(i, a->width), x + i));
-    const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+        most = larger(most, between(0, a->width - i, load_some(x + i, a->width - i), most));
+    const Vec top = splat(highest(most));
     a->to[row] = a->width - 1; /* stays so only where some logit is no number */
     for (int64_t i = 0; i < a->width; i += LANES) {
-        const __mmask16 mask = lanes(i, a->width), equal = _mm512_mask_cmp_ps_mask(mask, _mm512_maskz_loadu_ps(mask, x + i), top, _CMP_EQ_OQ);
-        if (equal) {
-            a->to[row] = i + __builtin_ctz(equal);
+        const uint32_t found = equal(a->width - i, load_some(x + i, a->width - i), top);
+        if (found) {
+            a->to[row] = i + __builtin_ctz(found);
             return;
         }
     }

@@ -1,31 +1,20 @@
 /* Linear layers. Weights are packed in panels of 32 outputs, [outputs / 32][steps][32] steps' weights, read once, front to back, while up to
- * 12 rows are multiplied by them; with more rows a run of a panel stays in the second cache until every row has met it. */
-#include <immintrin.h>
-#include <math.h>
+ * TILE_ROWS rows are multiplied by them; with more rows a run of a panel stays in the second cache until every row has met it. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "amx.h"
-#include "lanes.h"
 #include "native.h"
+#include "simd.h"
 #include "tile.h"
-#include "vector.h"
 
 enum {
     ROWS = 96,      /* of a block: their x stays in the second cache while panels pass by */
-    STEPS = 2048,   /* of a run: 256 KiB of weights, half of a small second cache */
+    STEPS = LANES == 16 ? 2048 : 512, /* of a run: 256 KiB of weights, half of a small second cache; few enough that x stays in the first */
     AHEAD = 6144,   /* bytes of weights that few rows ask for ahead */
     STEPS_INT8 = 256 /* 512 inputs: 512 * 127 * 32767 is the largest sum that an int32 holds for certain */
 };
 
-static int64_t step_count(int32_t kind, int64_t inputs) { return kind == FLOAT32 ? inputs : (inputs + 1) / 2; }
-static int64_t step_bytes(int32_t kind) { return kind == INT8 ? 2 * PANEL : 4 * PANEL; }
-static int64_t panel_count(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-EXPORT int64_t fairlead_packed_bytes(int32_t kind, int64_t outputs, int64_t inputs) {
-    return panel_count(outputs) * step_count(kind, inputs) * step_bytes(kind);
-}
 
 typedef struct {
     const Linear *layer;
@@ -39,32 +28,29 @@ typedef struct {
     int64_t items; /* panels (of gates, where there are such) for each block of rows */
 } Job;
 
-/* The lanes left of `count` at `i`, which may be beyond it. */
-static __mmask16 some(int64_t i, int64_t count) { return i < count ? lanes(i, count) : 0; }
-
-/* What 16 sums become: scaled, with the bias. */
+/* What a vector of sums becomes: scaled, with the bias. */
 typedef struct {
-    __m512 scale, bias;
+    Vec scale, bias;
 } Finish;
 
 static Finish finish_of(const Linear *layer, int64_t output) {
     return (Finish){
-        layer->weight_kind == INT8 ? load(FLOAT32, layer->scales, output, some(output, layer->outputs)) : _mm512_set1_ps(1),
-        layer->bias ? load(layer->kind, layer->bias, output, some(output, layer->outputs)) : _mm512_setzero_ps(),
+        layer->weight_kind == INT8 ? load(FLOAT32, layer->scales, output, layer->outputs) : splat(1),
+        layer->bias ? load(layer->kind, layer->bias, output, layer->outputs) : splat(0),
     };
 }
 
-static __m512 finished(Finish finish, const float *sums) { return _mm512_fmadd_ps(_mm512_loadu_ps(sums), finish.scale, finish.bias); }
+static Vec finished(Finish finish, const float *sums) { return fma_(load_floats(sums), finish.scale, finish.bias); }
 
 /* Sums of `rows` rows and one panel from `output` on, as the caller wants them. */
 static void put_panel(const Job *job, const float *sums, int64_t row, int64_t rows, int64_t output) {
     for (int64_t at = output; at < output + PANEL; at += LANES) {
-        const __mmask16 mask = some(at, job->layer->outputs);
+        const int64_t outputs = job->layer->outputs - at;
         const Finish finish = finish_of(job->layer, at);
         for (int64_t i = 0; i < rows; i++) {
             const int64_t to = (row + i) * job->y_stride + at;
-            const __m512 value = finished(finish, sums + i * PANEL + at - output);
-            put(job->y_kind, job->y, to, mask, job->adds ? _mm512_add_ps(load(job->y_kind, job->y, to, mask), value) : value);
+            const Vec value = finished(finish, sums + i * PANEL + at - output);
+            put(job->y_kind, job->y, to, to + outputs, job->adds ? add(load(job->y_kind, job->y, to, to + outputs), value) : value);
         }
     }
 }
@@ -75,8 +61,9 @@ static void put_gated(const Job *job, const float *gates, const float *ups, int6
         const Finish gate = finish_of(job->layer, at), up = finish_of(job->layer, job->layer->outputs / 2 + at);
         for (int64_t i = 0; i < rows; i++) {
             const int64_t of = i * PANEL + at - output;
-            const __m512 active = activated(job->activation, finished(gate, gates + of));
-            put(job->y_kind, job->y, (row + i) * job->y_stride + at, 0xffff, _mm512_mul_ps(active, finished(up, ups + of)));
+            const int64_t to = (row + i) * job->y_stride + at;
+            const Vec active = activated(job->activation, finished(gate, gates + of));
+            put(job->y_kind, job->y, to, to + LANES, mul(active, finished(up, ups + of)));
         }
     }
 }
@@ -90,7 +77,7 @@ static void run_tile(int32_t kind, Tile tile, int64_t rows) {
     tile.ahead = tile.weights + last * size;
     tile.ahead_step = size;
     multiply_tile(kind, &tile, rows);
-    tile.x += 4 * tile.steps;
+    tile.x += 4 * factor_size(kind) * tile.steps;
     tile.weights += tile.steps * size;
     tile.steps = last;
     tile.ahead = next;
@@ -109,7 +96,7 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
             for (int64_t byte = 0; byte < PANEL * bytes(job->y_kind); byte += 64)
                 __builtin_prefetch(y + r * job->y_stride * bytes(job->y_kind) + byte, 1, 3);
         Tile tile = {
-            .x = job->x + (row + done) * job->x_stride + 4 * step,
+            .x = job->x + (row + done) * job->x_stride + 4 * factor_size(kind) * step,
             .x_stride = job->x_stride,
             .weights = weights,
             .steps = steps,
@@ -126,11 +113,13 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
     }
 }
 
-/* float or bfloat16 weights times the same: sums over all inputs. */
+/* float or bfloat16 weights times the same: sums over all inputs. Without products x is widened, and has a zero behind an odd last input. */
 static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     const Linear *layer = job->layer;
-    int64_t bytes = step_bytes(layer->weight_kind), whole = layer->weight_kind == BFLOAT16 ? layer->inputs / 2 : layer->inputs, begin = 0;
-    if (layer->weight_kind == BFLOAT16 && amx_ready()) { /* however few the rows: their bits do not depend on their number */
+    const int paired = layer->weight_kind == BFLOAT16 && PRODUCTS;
+    int64_t bytes = step_bytes(layer->weight_kind), begin = 0;
+    int64_t whole = paired ? layer->inputs / 2 : step_count(layer->weight_kind, layer->inputs);
+    if (paired && amx_ready()) { /* however few the rows: their bits do not depend on their number */
         begin = whole / AMX_STEPS * AMX_STEPS;
         if (begin)
             multiply_amx(job->x + row * job->x_stride, job->x_stride, rows, weights, begin / AMX_STEPS, next, sums);
@@ -158,10 +147,9 @@ static void multiply_int8(const Job *job, int64_t row, int64_t rows, const char 
         memset(exact, 0, rows * PANEL * 4);
         const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
         run(job, row, rows, step, steps, weights + step * bytes, ahead, step + steps < whole ? NULL : y, exact);
-        for (int64_t i = 0; i < rows * PANEL; i += 16) {
-            __m512 scale = _mm512_set1_ps(job->x_scales[(row + i / PANEL) * job->runs + at]);
-            __m512 now = _mm512_cvtepi32_ps(_mm512_loadu_si512(exact + i));
-            _mm512_storeu_ps(sums + i, _mm512_fmadd_ps(now, scale, _mm512_loadu_ps(sums + i)));
+        for (int64_t i = 0; i < rows * PANEL; i += LANES) {
+            Vec scale = splat(job->x_scales[(row + i / PANEL) * job->runs + at]);
+            store_floats(sums + i, fma_(whole_to_float(load_words(exact + i)), scale, load_floats(sums + i)));
         }
     }
 }
@@ -228,45 +216,53 @@ static void share_panels(Member *member, Job *job) {
 static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, float *scales) {
     for (int64_t start = 0; start < inputs; start += 2 * STEPS_INT8) {
         int64_t end = smaller(start + 2 * STEPS_INT8, inputs);
-        __m512 largest = _mm512_setzero_ps();
-        __mmask16 wrong = 0;
-        for (int64_t at = start; at < end; at += 16) {
-            __m512 value = load(kind, x, at, lanes(at, end));
-            largest = _mm512_max_ps(largest, _mm512_abs_ps(value));
-            wrong |= _mm512_fpclass_ps_mask(value, 0x01 | 0x80 | 0x08 | 0x10); /* NaN of both sorts, infinity of both signs */
+        Vec largest = splat(0), finite = splat(0); /* x - x is 0, or NaN where x is not finite; so is their sum */
+        for (int64_t at = start; at < end; at += LANES) {
+            Vec value = load(kind, x, at, end);
+            largest = larger(largest, magnitude(value));
+            finite = add(finite, sub(value, value));
         }
-        float most = _mm512_reduce_max_ps(largest);
+        const int wrong = total(finite) != 0;
+        float most = highest(largest);
         *scales++ = wrong ? NAN : most / 32767;
-        __m512 factor = _mm512_set1_ps(most > 0 && !wrong ? 32767 / most : 0);
-        for (int64_t at = start; at < end + end % 2; at += 16) {
-            __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(load(kind, x, at, lanes(at, end)), factor));
-            _mm256_mask_storeu_epi16(to + at, lanes(at, end + end % 2), _mm512_cvtsepi32_epi16(whole));
-        }
+        Vec factor = splat(most > 0 && !wrong ? 32767 / most : 0);
+        for (int64_t at = start; at < end + end % 2; at += LANES)
+            store_int16(to + at, end + end % 2 - at, mul(load(kind, x, at, end), factor));
     }
+}
+
+/* One row of bfloat16 as floats, `width` of them: zero behind an odd last input. */
+static void widen_row(const char *x, int64_t inputs, int64_t width, float *to) {
+    for (int64_t at = 0; at < width; at += LANES)
+        store_some(to + at, width - at, load(BFLOAT16, x, at, inputs));
 }
 
 static void compute(Member *member, Job job) {
     const Linear *layer = job.layer;
     const int64_t rows = job.rows;
+    const int is_int8 = layer->weight_kind == INT8;
     job.threads = member->team->threads;
-    if (layer->weight_kind != INT8) {
+    if (!is_int8 && (layer->weight_kind == FLOAT32 || PRODUCTS)) {
         share_panels(member, &job);
         return;
     }
-    /* Each thread quantizes all rows for itself: little beside the products, and no meeting more. */
-    int64_t width = 2 * step_count(INT8, layer->inputs);
-    job.runs = (width / 2 + STEPS_INT8 - 1) / STEPS_INT8;
-    int16_t *quantized = malloc(rows * (width * 2 + job.runs * 4) + 1);
-    float *scales = (float *)(quantized + rows * width);
-    if (!quantized)
+    /* Each thread quantizes or widens all rows for itself: little beside the products, and no meeting more. */
+    const int64_t steps = step_count(layer->weight_kind, layer->inputs), stride = steps * (is_int8 ? 4 : 8);
+    job.runs = is_int8 ? (steps + STEPS_INT8 - 1) / STEPS_INT8 : 0;
+    char *made = malloc((size_t)(rows * (stride + job.runs * 4) + 1));
+    float *scales = (float *)(made + rows * stride);
+    if (!made)
         abort();
     for (int64_t row = 0; row < rows; row++)
-        quantize(layer->kind, job.x + row * job.x_stride, layer->inputs, quantized + row * width, scales + row * job.runs);
-    job.x = (const char *)quantized;
-    job.x_stride = 2 * width;
+        if (is_int8)
+            quantize(layer->kind, job.x + row * job.x_stride, layer->inputs, (int16_t *)(made + row * stride), scales + row * job.runs);
+        else
+            widen_row(job.x + row * job.x_stride, layer->inputs, 2 * steps, (float *)(made + row * stride));
+    job.x = made;
+    job.x_stride = stride;
     job.x_scales = scales;
     share_panels(member, &job);
-    free(quantized);
+    free(made);
 }
 
 static Job job_of(const Linear *layer, const void *x, int64_t x_stride, int64_t rows, void *y, int64_t y_stride, int32_t y_kind) {

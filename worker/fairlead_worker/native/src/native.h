@@ -8,6 +8,31 @@
 
 #include "team.h"
 
+/* Sources with vectors are compiled once for each level, with -DLEVEL=avx2 and so on. What they share or export is named after the level,
+ * so that one library holds all of them. */
+#ifdef LEVEL
+#define JOIN_NAMES(name, level) name##_##level
+#define JOIN_VALUES(name, level) JOIN_NAMES(name, level)
+#define AT_LEVEL(name) JOIN_VALUES(name, LEVEL)
+#define add_linear AT_LEVEL(add_linear)
+#define attend AT_LEVEL(attend)
+#define decode AT_LEVEL(decode)
+#define gated AT_LEVEL(gated)
+#define gather AT_LEVEL(gather)
+#define linear AT_LEVEL(linear)
+#define multiply_tile AT_LEVEL(multiply_tile)
+#define normalise AT_LEVEL(normalise)
+#define rotate AT_LEVEL(rotate)
+#define widen AT_LEVEL(widen)
+#define fairlead_attention AT_LEVEL(fairlead_attention)
+#define fairlead_decode AT_LEVEL(fairlead_decode)
+#define fairlead_gated AT_LEVEL(fairlead_gated)
+#define fairlead_largest AT_LEVEL(fairlead_largest)
+#define fairlead_linear AT_LEVEL(fairlead_linear)
+#define fairlead_normalise AT_LEVEL(fairlead_normalise)
+#define fairlead_rotate AT_LEVEL(fairlead_rotate)
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 
 typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 } Kind;

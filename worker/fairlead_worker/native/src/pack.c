@@ -5,6 +5,10 @@
 #include "native.h"
 #include "tile.h"
 
+EXPORT int64_t fairlead_packed_bytes(int32_t kind, int64_t outputs, int64_t inputs) {
+    return panel_count(outputs) * step_count(kind, inputs) * step_bytes(kind);
+}
+
 /* A weight of `kind`, element (output, input) at output * output_stride + input * input_stride: a transposed one packs as well. */
 typedef struct {
     const char *weight;

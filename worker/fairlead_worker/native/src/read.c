@@ -13,14 +13,19 @@ typedef struct {
 static void read_piece(const void *args, int64_t i) {
     const Reading *reading = args;
     const char *from = reading->memory + i * PIECE;
-    __m512i sums[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+    __m256i sums[8] = {_mm256_setzero_si256()};
     for (int64_t at = 0; at < PIECE; at += 256)
-        for (int j = 0; j < 4; j++) {
-            _mm_prefetch(from + at + 4096 + 64 * j, _MM_HINT_T0);
-            sums[j] = _mm512_add_epi64(sums[j], _mm512_load_si512(from + at + 64 * j));
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            if (j % 2 == 0)
+                _mm_prefetch(from + at + 4096 + 32 * j, _MM_HINT_T0);
+            sums[j] = _mm256_add_epi64(sums[j], _mm256_load_si256((const __m256i *)(from + at + 32 * j)));
         }
-    __m512i all = _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3]));
-    __atomic_fetch_add(reading->sum, _mm512_reduce_add_epi64(all), __ATOMIC_RELAXED);
+    int64_t all[4] = {0};
+    for (int j = 0; j < 8; j++)
+        for (int lane = 0; lane < 4; lane++)
+            all[lane] += ((const int64_t *)&sums[j])[lane];
+    __atomic_fetch_add(reading->sum, all[0] + all[1] + all[2] + all[3], __ATOMIC_RELAXED);
 }
 
 typedef struct {

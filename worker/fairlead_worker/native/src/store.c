@@ -1,6 +1,4 @@
 /* A step's keys and values into their pages, in the layout of attention.c. */
-#include <string.h>
-
 #include "attention.h"
 
 static void store_key(const Job *job, char *tile, int64_t lane, const void *from) {
@@ -54,4 +52,13 @@ void store(Member *member, const Attention *layer, const Step *step, const void 
         items[r + 1] = items[r] + (end > start ? (end - 1) / TILE - start / TILE + 1 : 0);
     }
     share(member, items[step->rows], store_item, &job);
+}
+
+/* Floats that `step->partials` needs for this layer. */
+EXPORT int64_t fairlead_partials(const Attention *layer, const Step *step) {
+    int64_t tokens = 0;
+    for (int64_t r = 0; r < step->rows; r++)
+        if (is_split(layer, step, r))
+            tokens += segments(layer, step, r) * (step->offsets[r + 1] - step->offsets[r]);
+    return tokens * layer->heads * partial_size(layer);
 }

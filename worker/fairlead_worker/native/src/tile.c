@@ -1,95 +1,113 @@
 #include "tile.h"
 
-#include <immintrin.h>
-#include <string.h>
+#include "simd.h"
 
-#include "native.h"
+enum {
+    VECS = PANEL / LANES,          /* of a panel's outputs */
+    SUMS = LANES == 16 ? 24 : 12,  /* registers of them: the others hold weights and one factor */
+    PASS = 64                      /* steps whose weights stay in the first cache while a panel is done in two passes */
+};
 
-typedef __m512i (*Load)(const char *weights, int half);
-typedef __m512i (*Multiply)(__m512i sum, __m512i weights, __m512i x);
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE __m512i load_whole(const char *weights, int half) { return _mm512_loadu_si512(weights + 64 * half); }
-INLINE __m512i load_bytes(const char *weights, int half) {
-    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(weights + 32 * half)));
+INLINE Words load_weights(int32_t kind, const char *weights, int vec, int half) {
+    return kind == INT8 ? load_int8(weights + 2 * LANES * vec) : as_words(half_of(kind, weights + 4 * LANES * vec, half));
 }
-INLINE __m512i multiply_float(__m512i sum, __m512i weights, __m512i x) {
-    return _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(weights), _mm512_castsi512_ps(sum)));
-}
-INLINE __m512i multiply_bfloat16(__m512i sum, __m512i weights, __m512i x) {
-    return _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(sum), (__m512bh)x, (__m512bh)weights));
-}
-INLINE __m512i multiply_int16(__m512i sum, __m512i weights, __m512i x) { return _mm512_dpwssd_epi32(sum, x, weights); }
 
-/* `rows` is a constant at each call, so that the loops over it unroll and `sums` lives in registers. Each sum runs over the inputs in
- * their order, whatever `rows` is: this is why a row's bits do not depend on its company. */
-INLINE void tile(const Tile *job, const int rows, const int step_bytes, Load load, Multiply multiply) {
-    __m512i sums[TILE_ROWS][2];
+INLINE Words multiply(int32_t kind, Vec factor, Words weights, Words sum) {
+    if (kind == INT8)
+        return multiply_int16(as_words(factor), weights, sum);
+    return as_words(multiply_add(kind, factor, as_floats(weights), as_floats(sum)));
+}
+
+/* Vectors `from` to `from + vecs` of a panel. `rows` and `vecs` are constants at each call, so that the loops over them unroll and `sums`
+ * lives in registers. Each sum runs over the inputs in their order, whatever `rows` is: this is why a row's bits do not depend on its
+ * company. */
+INLINE void part(int32_t kind, const Tile *job, const int rows, const int from, const int vecs, int asks) {
+    Words sums[TILE_ROWS][VECS];
     char *kept = job->sums;
     const char *weights = job->weights, *ahead = job->ahead;
-    const int64_t stride = job->x_stride, ahead_step = job->ahead_step;
+    const int64_t stride = job->x_stride, ahead_step = job->ahead_step, size = 4 * factor_size(kind);
     const int passing = job->passing;
     /* Rows by fours: four rows need three registers of addresses, [x], [x + stride], [x + 2 * stride] and [x + stride3]. */
     const char *x0 = job->x, *x4 = x0 + 4 * stride, *x8 = x0 + 8 * stride;
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++)
-            sums[row][half] = _mm512_loadu_si512(kept + 128 * row + 64 * half);
+#pragma GCC unroll 4
+        for (int vec = 0; vec < vecs; vec++)
+            sums[row][vec] = load_words(kept + 4 * (PANEL * row + LANES * (from + vec)));
     for (int64_t step = 0; step < job->steps; step++) {
-        __m512i left = load(weights, 0), right = load(weights, 1);
-        for (int byte = 0; byte < step_bytes; byte += 64)
+        for (int byte = 0; asks && byte < step_bytes(kind); byte += 64)
             if (passing)
                 _mm_prefetch(ahead + byte, _MM_HINT_T1);
             else
                 _mm_prefetch(ahead + byte, _MM_HINT_T0);
+#pragma GCC unroll 2
+        for (int half = 0; half < factor_size(kind); half++) {
+            Words now[VECS];
+#pragma GCC unroll 4
+            for (int vec = 0; vec < vecs; vec++)
+                now[vec] = load_weights(kind, weights, from + vec, half);
 #pragma GCC unroll 12
-        for (int row = 0; row < rows; row++) {
-            const char *at = (row < 4 ? x0 : row < 8 ? x4 : x8) + row % 4 * stride;
-            int32_t pair;
-            memcpy(&pair, at, 4);
-            __m512i x = _mm512_set1_epi32(pair);
-            sums[row][0] = multiply(sums[row][0], left, x);
-            sums[row][1] = multiply(sums[row][1], right, x);
+            for (int row = 0; row < rows; row++) {
+                const Vec factor = factor_of(kind, (row < 4 ? x0 : row < 8 ? x4 : x8) + row % 4 * stride + 4 * half);
+#pragma GCC unroll 4
+                for (int vec = 0; vec < vecs; vec++)
+                    sums[row][vec] = multiply(kind, factor, now[vec], sums[row][vec]);
+            }
         }
-        weights += step_bytes;
+        weights += step_bytes(kind);
         ahead += ahead_step;
-        x0 += 4;
-        x4 += 4;
-        x8 += 4;
+        x0 += size;
+        x4 += size;
+        x8 += size;
     }
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++)
-            _mm512_storeu_si512(kept + 128 * row + 64 * half, sums[row][half]);
+#pragma GCC unroll 4
+        for (int vec = 0; vec < vecs; vec++)
+            store_words(kept + 4 * (PANEL * row + LANES * (from + vec)), sums[row][vec]);
 }
 
-#define CASE(rows, ...)                                                                                                                    \
+INLINE void tile(int32_t kind, const Tile *job, const int rows) {
+    if (rows * VECS <= SUMS) {
+        part(kind, job, rows, 0, VECS, 1);
+        return;
+    }
+    Tile pass = *job;
+    for (int64_t left = job->steps; left > 0; left -= PASS) {
+        pass.steps = left < PASS ? left : PASS;
+        part(kind, &pass, rows, 0, VECS / 2, 1);
+        part(kind, &pass, rows, VECS / 2, VECS / 2, 0);
+        pass.x += pass.steps * 4 * factor_size(kind);
+        pass.weights += pass.steps * step_bytes(kind);
+        pass.ahead += pass.steps * job->ahead_step;
+    }
+}
+
+#define CASE(kind, rows)                                                                                                                   \
     case rows:                                                                                                                             \
-        tile(job, rows, __VA_ARGS__);                                                                                                      \
+        if (rows <= TILE_ROWS)                                                                                                             \
+            tile(kind, job, rows);                                                                                                         \
         break;
-#define TILES(name, ...)                                                                                                                   \
+#define TILES(name, kind)                                                                                                                  \
     static void name(const Tile *job, int64_t rows) {                                                                                      \
         switch (rows) {                                                                                                                    \
-            CASE(1, __VA_ARGS__)                                                                                                           \
-            CASE(2, __VA_ARGS__)                                                                                                           \
-            CASE(3, __VA_ARGS__)                                                                                                           \
-            CASE(4, __VA_ARGS__)                                                                                                           \
-            CASE(5, __VA_ARGS__)                                                                                                           \
-            CASE(6, __VA_ARGS__)                                                                                                           \
-            CASE(7, __VA_ARGS__)                                                                                                           \
-            CASE(8, __VA_ARGS__)                                                                                                           \
-            CASE(9, __VA_ARGS__)                                                                                                           \
-            CASE(10, __VA_ARGS__)                                                                                                          \
-            CASE(11, __VA_ARGS__)                                                                                                          \
-            CASE(12, __VA_ARGS__)                                                                                                          \
+            CASE(kind, 1)                                                                                                                  \
+            CASE(kind, 2)                                                                                                                  \
+            CASE(kind, 3)                                                                                                                  \
+            CASE(kind, 4)                                                                                                                  \
+            CASE(kind, 5)                                                                                                                  \
+            CASE(kind, 6)                                                                                                                  \
+            CASE(kind, 7)                                                                                                                  \
+            CASE(kind, 8)                                                                                                                  \
+            CASE(kind, 9)                                                                                                                  \
+            CASE(kind, 10)                                                                                                                 \
+            CASE(kind, 11)                                                                                                                 \
+            CASE(kind, 12)                                                                                                                 \
         }                                                                                                                                  \
     }
-TILES(tile_float, 128, load_whole, multiply_float)
-TILES(tile_bfloat16, 128, load_whole, multiply_bfloat16)
-TILES(tile_int8, 64, load_bytes, multiply_int16)
+TILES(tile_float, FLOAT32)
+TILES(tile_bfloat16, BFLOAT16)
+TILES(tile_int8, INT8)
 
 void multiply_tile(int32_t kind, const Tile *job, int64_t rows) {
     if (kind == FLOAT32)

@@ -1,11 +1,18 @@
-/* One tile: up to 12 rows times one panel of 32 outputs over a run of inputs, sums kept in registers. */
+/* One tile: up to TILE_ROWS rows times one panel of 32 outputs over a run of inputs, sums kept in registers. */
 #ifndef FAIRLEAD_TILE_H
 #define FAIRLEAD_TILE_H
 #include <stdint.h>
 
-enum { PANEL = 32, TILE_ROWS = 12 };
+#include "native.h"
 
-/* What a tile works on. A step is 4 bytes of each row: one float, two bfloat16 or two int16. */
+enum { PANEL = 32 };
+#ifdef __AVX512F__
+enum { TILE_ROWS = 12 };
+#else
+enum { TILE_ROWS = 6 }; /* half as many registers of half the size */
+#endif
+
+/* What a tile works on. A step is 4 bytes of each row: one float, two bfloat16 or two int16. Without products of bfloat16 it is two floats. */
 typedef struct {
     const char *x; /* first row; rows are x_stride bytes apart */
     int64_t x_stride;
@@ -16,6 +23,10 @@ typedef struct {
     int32_t passing; /* into the second cache alone: a fifth faster where one or two tiles use the weights, some percent slower for more */
     void *sums; /* [rows][32] floats, or int32 for INT8; added to */
 } Tile;
+
+static inline int64_t step_count(int32_t kind, int64_t inputs) { return kind == FLOAT32 ? inputs : (inputs + 1) / 2; }
+static inline int64_t step_bytes(int32_t kind) { return kind == INT8 ? 2 * PANEL : 4 * PANEL; }
+static inline int64_t panel_count(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
 /* `rows` of 1 to TILE_ROWS; weights of `kind`. */
 void multiply_tile(int32_t kind, const Tile *job, int64_t rows);

@@ -1,0 +1,67 @@
+"""Attention in torch in which a query's bits depend on its own KV and position alone: `--deterministic` without the native library.
+
+A matrix library chooses its order of summation by the shapes of a product. So the shapes here follow from positions: queries go in blocks
+that begin at multiples of BLOCK, over every key up to the end of the block. Places of a block that the step does not compute hold zeros.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from fairlead_worker.kernels.base import KVSpec, LayerSpec, PackedStep
+
+BLOCK = 8
+"""Queries of a block. A decode computes as many: its attention costs more, and reads the same memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlock:
+    """Queries of one row whose positions lie in one block. L keys."""
+
+    tokens: slice
+    """Where they are in the packed step."""
+    places: slice
+    """Where they are in the block."""
+    pages: torch.Tensor
+    """[L / page_size] int32. Pages that the row does not have yet are its last one, whose keys the bias hides."""
+    bias: torch.Tensor
+    """[BLOCK, L] in the KV's dtype: 0 where the query sees the key, else -inf."""
+
+
+def plan_blocks(step: PackedStep, spec: KVSpec, window: int | None) -> Iterator[QueryBlock]:
+    """Yield the blocks of every row of `step`, for layers of this window."""
+    token = 0
+    for start, count, table in zip(step.starts, step.counts, step.tables(), strict=True):
+        for block in range(start // BLOCK * BLOCK, start + count, BLOCK):
+            begin, end = max(start, block), min(start + count, block + BLOCK)
+            first = 0 if window is None else max(0, block - window + 1) // spec.page_size
+            wanted = torch.arange(first, -(-(block + BLOCK) // spec.page_size)).clamp_(max=len(table) - 1)
+            keys = torch.arange(len(wanted) * spec.page_size) + first * spec.page_size
+            queries = torch.arange(block, block + BLOCK)[:, None]
+            hidden = keys > queries
+            if window is not None:
+                hidden |= keys <= queries - window
+            bias = torch.zeros(hidden.shape, dtype=spec.dtype).masked_fill_(hidden, float("-inf"))
+            tokens = slice(token + begin - start, token + end - start)
+            yield QueryBlock(tokens, slice(begin - block, end - block), table[wanted], bias)
+        token += count
+
+
+def attend_block(spec: LayerSpec, block: QueryBlock, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the attention of the block's queries: query [T, heads, key_dim] of the whole step -> [tokens, heads, value_dim].
+
+    keys, values: the storage of `CpuBackend`, [kv_heads, pages, page_size * dim], with the step's own KV in it.
+    """
+    size, length, kv_heads = *block.bias.shape, spec.kv_heads
+    queries = query.new_zeros(size, spec.heads, spec.key_dim)
+    queries[block.places] = query[block.tokens] * spec.scaling
+    queries = queries.view(size, kv_heads, -1, spec.key_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, spec.key_dim)
+    key = keys.index_select(1, block.pages).view(kv_heads, length, spec.key_dim)
+    scores = torch.bmm(queries, key.transpose(1, 2))
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    weights = scores.view(kv_heads, -1, size, length).add_(block.bias).softmax(-1).view(kv_heads, -1, length)
+    value = values.index_select(1, block.pages).view(kv_heads, length, spec.value_dim)
+    mixed = torch.bmm(weights, value).view(kv_heads, -1, size, spec.value_dim).permute(2, 0, 1, 3)
+    return mixed.reshape(size, spec.heads, spec.value_dim)[block.places]
