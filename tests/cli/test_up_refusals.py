@@ -126,3 +126,12 @@ def test_what_old_runs_left_is_removed_and_what_runs_is_not(short_path: Path, mo
         os.utime(old, (0, 0))
     remove_old_runs()
     assert sorted(runs_root().iterdir()) == sorted([alive, fresh])
+
+
+def test_a_run_directory_that_others_may_enter_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The embedded Redis has no password: its socket lies in a directory of mode 0700."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert make_run_directory("qwen").stat().st_mode & 0o077 == 0
+    runs_root().chmod(0o755)
+    with pytest.raises(UserError, match="mode 0700"):
+        make_run_directory("qwen")

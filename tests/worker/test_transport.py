@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
 
 from fairlead_worker.messages import Loading, Sampling, Step, Stop, Submit, ToEngine
 from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
@@ -122,3 +123,12 @@ def test_a_wait_of_less_than_a_millisecond() -> None:
             channel.close()
 
     asyncio.run(asyncio.wait_for(talk(), 20))
+
+
+def test_no_other_user_of_the_node_reaches_the_sockets() -> None:
+    channel = ZmqChannel()
+    try:
+        assert Path(channel.address).stat().st_mode & 0o077 == 0
+        assert {path.name for path in Path(channel.address).iterdir()} == {"to", "from"}
+    finally:
+        channel.close()
