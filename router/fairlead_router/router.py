@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead_index.connection import Scripts
+from fairlead_index.discovery import source_of
 from fairlead_index.token_cache import TokenCache
 from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.coming import Coming
-from fairlead_router.fleet.discovery import follow, source_of
+from fairlead_router.fleet.discovery import follow
 from fairlead_router.fleet.formats import PromptFormats
 from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.workers import WorkerTable

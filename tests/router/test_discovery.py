@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import make_format
 
+from fairlead_index.discovery import DnsSource, FileSource, StaticSource, Unresolved, source_of
 from fairlead_router.config import RouterConfig, read_config
-from fairlead_router.fleet.discovery import DnsSource, FileSource, StaticSource, Unresolved, follow, source_of
+from fairlead_router.fleet.discovery import follow
 from fairlead_router.fleet.workers import WorkerTable
 
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from fairlead_index.access import RedisAccess, parse, shown
+from fairlead_index.discovery import source_of
 from fairlead_index.groups import MOST_GROUPS
 from fairlead_worker.leader_worker_set import GroupEnvironment
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, choose
@@ -203,6 +204,10 @@ class WorkerConfig(BaseSettings):
     warm_tokens: Annotated[
         NonNegative, Field(description="tokens of its peers' hottest prefixes that a worker computes before it is ready; 0: none")
     ] = 0
+    peers: Annotated[
+        str,
+        Field(description="where the service's workers are, in the form of the router's --workers, for --warm-tokens; empty: not warmed"),
+    ] = ""
     warm_seconds: Annotated[float, Field(gt=0, description="seconds that this may delay it, at most")] = 10
     load_timeout: Annotated[
         float,
@@ -254,6 +259,13 @@ class WorkerConfig(BaseSettings):
     def _redis_url(cls, value: str) -> str:
         if value:
             parse(value)
+        return value
+
+    @field_validator("peers")
+    @classmethod
+    def _peers(cls, value: str) -> str:
+        if value:
+            source_of(value, "--peers")
         return value
 
     @field_validator("advertise")

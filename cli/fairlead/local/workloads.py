@@ -65,6 +65,7 @@ class Workload:
             flags += ["--workers", f"file://{settings.endpoints_file(self.service)}", "--worker-admin-port=", "--drain-grace", "0"]
             return [*flags, "--api-keys-file", self._key_file] if self._keyed else flags
         flags += ["--pod-name", pod, "--advertise", f"{LOOPBACK}:{port}", "--termination-log", str(settings.logs / f"{pod}.termination")]
+        flags += ["--peers", f"file://{settings.endpoints_file(self.service)}"]
         return [*flags, "--threads", str(settings.threads)] if settings.threads and not self._threads_asked else flags
 
     @property

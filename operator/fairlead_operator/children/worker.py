@@ -197,11 +197,12 @@ def arguments(service: InferenceService, settings: Settings, source: ModelSource
 
 
 def _warming(service: InferenceService, settings: Settings) -> list[Object]:
-    """In the environment and not as flags, which images of older releases would refuse. Peers are found by the index alone."""
+    """In the environment and not as flags, which images of older releases would refuse."""
     engine = service.spec.engine
-    if not (settings.redis_url and engine.warm_tokens):
+    if not engine.warm_tokens:
         return []
-    told = {"FAIRLEAD_WARM_TOKENS": engine.warm_tokens, "FAIRLEAD_WARM_SECONDS": engine.warm_seconds}
+    peers = f"dns://{names.workers_service(service)}.{service.namespace}.svc.{settings.cluster_domain}:{names.WORKER_PORT}"
+    told = {"FAIRLEAD_WARM_TOKENS": engine.warm_tokens, "FAIRLEAD_WARM_SECONDS": engine.warm_seconds, "FAIRLEAD_PEERS": peers}
     return [{"name": name, "value": str(value)} for name, value in told.items()]
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
+from fairlead_index.discovery import split_address
 from fairlead_router.wire.keepalive import end_when_unheard
 from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, Unreachable
 
@@ -17,14 +18,6 @@ STALE_SECONDS = 1.0
 """A kept connection that ends this soon after a request was written had been closed by its idle timer, not by that request."""
 SILENCE_SECONDS = 15.0
 _NO_WAY = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT))
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`. Raises ValueError that names the address."""
-    host, colon, port = address.strip().rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 class Pool:

@@ -3,13 +3,16 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.redis_server import RedisServer, free_port
 from tests.worker.api.process import WorkerProcess
 
+from fairlead_index.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
 from fairlead_worker.api.engine_client import EngineClient, EngineGone
+from fairlead_worker.api.warm import bearer
 from fairlead_worker.messages import AskHot, Hot, Ready, Step
 from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
 
@@ -30,7 +33,7 @@ def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProce
         first.complete(prompt=SYSTEM + question, max_tokens=1)
         first.complete(prompt=SALTED + question, max_tokens=1, cache_salt="tenant a")
     first.complete(prompt="Asked once. " * 40, max_tokens=1)
-    second = start(*flags, "--pod-name", "second").wait_ready()
+    second = start(*flags, "--pod-name", "second", "--peers", f"static://127.0.0.2:{first.port}").wait_ready()
     shared = len(second.post("/tokenize", prompt=SYSTEM).json()["tokens"])
     assert cached(second, SYSTEM + "How heavy is it?") >= shared - 32
     assert cached(second, SALTED + "May they?", cache_salt="tenant a") > 100
@@ -42,17 +45,42 @@ def test_the_first_request_of_a_new_worker_hits(start: Callable[..., WorkerProce
     assert "careful" not in log and "contract" not in log
 
 
-async def test_a_peer_that_does_not_answer_holds_nobody_up(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
+def test_a_peer_that_does_not_answer_holds_nobody_up(start: Callable[..., WorkerProcess]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        card = WorkerCard("silent", f"127.0.0.1:{silent.getsockname()[1]}", 64)
-        writer = IndexWriter(redis.url, "test/silent", card)
+        peer = f"static://127.0.0.1:{silent.getsockname()[1]}"
+        worker = start("--peers", peer, "--warm-tokens", "4096", "--warm-seconds", "0.5").wait_ready()
+        assert "warming has ended after 0.5 s" in worker.log.read_text()
+
+
+async def test_a_worker_that_only_the_index_names_is_never_asked(start: Callable[..., WorkerProcess], redis: RedisServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        trap.setblocking(False)
+        writer = IndexWriter(redis.url, "test/forged", WorkerCard("forged", f"127.0.0.1:{trap.getsockname()[1]}", 64))
         writer.start()
         try:
-            flags = ("--redis-url", redis.url, "--index-namespace", "test/silent", "--warm-tokens", "4096", "--warm-seconds", "0.5")
-            worker = await asyncio.to_thread(lambda: start(*flags).wait_ready())  # the writer's lease is renewed meanwhile
-            assert "warming has ended after 0.5 s" in worker.log.read_text()
+            flags = ("--redis-url", redis.url, "--index-namespace", "test/forged", "--warm-tokens", "4096", "--warm-seconds", "60")
+            worker = await asyncio.to_thread(lambda: start(*flags, "--peers", "static://127.0.0.1:1").wait_ready())
+            assert "peer 127.0.0.1:1 does not tell" in worker.log.read_text()
+            with pytest.raises(BlockingIOError):
+                trap.accept()
         finally:
             await writer.leave()
+
+
+def test_token_ids_of_prompts_are_told_to_holders_of_the_services_credential_alone(
+    start: Callable[..., WorkerProcess], redis: RedisServer, tmp_path: Path
+) -> None:
+    password = tmp_path / "password"
+    password.write_text("of this service")
+    access = RedisAccess(redis.url, password_file=str(password))
+    worker = start(
+        "--redis-url", redis.url, "--index-namespace", "test/told", "--redis-password-file", str(password), "--warm-tokens", "64"
+    )
+    worker.wait_ready()
+    path = "/internal/hot-prefixes/64"
+    assert worker.client.get(path).status_code == 401
+    assert worker.client.get(path, headers={"authorization": "Bearer " + "0" * 64}).status_code == 401
+    assert worker.client.get(path, headers={"authorization": bearer(access)}).status_code == 200
 
 
 async def test_an_engine_that_answers_after_it_was_given_up_ends_nothing_else() -> None:

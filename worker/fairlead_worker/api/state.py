@@ -1,13 +1,14 @@
 """What this worker says of itself: health, readiness, load, models, prompt format, metrics, version."""
 
+import hmac
 from typing import Any
 
 import msgspec
 
-from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.errors import ApiError, invalid, unavailable
 from fairlead_worker.api.http import Exchange
 from fairlead_worker.api.publisher import worker_load
-from fairlead_worker.api.warm import MOST_TOKENS, HotPrefixes
+from fairlead_worker.api.warm import MOST_TOKENS, HotPrefixes, bearer
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.version import release
 
@@ -73,7 +74,14 @@ async def hot_prefixes(worker: Worker, exchange: Exchange) -> None:
     """`GET /internal/hot-prefixes/TOKENS`: what a new worker of this service should compute before it takes requests.
 
     Token ids of whole pages under their root numbers, as msgpack. Salts stay where they are: a root number is a hash over one.
+    For workers of the same service alone: token ids are prompts, and monitoring may reach this port too.
     """
+    try:
+        expected = bearer(worker.config.redis)
+    except OSError as error:
+        raise unavailable(str(error)) from error
+    if not hmac.compare_digest(exchange.headers.get(b"authorization", b""), expected.encode()):
+        raise ApiError(401, "hot prefixes are told to workers with this service's Redis credential only.", code="unauthorized")
     asked = exchange.path.rpartition("/")[2]
     if not asked.isdigit():
         raise invalid("hot-prefixes: write /internal/hot-prefixes/TOKENS")

@@ -1,19 +1,22 @@
-"""A new worker computes the prefixes that its peers' clients share most, before it takes requests: bounded, and never in the way.
+"""Computes the prefixes that clients of other workers share most, before a new worker takes requests: bounded in time and memory.
 
-Peers are the living workers of the same service in the index; one of the same prompt format (model, tokenizer, block size) is asked at
-its admin port. What it tells are token ids under root numbers: a tenant's prefix is found again only under the tenant's salt.
+Peers are the addresses that `--peers` names, never those of the index: whoever may write to Redis must not be able to feed a worker.
+A peer of the same prompt format (model, tokenizer, block size) tells token ids under root numbers at its admin port, so a tenant's prefix
+is found again only under the tenant's salt. Token ids are prompts: a peer tells them only to workers that hold the service's own Redis
+credential.
 """
 
 import asyncio
+import hmac
 import logging
+import random
 import time
 from array import array
 
 import msgspec
 
 from fairlead_index.access import RedisAccess
-from fairlead_index.errors import IndexUnavailable
-from fairlead_index.groups import index_reader
+from fairlead_index.discovery import source_of
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_index.paths import with_port
 from fairlead_worker.api.engine_client import Submission
@@ -25,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 1 << 20
 """That one answer may hold: 4 MiB."""
+MOST_BYTES = 8 << 20
+"""Of one answer: its tokens, and what stands around them."""
 MOST_PEERS = 3
-"""Asked one after the other, the least busy first."""
-INDEX_TRIES, INDEX_PAUSE = 5, 0.2
-"""The index answers within 50 ms or counts as away; a first connection may take longer."""
+"""Asked one after the other, in random order."""
 PEER_SECONDS = 3.0
 
 
@@ -41,17 +44,25 @@ class HotPrefixes(msgspec.Struct, frozen=True):
 
 
 def warms(config: WorkerConfig) -> bool:
-    """Whether there is anything to warm, and an index to find peers by."""
-    return bool(config.warm_tokens) and config.redis is not None
+    """Return whether there is anything to warm, and peers to ask."""
+    return bool(config.warm_tokens and config.peers)
+
+
+def bearer(redis: RedisAccess | None) -> str:
+    """Return the `Authorization` value that workers of one service know each other by; empty where Redis asks for no password.
+
+    An HMAC of the password of the service's worker user: it does not give the password away. Raises OSError when that has no file.
+    """
+    password = redis.credentials()[1] if redis is not None else ""
+    return "Bearer " + hmac.digest(password.encode(), b"fairlead hot prefixes", "sha256").hex() if password else ""
 
 
 async def warm(worker: Worker) -> None:
     """Ends within --warm-seconds, and does not raise: a cold worker serves too."""
     config, began = worker.config, time.monotonic()
-    assert config.redis is not None
     try:
         async with asyncio.timeout(config.warm_seconds):
-            peer, prefixes = await _asked(worker, config.redis)
+            peer, prefixes = await _ask_peers(worker)
             tokens = await _compute(worker, prefixes) if prefixes else 0
     except TimeoutError:
         logger.info("warming has ended after %g s (--warm-seconds)", config.warm_seconds)
@@ -62,42 +73,31 @@ async def warm(worker: Worker) -> None:
         logger.info("warmed in %.1f s: %s", time.monotonic() - began, what)
 
 
-async def _asked(worker: Worker, redis: RedisAccess) -> tuple[str, tuple[HotPrefix, ...]]:
-    """(peer, its hottest prefixes) of the first peer that tells any."""
+async def _ask_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]:
+    """Return the first peer that tells any prefixes, and these."""
     import httpx  # and what it brings: most workers never need it
 
-    ready = worker.ready
-    room = min(worker.config.warm_tokens, ready.pages * ready.page_size // 2, MOST_TOKENS)
-    async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False) as client:
-        for peer in await _peers(worker, redis):
+    config, ready = worker.config, worker.ready
+    room = min(config.warm_tokens, ready.pages * ready.page_size // 2, MOST_TOKENS)
+    peers = await source_of(config.peers, "--peers").addresses() - {worker.address}
+    headers = {"authorization": bearer(config.redis)}
+    async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False, headers=headers) as client:
+        for peer in random.sample(sorted(peers), min(MOST_PEERS, len(peers))):
             try:
-                admin = with_port(peer, worker.config.admin_port or None)  # the peers are of the same Deployment
-                answer = await client.get(f"http://{admin}/internal/hot-prefixes/{room}")
-                told = msgspec.msgpack.decode(answer.raise_for_status().content, type=HotPrefixes)
+                admin = with_port(peer, config.admin_port or None)  # the peers are of the same Deployment
+                async with client.stream("GET", f"http://{admin}/internal/hot-prefixes/{room}") as answer:
+                    body = bytearray()
+                    async for piece in answer.raise_for_status().aiter_bytes():
+                        body += piece
+                        if len(body) > MOST_BYTES:
+                            raise httpx.HTTPError(f"the answer is longer than {MOST_BYTES} bytes")
+                told = msgspec.msgpack.decode(body, type=HotPrefixes)
             except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError) as error:
                 logger.info("peer %s does not tell its prefixes: %s: %s", peer, type(error).__name__, error)
                 continue
             if told.format == worker.prompt_etag and told.prefixes:
                 return peer, told.prefixes
     return "", ()
-
-
-async def _peers(worker: Worker, redis: RedisAccess) -> list[str]:
-    """Addresses of the service's other workers, the least busy first."""
-    reader = index_reader(redis, worker.config.index_namespace, worker.config.index_groups)
-    try:
-        for left in reversed(range(INDEX_TRIES)):
-            try:
-                living = await reader.workers()
-                break
-            except IndexUnavailable:
-                if not left:
-                    raise
-                await asyncio.sleep(INDEX_PAUSE)
-    finally:
-        await reader.close()
-    others = [one for one in living if one.address != worker.address and one.pod != worker.config.pod]
-    return [one.address for one in sorted(others, key=lambda one: (one.load.backlog_tokens, one.pod))][:MOST_PEERS]
 
 
 async def _compute(worker: Worker, prefixes: tuple[HotPrefix, ...]) -> int:

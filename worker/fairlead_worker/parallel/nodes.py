@@ -28,7 +28,7 @@ OWN = {
     *("node_rank", "leader", "nodes_secret", "host", "port", "admin_port", "pod_name", "advertise", "canary", "model_cache"),
     *("termination_log", "trace_schedule", "profile_steps", "profile_file", "threads", "redis_url", "redis_username"),
     *("redis_password_file", "redis_username_file", "redis_ca_file", "redis_cert_file", "redis_key_file"),
-    *("index_namespace", "index_groups"),
+    *("index_namespace", "index_groups", "peers"),
 }
 """Fields of the configuration that may differ from node to node: all others have to be the same."""
 TURN = 1.0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
+from fairlead_index.discovery import split_address
 from fairlead_index.echo import brief
 from fairlead_index.paths import is_inference
 from fairlead_router.config import RouterConfig
@@ -21,7 +22,6 @@ from fairlead_router.serving.asks import instructions_for, wanted_for
 from fairlead_router.serving.front import Front
 from fairlead_router.steering.policies import Choice, Policy, Wanted
 from fairlead_router.tenancy.tenants import credential
-from fairlead_router.wire.pool import split_address
 
 FALLBACKS = 2
 """Endpoints named after the first one: a gateway that retries goes down the list."""
