@@ -7,7 +7,7 @@ from hashlib import sha1
 from itertools import chain, islice
 from typing import Final
 
-POINTS: Final = 8
+POINTS: Final = 10
 """Of each member: POINTS in common.lua. More would make homes more even, and a prompt goes to the sooner of its two homes anyway."""
 SEEN: Final = 64
 """Points looked at each way, at most: SEEN in route.lua."""

@@ -9,7 +9,7 @@ local WIDE = 128                       -- added to a record's first byte: its ho
 local RUN = 6                          -- blocks of a run: RUN_BLOCKS in changes.py; another number is another schema
 local NARROW = 64                      -- bytes that a record may take within its bucket: hash-max-listpack-value
 local CIRCLE = 67108859                -- a prime below 2^26, the range of ranks: the product of two numbers below it is exact in a double
-local POINTS = 8                       -- places of a worker on the ring, where a cold prompt finds its two homes: POINTS in ring.py
+local POINTS = 10                      -- places of a worker on the ring, where a cold prompt finds its two homes: POINTS in ring.py
 local FILL = 16                        -- records a bucket holds on average: a read looks at few
 local SPLITS = 8                       -- buckets that one batch may split: more than its runs can fill
 
@@ -111,10 +111,16 @@ local function announce(p, record) tell(p, call('HMGET', p .. 'meta', 'logged', 
 -- `leases` holds each slot's lease end (ms) at 8 bytes times its number; 0 for a slot that was killed.
 local function set_lease(p, slot, ends) call('SETRANGE', p .. 'leases', slot_number(slot) * 8, struct.pack('<d', ends)) end
 
--- {slot number -> whether its lease has not run out}, each slot read when it is first asked for: a request looks at few of the workers. What a
+-- {slot number -> whether its lease has not run out}; of a large fleet each is read when it is first asked for: a request looks at few. What a
 -- worker holds is prefix-closed until it is killed, so this is all that a search needs; `in_force` decides which workers are named.
 local function living(p, now)
   local leases = call('GET', p .. 'leases') or ''
+  local count = #leases / 8
+  if count <= 64 then
+    local ends, lives = { struct.unpack('<' .. string.rep('d', count), leases) }, {}
+    for i = 1, count do lives[i - 1] = ends[i] > now end
+    return lives
+  end
   return setmetatable({}, { __index = function(lives, n)
     local alive = n * 8 + 8 <= #leases and (struct.unpack('<d', leases, n * 8 + 1)) > now
     lives[n] = alive

@@ -12,7 +12,9 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
   if count == 0 or grid.count == 0 then return {}, {}, 0 end
   local sets, seen, nobody = {}, {}, { holders = {}, held = {}, mine = 0 }
   local is_soonest = {}
-  for i = 1, soonest and #soonest or 0 do is_soonest[soonest[i]] = true end
+  if soonest then
+    for i = 1, #soonest do is_soonest[soonest[i]] = true end
+  end
   local none = string.rep('\0', 64)  -- a piece of a wide string that names nobody
 
   -- Of a record's holders those who live, how many of its blocks each holds, whether all of them hold as many, and how many are of `soonest`.

@@ -5,7 +5,7 @@ local SLACK = 1.25       -- a cold prefix goes to one of its two homes while the
 local SMALL = 16         -- workers up to which all are scored: SMALL_FLEET in score.py
 local CONSIDERED = 12    -- of a larger fleet: the homes of a cold prompt or its deepest holders, then the soonest
 local HOLDERS = 6
-local PAGE, SEEN = 8, 64 -- points of the ring read at once, and at most, each way
+local PAGE, SEEN = 4, 64 -- points of the ring read at once, and at most, each way
 local LEVELS = 8         -- depths told apart; holders of less count as holders of the first run, as far as they hold it
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -23,18 +23,19 @@ end
 local soonest, from = {}, 0
 repeat
   local page = call('ZRANGE', p .. 'r:ready', from, from + SMALL)
-  for _, slot in ipairs(page) do
-    local n = slot_number(slot)
+  for i = 1, #page do
+    local a, b = byte(page[i], 1, 2)
+    local n = a * 256 + b
     if lives[n] then soonest[#soonest + 1] = n end
   end
   from = from + SMALL + 1
 until #page <= SMALL or #soonest > SMALL
-local most = SMALL
+local most, holding = SMALL, SMALL
 if #soonest > SMALL then
-  most = CONSIDERED
+  most, holding = CONSIDERED, HOLDERS
   for i = #soonest, CONSIDERED + 1, -1 do soonest[i] = nil end
 end
-local depth, holders, deepest = match(p, hashes, lives, LEVELS, most, soonest)
+local depth, holders, deepest = match(p, hashes, lives, LEVELS, most, most < SMALL and soonest)
 local cold = deepest == 0 and #hashes >= 8
 
 -- Of equals the lower rank wins: every pair of (block, address) has a fixed one, for all routers alike. The block is the first that nobody holds: the
@@ -65,23 +66,25 @@ local first, second
 if cold then
   -- The first two workers on the ring from the block's place on (consistent hashing, Karger et al. 1997).
   local place = (struct.unpack('<I4', hashes))
-  for _, range in ipairs({ { place, '+inf' }, { '-inf', '(' .. place } }) do
-    local from = 0
+  local function scan(low, high)
+    local seen = 0
     repeat
-      local points = call('ZRANGEBYSCORE', p .. 'ring', range[1], range[2], 'LIMIT', from, PAGE)
-      for _, point in ipairs(points) do
-        local n = slot_number(point)
+      local points = call('ZRANGEBYSCORE', p .. 'ring', low, high, 'LIMIT', seen, PAGE)
+      for i = 1, #points do
+        local a, b = byte(points[i], 1, 2)
+        local n = a * 256 + b
         if not second and n ~= first and lives[n] then
           if first then second = n else first = n end
           consider(n)
         end
       end
-      from = from + PAGE
-    until second or #points < PAGE or from >= SEEN
-    if second then break end
+      seen = seen + PAGE
+    until second or #points < PAGE or seen >= SEEN
   end
+  scan(place, '+inf')
+  if not second then scan('-inf', '(' .. place) end
 end
-for i = 1, math.min(#holders, HOLDERS) do consider(holders[i]) end
+for i = 1, math.min(#holders, holding) do consider(holders[i]) end
 for i = 1, #soonest do
   if #slots < most then consider(soonest[i]) end
 end
@@ -97,9 +100,9 @@ local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET
 local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
 for i, slot in ipairs(slots) do
   local number, record = slot_number(slot), records[i]
-  local lease, lease_ms, epoch, bt
-  if record then lease, lease_ms, epoch, bt = fields('<ddc8d', record) end
-  if record and in_force(lease, lease_ms, now) then
+  local lease, lease_ms, bt = 0, 0, 0
+  if record then lease, lease_ms, bt = fields('<ddxxxxxxxxd', record) end  -- the epoch is between them
+  if lease > now and lease <= now + lease_ms then  -- `in_force`
     local at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 71)
     local reusable = prompt - 1                                      -- the last token is always computed: it gives the logits
     if page > 0 then reusable = reusable - reusable % page end       -- and what is reused are whole pages
@@ -117,7 +120,7 @@ for i, slot in ipairs(slots) do
     local last = all[place]
     if home or place < wanted or late < last.late or late == last.late and ranks[number] < ranks[last.number] then
       local w = { record = record, slot = slot, number = number, cached = cached, cost = cost, work = work, seconds = seconds,
-                  late = late, rate = speed, step = step, room = room, epoch = epoch }
+                  late = late, rate = speed, step = step, room = room }
       if home then homes[#homes + 1] = w end
       while place > 0 and sooner(w, all[place]) do
         all[place + 1] = all[place]
@@ -147,19 +150,20 @@ end
 local best = all[1]
 local promise = id .. struct.pack('<d', best.cost)
 call('ZADD', p .. 'r:' .. best.slot, now, promise)
-call('EXPIRE', p .. 'r:' .. best.slot, KEPT)
-call('HINCRBYFLOAT', p .. 'r:owed', best.slot, best.cost)
-call('EXPIRE', p .. 'r:owed', KEPT)
+if tonumber(call('HINCRBYFLOAT', p .. 'r:owed', best.slot, best.cost)) <= best.cost then  -- the first one: the keys may be new
+  call('EXPIRE', p .. 'r:' .. best.slot, KEPT)
+  call('EXPIRE', p .. 'r:owed', KEPT)
+end
 set_ready(p, best.slot, now + 1000 * best.seconds, best.rate, best.step, best.room - best.cost)
 local reply = { best.slot .. promise }
 for _, w in ipairs(all) do
-  local _, _, _, _, address, pod = fields(LIVE, w.record)
+  local _, _, epoch, _, address, pod = fields(LIVE, w.record)
   reply[#reply + 1] = address
   reply[#reply + 1] = pod
   reply[#reply + 1] = w.cached
   reply[#reply + 1] = floor(w.seconds * 1e6)
   reply[#reply + 1] = w.late < NO_ROOM and 1 or 0
-  reply[#reply + 1] = w.epoch
+  reply[#reply + 1] = epoch
   reply[#reply + 1] = w.slot
 end
 return reply
