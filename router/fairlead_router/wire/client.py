@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -79,7 +79,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     ) -> None:
         self._app, self._connections, self._loop, self._guard = app, connections, loop, guard
         self.deadline = 0.0
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._head: Request | None = None
         self._parsing: Request | None = None
         self._serving: Request | None = None
@@ -142,6 +142,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._guard.closed(self)
         self.closed.set_result(None)
         self._ahead, self._unparsed = None, b""
+        self._parser = None  # it refers to this connection: without the cycle both are freed at once
         request = self._serving
         if request is not None and request.task is not None:
             request.gone = True
