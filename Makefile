@@ -14,7 +14,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients kubernetes demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients kubernetes demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -105,6 +105,12 @@ fuzz-index: install ## the index against the truth through 100,000 operations an
 fuzz-api: install ## 20,000 malformed and extreme requests to a worker and through a router, good ones beside them; then schemathesis's (COUNT=20000 SEED=1); some minutes
 	$(BIN)/python -m tests.api.fuzz --count $(or $(COUNT),20000) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.api.by_schema --seed $(or $(SEED),1)
+
+fuzz-wire: install ## two million byte streams that are nearly HTTP, compared with h11 in process, and 20,000 to real processes (COUNT=2000000 SEED=1); half an hour
+	$(BIN)/python -m tests.wire.fuzz --count $(or $(COUNT),2000000) --seed $(or $(SEED),1)
+
+bench-slow: install ## 5,000 slow connections of each kind against router and worker; needs 16,000 descriptors; writes bench/results/slow_connections.json
+	PYTHONPATH=. $(BIN)/python bench/slow_connections.py --json bench/results/slow_connections.json
 
 golden: install ## 500 random requests, whole and streamed: the same text, finish, usage and log-probabilities (COUNT=500 SEED=1); a minute
 	$(BIN)/python -m tests.api.golden --count $(or $(COUNT),500) --seed $(or $(SEED),1)

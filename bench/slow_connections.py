@@ -34,6 +34,8 @@ FLAGS = ("--header-timeout", "300", "--body-timeout", "300")
 MOST_GROWTH_KIB = 64
 MOST_STALL_MS = 50
 SMALL_BUFFER = 4096
+PACE = 500
+"""New connections in a second: more at once would measure how fast connections are taken."""
 COMPLETION = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 LARGE_PAGE = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -96,7 +98,7 @@ def good_client(port: int, pid: int, stop: Event, results: "multiprocessing.Queu
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     due = 0.0
     try:
-        while not stop.is_set():
+        while not (stop.is_set() and took):
             began, busy = time.perf_counter(), loop_seconds(pid)
             connection.request("GET", "/health")
             answer = connection.getresponse()
@@ -144,7 +146,9 @@ class Crowd:
     def __init__(self, port: int, kind: Kind, count: int) -> None:
         self._kind = kind
         self._open: list[socket.socket] = []
-        for _ in range(count):
+        for number in range(count):
+            if number % 10 == 9:
+                time.sleep(10 / PACE)
             one = socket.socket()
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
             one.connect(("127.0.0.1", port))
@@ -175,11 +179,11 @@ class Crowd:
             one.send(data)
 
 
-def measure(side: str, port: int, pid: int, kind: Kind, count: int, seconds: float, tell: Callable[[str], None] = lambda line: None) -> Row:
+def measure(side: str, port: int, pid: int, kind: Kind, count: int, seconds: float, tell: Callable[[str], None]) -> Row:
     """Hold `count` connections of a kind for `seconds` to the process `pid` that listens on `port`."""
-    alone: list[Any] = []
-    with watched(port, pid, alone):
-        time.sleep(2)
+    first: list[Any] = []
+    with watched(port, pid, first):
+        time.sleep(3)
     before = most = resident_kib(pid)
     found: list[Any] = []
     with watched(port, pid, found):
@@ -210,7 +214,7 @@ def measure(side: str, port: int, pid: int, kind: Kind, count: int, seconds: flo
         round(times[int(0.99 * (len(times) - 1))], 2),
         round(times[-1], 1),
         round(1e3 * max(used, default=float("nan")), 1),
-        round(1e3 * max(alone[1], default=float("nan")), 1),
+        round(1e3 * max(first[1] if first else (), default=float("nan")), 1),
     )
 
 

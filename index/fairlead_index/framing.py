@@ -4,6 +4,8 @@ httptools has no pause: it parses all requests in a buffer at once, and it joins
 Both servers therefore feed it one message at a time, and bound what it may hold.
 """
 
+import asyncio
+import socket
 from typing import Final
 
 READ_BYTES: Final = 16 * 1024
@@ -13,6 +15,10 @@ WRITE_HIGH_WATER: Final = 16 * 1024
 """Bytes of answers that a client may leave unsent before its next request waits and the source of the answer is paused."""
 REFUSAL_LINGER_SECONDS: Final = 1.0
 """How long a refused client's bytes are read and dropped, so that it can read the error."""
+UPGRADE_WITH_BODY: Final = "A request with Upgrade or CONNECT cannot have a body here."
+"""httptools ends such a request behind its head, so that its body would be read as the next request."""
+KERNEL_UNSENT: Final = 64 * 1024
+"""Bytes of answers in the kernel that it could not yet send. Without the bound it takes up to 4 MiB for a client that never reads."""
 _BUFFER: Final = bytearray(BODY_READ_BYTES)
 """Shared by all connections: each read is consumed before the event loop starts the next one."""
 _VIEW: Final = memoryview(_BUFFER)
@@ -79,3 +85,11 @@ def content_length(headers: list[tuple[bytes, bytes]]) -> int:
         if name == b"content-length":
             return int(value)
     return 0
+
+
+def bound_unsent(transport: asyncio.WriteTransport) -> None:
+    """Bound what the transport and the kernel hold for a client that does not read. It does not bound what is in flight."""
+    transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+    wire = transport.get_extra_info("socket")
+    if wire is not None and wire.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT)

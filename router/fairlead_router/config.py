@@ -56,7 +56,7 @@ class RouterConfig(BaseSettings):
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
     drain_timeout: float = Field(120.0, ge=0, description="seconds that streams may take to finish after SIGTERM")
     drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")
-    request_timeout: float = Field(600.0, gt=0, description="seconds of silence from a worker after which a request fails")
+    request_timeout: float = Field(600.0, gt=0, description="seconds for an answer to begin, over all attempts, and of silence in it")
     max_header_bytes: int = Field(64 * 1024, ge=1024, description="largest request line and headers, bytes; larger ones get 431")
     max_headers: int = Field(128, ge=8, description="most headers of a request; more get 431")
     header_timeout: float = Field(10.0, gt=0, description="seconds for a request's headers to come; then 408")

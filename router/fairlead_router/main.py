@@ -1,6 +1,5 @@
 """`fairlead-router`."""
 
-import gc
 import json
 import logging
 import resource
@@ -9,6 +8,7 @@ import sys
 from pydantic import ValidationError
 
 from fairlead_index.access import has_password
+from fairlead_index.memory import settle_collector
 from fairlead_router import access_log
 from fairlead_router.config import read_config
 from fairlead_router.server import RouterServer
@@ -38,8 +38,7 @@ def main() -> None:
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two sockets a stream; the usual soft limit is 1,024
-    gc.collect()
-    gc.freeze()  # what is loaded now stays: later collections pass it over
+    settle_collector()
     try:
         server.run()
     except OSError as error:

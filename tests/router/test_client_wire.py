@@ -11,7 +11,7 @@ import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually, post
 from tests.router.stand_in_worker import Exchange, answers
 
-from fairlead_router.wire.client import KEEP_ALIVE_SECONDS, STALL_SECONDS, Request
+from fairlead_router.wire.client import KEEP_ALIVE_SECONDS, STALL_SECONDS, ClientConnection, Request
 
 WHOLE, STREAM = {"prompt": "x"}, {"prompt": "x", "stream": True}
 
@@ -104,6 +104,23 @@ async def test_a_request_starts_when_the_answer_before_it_is_taken(fleet: Fleet,
         writer.transport.resume_reading()
         for _ in range(count):
             assert (await answer(reader))[0] == 200
+
+
+async def test_a_connection_that_is_gone_leaves_nothing_for_the_garbage_collector(fleet: Fleet) -> None:
+    """Full collections hold the event loop up for as long as there are objects, so they are rare."""
+    router = await fleet.router(await fleet.worker())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            async with wire(router) as (reader, writer):
+                writer.write(post(WHOLE))
+                assert (await answer(reader))[0] == 200
+        await eventually(lambda: not router.server._connections, "all are closed")
+        await asyncio.sleep(0)
+        assert sum(isinstance(one, ClientConnection) for one in gc.get_objects()) <= 1
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_asks_first_is_told_to_send_its_body(fleet: Fleet) -> None:

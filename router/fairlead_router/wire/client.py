@@ -8,12 +8,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
 
-from fairlead_index.framing import REFUSAL_LINGER_SECONDS, WRITE_HIGH_WATER, Framing, content_length
+from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, Framing, bound_unsent, content_length
 from fairlead_index.guard import Guard
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.reply import Reply
@@ -79,7 +79,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     ) -> None:
         self._app, self._connections, self._loop, self._guard = app, connections, loop, guard
         self.deadline = 0.0
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._head: Request | None = None
         self._parsing: Request | None = None
         self._serving: Request | None = None
@@ -99,7 +99,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        bound_unsent(self._transport)
         self._connections.add(self)
         if not self._guard.opened(self):
             self._transport.abort()
@@ -142,6 +142,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._guard.closed(self)
         self.closed.set_result(None)
         self._ahead, self._unparsed = None, b""
+        self._parser = None  # it refers to this connection: without the cycle both are freed at once
         request = self._serving
         if request is not None and request.task is not None:
             request.gone = True
@@ -192,13 +193,17 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
         request.old = self._parser.get_http_version() == "1.0"
-        self._framing.begin_body(content_length(request.headers))
+        length = content_length(request.headers)
+        self._framing.begin_body(length)
         codings = [value for name, value in request.headers if name == b"transfer-encoding"]
         if codings and request.old:  # RFC 9112, 6.1: one before us may not know it
             self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
             return
         if any(coding.strip().lower() != b"chunked" for coding in codings):
             self._refuse(400, b"Bad Request", "Transfer-Encoding: chunked is the only one known here.", "bad_request")
+            return
+        if self._parser.should_upgrade() and (length or codings):
+            self._refuse(400, b"Bad Request", UPGRADE_WITH_BODY, "bad_request")
             return
         if not request.target.startswith(b"/"):
             _without_origin(request)

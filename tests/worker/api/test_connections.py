@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, WHOLE, answered, dripped
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from fairlead_worker.api.connections import STALL_SECONDS, Connections
+from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
 from fairlead_worker.api.lifecycle import Server
 
 LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
@@ -175,6 +175,21 @@ async def test_a_request_starts_when_the_answer_before_it_is_taken(serve: Any) -
         for _ in range(count):
             await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), PATIENCE_SECONDS)
         writer.close()
+
+
+async def test_a_connection_that_is_gone_leaves_nothing_for_the_garbage_collector(serve: Any) -> None:
+    """Full collections hold the event loop up for as long as there are objects, so they are rare."""
+    async with serve() as served:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await answered(served.port, WHOLE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost"))
+            await until(lambda: not len(served.connections.guard))
+            await asyncio.sleep(0)
+            assert sum(isinstance(one, Connection) for one in gc.get_objects()) <= 1
+        finally:
+            gc.enable()
 
 
 async def test_connections_are_bounded_and_probes_still_get_through(serve: Any) -> None:

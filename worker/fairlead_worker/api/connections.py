@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fairlead_index.framing import REFUSAL_LINGER_SECONDS, WRITE_HIGH_WATER, Framing, content_length
+from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, Framing, bound_unsent, content_length
 from fairlead_index.guard import Guard, Limits
 from fairlead_worker.api.errors import ApiError
 
@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
         self._waits = False
         """uvicorn has a request to start once the client has taken more of the answer before it."""
         self._trailers = 0
-        self._in_body = self._finished = False
+        self._in_body = self._finished = self._last = False
         self._stalled: float | None = None
 
     # asyncio.BufferedProtocol
@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        bound_unsent(transport)
         if not self._guard.opened(self):
             transport.abort()
 
@@ -183,10 +183,16 @@ class Connection(HttpToolsProtocol):
             message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")
             return
+        length, upgrade = content_length(self.headers), self.parser.should_upgrade()
+        if upgrade and (length or any(name == b"transfer-encoding" for name, _ in self.headers)):
+            self._refuse(400, UPGRADE_WITH_BODY, "bad_request")
+            return
         self._in_body, self._trailers = True, 0
-        self._framing.begin_body(content_length(self.headers))
+        self._framing.begin_body(length)
         self._guard.expects_body(self)
         super().on_headers_complete()
+        if upgrade:
+            self._last, self.cycle.keep_alive = True, False  # no other protocol is spoken: answered, and closed
         if self.pipeline:
             self._guard.whole(self)  # the one before it is not answered yet, and nothing is read until it is
 
@@ -203,6 +209,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
             if self.cycle.response_complete:  # answered before the body was all there
                 self._guard.answered(self)
+            self._finished = self._last
 
     def on_response_complete(self) -> None:
         if self.transport.is_closing() or (self._stalled is None and not self.pipeline):
@@ -280,5 +287,5 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
         self.loop.call_later(REFUSAL_LINGER_SECONDS, self.transport.abort)
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
+            cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()

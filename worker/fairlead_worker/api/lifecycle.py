@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import uvicorn
 
+from fairlead_index.memory import settle_collector
 from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine_child import EngineChild
@@ -185,9 +185,7 @@ class Life:
                 self.client.on_load = self.publisher.on_load
             self.worker.warming = warms(self.config)
             await asyncio.to_thread(self.worker.loaded, ready)
-            # As in the engine process: what is here now stays, and a full collection should not walk it while streams wait.
-            gc.collect()
-            gc.freeze()
+            settle_collector()
         except Exception as error:
             self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
             return
