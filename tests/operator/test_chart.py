@@ -116,8 +116,9 @@ def test_the_charts_redis_always_asks_for_a_password() -> None:
         (("--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=",), ["fl-fairlead-redis-credentials"] * 2),
         ((given,), ["mine", "cert"]),
     ):
-        made = {one["metadata"]["name"]: one for one in template(*arguments) if one["kind"] == "Deployment"}
-        assert not [one for one in template(*arguments) if one["kind"] == "Secret"]
+        objects = template(*arguments)
+        assert not [one for one in objects if one["kind"] == "Secret"]
+        made = {one["metadata"]["name"]: one for one in objects if one["kind"] == "Deployment"}
         spec = made["fl-fairlead-redis"]["spec"]["template"]["spec"]
         (volume,) = [one["projected"] for one in spec["volumes"] if one["name"] == "redis"]
         assert [one["secret"]["name"] for one in volume["sources"]] == sources
