@@ -88,9 +88,9 @@ class IndexReader:
         Where records that are not trusted come first, what was reserved there is given back and the index is asked again without them, at
         most MOST_ASKS times in all. No candidates: none is trusted.
         """
-        packed = hash_bytes(hashes)
+        packed, give_up = hash_bytes(hashes), time.monotonic() + self._deadline
         for _ in range(MOST_ASKS):
-            route = await self._route(packed, prompt_tokens, exclude)
+            route = await self._route(packed, prompt_tokens, exclude, give_up)
             trusted = [each for each in route.candidates if self._trusts(each.address, each.incarnation)]
             if len(trusted) == len(route.candidates):
                 return route
@@ -100,14 +100,15 @@ class IndexReader:
                     self._distrusted[each.slot] = each, until
             if trusted and trusted[0] is route.candidates[0]:
                 return Route(trusted, route.reservation)
-            await self.release(route.reservation)
+            if route.reservation:
+                await self._call("release", route.reservation, give_up=give_up)
             if len(self._distrusted) == before:
                 break  # there are more of them than are remembered
         return Route([], b"")
 
-    async def _route(self, packed: bytes, prompt_tokens: int, exclude: Collection[str]) -> Route:
+    async def _route(self, packed: bytes, prompt_tokens: int, exclude: Collection[str], give_up: float) -> Route:
         slots = self._left_out() if self._distrusted else b""
-        reply = await self._call("route", packed, prompt_tokens, os.urandom(8), MAX_CANDIDATES, slots, *exclude)
+        reply = await self._call("route", packed, prompt_tokens, os.urandom(8), MAX_CANDIDATES, slots, *exclude, give_up=give_up)
         candidates = [
             Candidate(_text(address), _text(pod), int(cached), int(microseconds) / 1e6, bool(fits), epoch.hex(), slot)
             for address, pod, cached, microseconds, fits, epoch, slot in batched(reply[1:], 7)
@@ -156,16 +157,18 @@ class IndexReader:
         with contextlib.suppress(*REDIS_ERRORS):
             await self._scripts.close()
 
-    async def _call(self, name: str, *args: bytes | str | int) -> list[Any]:
+    async def _call(self, name: str, *args: bytes | str | int, give_up: float = 0.0) -> list[Any]:
+        """`give_up`: when to, monotonic seconds, for one of several calls of one question."""
         if not self._pause.may_try():
             raise IndexUnavailable(f"redis is away: {self._pause.reason}")
         began = time.monotonic()
+        deadline = max(0.0, give_up - began) if give_up else self._deadline
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(deadline):
                 reply = await self._scripts.call(name, *args)
         except REDIS_ERRORS as error:
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
-            late = time.monotonic() - began >= 0.9 * self._deadline
+            late = time.monotonic() - began >= 0.9 * deadline
             (self._pause.missed if late else self._pause.failed)(reason)
             raise IndexUnavailable(f"redis is away: {reason}") from error
         self._pause.succeeded()
