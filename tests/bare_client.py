@@ -25,6 +25,13 @@ UNBOUNDED = {
 }
 """Bytes that are neither head nor body: refused with 431, as headers are."""
 
+INNER = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+UPGRADES = {
+    "upgrade with a body": HEAD + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(INNER) + INNER,
+    "connect with a body": b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(INNER) + INNER,
+}
+"""The parser ends such a request behind its head: its body must not become the next request."""
+
 
 async def answered(port: int, sent: bytes) -> tuple[int, str]:
     """Status, and error code or body, of what a connection gets before its end. Status 0: it was closed without a word."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 import pytest
+from tests.bare_client import UPGRADES
 from tests.router.harness import Fleet, RunningRouter, eventually, post
 from tests.router.stand_in_worker import Exchange, answers
 
@@ -191,6 +192,7 @@ GARBAGE = {
     "a bare return": HEAD + b"x-a: b\rcontent-length: 3\r\n\r\nabc",
     "a control character": HEAD + b"bad header: \x00\r\n\r\n",
     "a zero byte in a value": HEAD + b"x-a: b\x00\r\n\r\n",
+    **UPGRADES,
 }
 
 

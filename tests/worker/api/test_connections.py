@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, WHOLE, answered, dripped
+from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_CODING, UPGRADES, WHOLE, answered, dripped
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
@@ -95,8 +95,9 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
         (b"GET /\xff\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "bad_request")),
         (UNKNOWN_CODING, (400, "bad_request")),
         *((sent, (431, "headers_too_large")) for sent in UNBOUNDED.values()),
+        *((sent, (400, "bad_request")) for sent in UPGRADES.values()),
     ],
-    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding", *UNBOUNDED],
+    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding", *UNBOUNDED, *UPGRADES],
 )
 async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, expected: tuple[int, str]) -> None:
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:
