@@ -8,6 +8,7 @@ import pytest
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import Behaviour, Exchange, answers, dies_at_once, drains
 
+from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.workers import Worker
 
 
@@ -381,3 +382,19 @@ async def test_a_worker_whose_look_fails_beyond_reason_is_looked_at_again(fleet:
     await router.usable(0)
     failing = False
     await router.usable(1)
+
+
+async def test_records_of_another_incarnation_do_not_keep_a_slow_look_from_counting(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = Poller._look
+
+    async def look(poller: Poller, worker: Worker) -> str:
+        reason = await really(poller, worker)
+        worker.looked_at -= 1.0  # it took a second, and such a record was met meanwhile
+        worker.poll_soon()
+        return reason
+
+    monkeypatch.setattr(Poller, "_look", look)
+    router = await fleet.router(await fleet.worker())
+    assert (await router.complete("x")).status_code == 200
