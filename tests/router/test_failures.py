@@ -384,9 +384,7 @@ async def test_a_worker_whose_look_fails_beyond_reason_is_looked_at_again(fleet:
     await router.usable(1)
 
 
-async def test_records_of_another_incarnation_do_not_keep_a_slow_look_from_counting(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_records_of_another_incarnation_do_not_keep_a_slow_look_from_counting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     really = Poller._look
 
     async def look(poller: Poller, worker: Worker) -> str:
