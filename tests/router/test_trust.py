@@ -252,7 +252,7 @@ async def test_a_worker_is_used_when_discovery_names_it_and_not_before(fleet: Fl
     known, newer = await fleet.worker(redis=index), await fleet.worker(redis=index)
     await eventually(lambda: known.joined and newer.joined, "they joined the index")
     settings = {"redis_url": redis.url, "index_namespace": A, "index_mode": mode}
-    router = await fleet.router(known, workers=fleet.list_in_file(known), poll_interval=3.0, **settings)
+    router = await fleet.router(known, workers=fleet.list_in_file(known), poll_interval=60.0, **settings)
     for number in range(20):
         assert (await router.complete(f"{number} asks")).headers["x-fairlead-pod"] == known.pod
     assert not newer.received
@@ -265,7 +265,7 @@ async def test_a_worker_is_used_when_discovery_names_it_and_not_before(fleet: Fl
     began = asyncio.get_running_loop().time()
     while router.table.get(newer.address) is None:  # a request that meets its record has discovery asked again
         await router.complete("x" * 40)
-    assert asyncio.get_running_loop().time() - began < 2.0, "long before the next poll"
+    assert asyncio.get_running_loop().time() - began < 30.0, "long before the next poll"
     await router.usable(2)
 
 
