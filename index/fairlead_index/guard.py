@@ -112,10 +112,12 @@ class Guard(Generic[Connection]):
         self._turns.append(start)
 
     def _next_turns(self) -> None:
-        for _ in range(min(TURNS, len(self._turns))):
-            self._turns.popleft()()
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self._next_turns)
+        try:
+            for _ in range(min(TURNS, len(self._turns))):
+                self._turns.popleft()()
+        finally:  # a start that fails must not leave all others without a turn
+            if self._turns:
+                asyncio.get_running_loop().call_soon(self._next_turns)
 
     def look(self, now: float) -> None:
         """End what is late. Once a second is enough."""

@@ -33,7 +33,7 @@ class OperatorConfig(BaseSettings):
     redis_bundled: bool = Field(False, description="Redis is the chart's: the operator keeps its administrator's password and certificate.")
     credentials_secret: str = Field("", description="The operator's own Secret, made by it; empty: services get no Redis credentials.")
     deployment: str = Field("", description="The operator's own Deployment: the Secret is removed with it. Empty: it stays.")
-    rotation_grace: float = Field(300, ge=0, description="Seconds for which Redis accepts previous credentials after a rotation.")
+    rotation_grace: float = Field(300, ge=0, description="Seconds that previous credentials are accepted after Redis accepts new ones.")
     default_gpus: int = Field(1, ge=0, le=64, description="GPUs of a worker whose manifest says nothing, times engine.tensorParallel.")
     namespace: str = Field("", description="Watch this namespace only; empty: all.")
     lease_namespace: str = Field("", description="Where the Lease is by which one operator leads; empty: the pod's own namespace.")

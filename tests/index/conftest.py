@@ -1,4 +1,4 @@
-"""An index test that takes `server` runs against each server there is: EVALSHA on Redis 6.2, Functions on Redis 7 and 8 and Valkey 8.
+"""An index test that takes `server` runs against each server there is: Redis 6.2, 7 and 8, and Valkey 8.
 
 `either` leaves it at one of each kind, for what is long and no matter of the version.
 """

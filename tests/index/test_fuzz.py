@@ -5,7 +5,7 @@ from tests.index.fuzz import Fuzz
 from tests.redis_server import binary
 
 
-@pytest.mark.parametrize("version", ("6.2", "7.0"))  # EVALSHA and Functions
+@pytest.mark.parametrize("version", ("6.2", "7.0"))  # without and with `%R~` key permissions
 async def test_exact_through_every_fault(version: str, caplog: pytest.LogCaptureFixture) -> None:
     if binary(version) is None:
         pytest.skip(f"no redis-server {version} on this machine")

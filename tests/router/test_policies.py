@@ -33,6 +33,17 @@ async def table() -> WorkerTable:
     return table
 
 
+def test_a_look_that_changes_nothing_leaves_what_may_be_chosen(table: WorkerTable) -> None:
+    worker, told = next(iter(table)), list[str]()
+    worker.on_choice = lambda: told.append("changed")
+    worker.ready, worker.draining, worker.silent, worker.role, worker.adapters = True, False, False, "", {}
+    assert not told, "as every look sets them"
+    worker.adapters = {"a": Adapter()}
+    worker.silent = True
+    worker.suspect()
+    assert len(told) == 3
+
+
 async def test_least_load_takes_the_shortest_wait(table: WorkerTable) -> None:
     for number, worker in enumerate(table):
         worker.load = WorkerLoad(backlog_tokens=1000 * (8 - number), prefill_rate=1000.0)

@@ -13,8 +13,9 @@ from fairlead_operator.children import Object
 
 HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"
-_PATHS = [path for path in INFERENCE if path.startswith("/v1/") and path != MODELS]
-_MODELS = {"type": "PathPrefix", "value": MODELS}  # and what is below it: a model by its name
+_EXACT = [{"path": {"type": "Exact", "value": path}} for path in INFERENCE if path.startswith("/v1/") and path != MODELS]
+_MATCHES = [*_EXACT, {"path": {"type": "PathPrefix", "value": MODELS}}]  # below it is a model by its name
+MOST_MATCHES = 8  # of a rule; Gateway API 1.2 and later allow 64
 
 
 def kinds(service: InferenceService) -> tuple[str, ...]:
@@ -40,11 +41,12 @@ def _route(service: InferenceService, gateway: Gateway) -> Object:
         "parentRefs": [{key: value for key, value in parent.items() if value is not None}],
         "rules": [
             {
-                "matches": [*({"path": {"type": "Exact", "value": path}} for path in _PATHS), {"path": _MODELS}],
+                "matches": _MATCHES[first : first + MOST_MATCHES],
                 "backendRefs": [_backend(service)],
                 # Said, since gateways have timeouts of their own (Envoy's 15 s would cut most streams). 0s: none.
                 "timeouts": {"request": gateway.timeout, "backendRequest": gateway.timeout},
             }
+            for first in range(0, len(_MATCHES), MOST_MATCHES)
         ],
     }
     if gateway.hostnames:

@@ -7,7 +7,7 @@ when Redis has accepted the current one and the kubelet has certainly renewed ev
 import secrets
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from fairlead_operator.credentials import certificates
 from fairlead_operator.credentials.certificates import Certificates
@@ -56,15 +56,15 @@ def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def following(held: Contents | None, *, rotate: bool, accepted: Set[str], host: str, now: datetime, grace: float) -> Contents:
+def following(held: Contents | None, *, rotate: bool, settled: Set[str], host: str, now: datetime) -> Contents:
     """Return what the Secret should hold next; `held` itself where nothing is due.
 
-    `rotate`: a person asks for it. `accepted`: credentials that Redis is known to accept. `host`: for which a certificate is wanted;
-    empty: none is. `grace`: seconds from the start of a rotation until the previous values may go.
+    `rotate`: a person asks for it. `settled`: credentials that Redis has accepted for so long that every mounted file holds the current
+    ones. `host`: for which a certificate is wanted; empty: none is.
     """
     if held is None:
         held = Contents(secrets.token_hex(4), secrets.token_hex(32), secrets.token_hex(32))
-    elif held.rotating and held.credentials <= accepted and now >= datetime.fromisoformat(held.rotated_at) + timedelta(seconds=grace):
+    elif held.rotating and held.credentials <= settled:
         held = replace(held, previous_key="", previous_password="")
     elif rotate and not held.rotating:
         held = replace(

@@ -42,6 +42,7 @@ class Keeper:
         self._administrator: tuple[Login, RedisClient] | None = None
         self._users = Users()
         self._accepted: frozenset[str] = frozenset()  # credentials that all nodes accept
+        self._accepted_at = 0.0  # since when, as far as this process has seen
         self._mounted: dict[str, float] = {}  # passwords that the mounted file has held lately → until when Redis accepts them
         self._shared, self._shared_until = "", 0.0  # why no users can be created, and when that is tried again
         self._reload_at = 0.0
@@ -70,11 +71,12 @@ class Keeper:
             return
         host = RedisAccess(config.redis_url).place.nodes[0][0]
         certified = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
-        now, grace = datetime.now(UTC), config.rotation_grace
-        contents = await self._secret.hold(accepted=self._accepted, host=certified, now=now, grace=grace)
+        # From acceptance and not from the request to rotate: only then are the new passwords given to pods, and Redis may have been away.
+        settled = self._accepted if time.monotonic() - self._accepted_at >= config.rotation_grace else frozenset[str]()
+        contents = await self._secret.hold(settled=settled, host=certified, now=datetime.now(UTC))
         seen = self._given(contents)
         if "password" not in config.redis_files:
-            self._accepted = contents.credentials  # there is nobody to accept them
+            self._accept(contents)  # no server has to
             self._publish(replace(seen, state="None", reason=NO_PASSWORD))
             return
         if time.monotonic() < self._shared_until:
@@ -92,8 +94,12 @@ class Keeper:
                 self._publish(seen)
             raise
         else:
-            self._accepted = contents.credentials
+            self._accept(contents)
             self._publish(replace(self._given(contents), state="PerService"))
+
+    def _accept(self, contents: Contents) -> None:
+        if contents.credentials != self._accepted:
+            self._accepted, self._accepted_at = contents.credentials, time.monotonic()
 
     async def _reconcile(self, contents: Contents) -> None:
         """Make every node accept the passwords of `contents`, and no others of ours."""
@@ -153,7 +159,7 @@ class Keeper:
         return RedisSeen("", "", contents.installation, key, files, login)
 
     def _sharing(self, seen: RedisSeen, contents: Contents) -> RedisSeen:
-        self._accepted = contents.credentials  # there is nothing to wait for
+        self._accept(contents)  # they have no users
         return replace(seen, state="Shared", reason=self._shared)
 
     def _publish(self, seen: RedisSeen) -> None:

@@ -26,13 +26,13 @@ class OwnSecret:
     name: str
     owner: str = ""
 
-    async def hold(self, *, accepted: Set[str], host: str, now: datetime, grace: float) -> Contents:
+    async def hold(self, *, settled: Set[str], host: str, now: datetime) -> Contents:
         """Read it, write what is due (see `following`), and return what it holds. Raises ApiRefused."""
         body = await self.cluster.get(SECRETS, self.namespace, self.name)
         metadata: Mapping[str, Any] = body["metadata"] if body is not None else {}
         annotations = dict(metadata.get("annotations") or {})
         held = Contents.read({key: b64decode(value).decode() for key, value in ((body or {}).get("data") or {}).items()})
-        wanted = following(held, rotate=ROTATE in annotations, accepted=accepted, host=host, now=now, grace=grace)
+        wanted = following(held, rotate=ROTATE in annotations, settled=settled, host=host, now=now)
         if wanted == held:
             return wanted
         data = {key: encoded(value) for key, value in wanted.written().items()}

@@ -76,14 +76,14 @@ class Poller:
         loop = asyncio.get_running_loop()
         while self._table.get(worker.address) is worker or worker.in_flight:  # who waits at one that was dropped must not wait for ever
             worker.look_now.clear()
-            worker.looked_at = time.monotonic()
+            worker.suspected, worker.looked_at = False, time.monotonic()
             was_usable, known, began = worker.usable, worker.format_tag, loop.time()
             was_ready, adapters = worker.ready, worker.adapters
             try:
                 reason = await self._look(worker)
                 ready = not reason
                 missed, worker.silent = 0, False
-                if ready and worker.look_now.is_set():
+                if ready and worker.suspected:
                     continue  # begun before a request found it gone: it proves nothing
                 if ready and (not worker.ready or not worker.format_tag or loop.time() - format_age > FORMAT_SECONDS):
                     worker.format_tag = await self._formats.learn(worker.admin, worker.format_tag)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from prometheus_client import Counter
 
-from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.fleet.workers import UNSEEN, WorkerTable
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Trust:
         if worker is None:
             self._resolve()
             self._ignore(address, UNKNOWN_ADDRESS, incarnation)
-        else:
+        elif worker.reason != UNSEEN:  # else every router that has just started would report its own workers
             worker.poll_soon()
             self._ignore(address, OTHER_INCARNATION, incarnation)
         return False

@@ -201,7 +201,7 @@ class PrefixAware:
         self.index_reason = why if away else ""
         self._metrics.index_up.set(0 if away else 1)
         if away:
-            by = "the last picture of it and the workers' own loads" if self.reading == "mirror" else "local load and rendezvous"
+            by = "the last picture of it and the workers' own loads" if self.reading == "mirror" else "local load and consistent hashing"
             logger.warning("the index is unavailable, routing by %s: %s", by, why)
         else:
             logger.info("the index answers again")
