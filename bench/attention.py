@@ -14,6 +14,7 @@ from statistics import median
 
 import torch
 
+from fairlead_worker.isa import cpu_level
 from fairlead_worker.kernels.base import Backend, KVSpec, LayerSpec, PackedStep, StepContext
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.native import NativeBackend
@@ -99,7 +100,9 @@ def main() -> None:
                 print(f"{kind:9} {name:26} native {found['native']:8.3f} ms  cpu {found['cpu']:8.3f} ms  ratio {ratio:5.2f}", flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"threads": options.threads, "heads": options.heads} | results, indent=2))
+        options.json.write_text(
+            json.dumps({"threads": options.threads, "heads": options.heads, "cpu_level": cpu_level()} | results, indent=2)
+        )
 
 
 if __name__ == "__main__":

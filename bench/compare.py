@@ -10,6 +10,8 @@ from statistics import median
 
 import torch
 
+from fairlead_worker.isa import cpu_level
+
 Figures = dict[str, float]
 
 
@@ -77,7 +79,7 @@ def report(about: dict[str, object], runs: dict[str, list[Figures]], targets: li
             f"{target.name} {middle:.2f} {target.least} {'ok' if middle >= target.least else 'short'} ({min(ratios):.2f}-{max(ratios):.2f})"
         )
         verdicts[target.name] = {"ratio": middle, "target": target.least, "met": middle >= target.least, "ratios": ratios}
-    result: dict[str, object] = {"about": about, "medians": table, "ratios": verdicts, "runs": runs}
+    result: dict[str, object] = {"about": about | {"cpu_level": cpu_level()}, "medians": table, "ratios": verdicts, "runs": runs}
     if to is not None:
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_text(json.dumps(result, indent=2))

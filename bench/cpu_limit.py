@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine_steps import PAGE, PAGES, ROWS, SHAPES, plans, save
 from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.isa import cpu_level
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import PackedLinear
 from fairlead_worker.native.linear import NativeLinear, library, packed_bytes
@@ -140,7 +141,7 @@ def main() -> None:
         )
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results | {"linears_90M_ms": alone}, indent=2))
+        options.json.write_text(json.dumps(results | {"cpu_level": cpu_level(), "linears_90M_ms": alone}, indent=2))
 
 
 if __name__ == "__main__":

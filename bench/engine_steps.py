@@ -27,6 +27,7 @@ import fairlead_worker.model.packed as packed
 from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.isa import cpu_level
 from fairlead_worker.messages import Sampling
 from fairlead_worker.native.linear import NativeLinear
 
@@ -150,7 +151,9 @@ def main() -> None:
     report(results, options.shape, options.threads)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"shape": options.shape, "threads": options.threads} | results, indent=2))
+        options.json.write_text(
+            json.dumps({"shape": options.shape, "threads": options.threads, "cpu_level": cpu_level()} | results, indent=2)
+        )
 
 
 def report(results: dict[str, float], shape: str, threads: int) -> None:

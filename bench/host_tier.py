@@ -23,6 +23,7 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.host import CudaHostStore, PlainHostStore
 from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.isa import cpu_level
 from fairlead_worker.messages import Sampling, Submit
 from fairlead_worker.model.loader import load_model
 
@@ -94,7 +95,9 @@ def main() -> None:
     print(f"host_hit_ratio {results['nowhere'] / results['host']:.2f} of a prompt computed anew")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"shape": options.shape, "tokens": options.tokens} | results, indent=2))
+        options.json.write_text(
+            json.dumps({"shape": options.shape, "tokens": options.tokens, "cpu_level": cpu_level()} | results, indent=2)
+        )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig, SpeculativeMethod
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.isa import cpu_level
 from fairlead_worker.messages import Sampling, Submit
 from fairlead_worker.model.loader import load_model
 
@@ -108,7 +109,7 @@ def main() -> None:
             print(f"speculative_{text}_{rows}_ratio {row['ratio']:.2f} {target} {'ok' if row['ratio'] >= target else 'short'}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"threads": options.threads, "results": results}, indent=2))
+        options.json.write_text(json.dumps({"threads": options.threads, "cpu_level": cpu_level(), "results": results}, indent=2))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from bench.peers.ratios import Kept, figure, kept
 from bench.peers.running import NotServing, Running, free_port
 from bench.peers.servers import SERVERS, Server, Setting
 
+from fairlead_worker.isa import cpu_level
+
 CACHE = Path.home() / ".cache" / "fairlead" / "peers"
 
 
@@ -141,6 +143,7 @@ def write(path: Path, runs: dict[tuple[str, str], list[Measured]], promises: lis
             for k in promises
         ],
         "missing": missing,
+        "cpu_level": cpu_level(),
     }
     path.write_text(json.dumps(document, indent=1))
 

@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.errors import UserError
 from fairlead.main import main
-from fairlead.tools.doctor import look, native_kernels
+from fairlead.tools.doctor import look, native_kernels, processor_level
 from fairlead.tools.status import picture
 from fairlead_worker import isa
 from fairlead_worker.native import build, library
@@ -84,6 +84,17 @@ def test_doctor_says_whether_the_native_kernels_are_built_and_what_to_do(monkeyp
     assert native_kernels().advice == ""
     monkeypatch.setattr(isa, "cpu_level", lambda: "none")
     assert native_kernels().found == "none at CPU level none"
+
+
+def test_doctor_names_the_cpu_level_what_is_missing_and_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "cpu_flags", lambda: isa.NEEDED["avx2"])
+    monkeypatch.setattr(isa, "cpu_level", lambda: "avx2")
+    monkeypatch.setenv(isa.VARIABLE, "avx2")
+    found = processor_level()
+    assert found.found == "avx2, forced by FAIRLEAD_CPU_ISA" and not found.needed
+    assert found.advice.startswith("prompts take about 2.2 times as long") and "the processor lacks avx512_bf16, " in found.advice
+    monkeypatch.setattr(isa, "cpu_level", lambda: "avx512_bf16")
+    assert processor_level().advice == ""
 
 
 def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixture[str]) -> None:

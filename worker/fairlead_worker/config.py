@@ -80,7 +80,11 @@ class WorkerConfig(BaseSettings):
     )
     itl_target_ms: Annotated[
         float,
-        Field(ge=0, allow_inf_nan=False, description="milliseconds of a step with decodes that prefill keeps to; 0: the fixed chunk size"),
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="milliseconds of a step with decodes that prefill keeps to; 0: the fixed chunk size, less on a slow CPU",
+        ),
     ] = 0
     max_waiting_requests: Annotated[
         NonNegative, Field(description="sequences that may wait for their first token; further ones get 429; 0: no bound")

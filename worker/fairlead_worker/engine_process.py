@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 EXPLAINED = ("ModelLoadError", "AdapterError", "NotInvariant")
 """Errors that say all there is to say, by name: their module is not imported here."""
+CPU_STEP_MS = 500.0
+"""Milliseconds that a step with decodes keeps to on a CPU where no `--itl-target-ms` is given."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -316,6 +318,8 @@ def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     """How the scheduler makes steps of this model, before memory has its say."""
     from fairlead_worker.engine.config import SchedulerConfig
 
+    # Nobody asked for a target: on a CPU a step that would hold the decodes for long is made shorter.
+    bounded = loaded.device.type == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
     return SchedulerConfig(
         max_model_len=loaded.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -326,7 +330,8 @@ def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
         prefill_max_requests=config.prefill_max_requests,
         dedupe_tokens=config.dedupe_tokens,
         enable_mixed_chunk=config.enable_mixed_chunk,
-        itl_target_ms=config.itl_target_ms,
+        itl_target_ms=CPU_STEP_MS if bounded else config.itl_target_ms,
+        chunks_grow=not bounded,
         policy=config.policy,
         eos_token_ids=loaded.eos_token_ids,
         generates=loaded.generates,

@@ -86,7 +86,10 @@ class Engine(Part):
     )
     prefill_max_requests: int = Field(0, ge=0, le=65_536, description="Most prompts computed in one step. 0: no limit.")
     itl_target_ms: int = Field(
-        0, ge=0, le=60_000, description="Milliseconds of a step with decodes that prefill keeps to. 0: chunks of chunkedPrefillSize."
+        0,
+        ge=0,
+        le=60_000,
+        description="Milliseconds of a step with decodes that prefill keeps to. 0: chunks of chunkedPrefillSize, less on a slow CPU.",
     )
     attention_backend: Literal["auto", "flashinfer", "native", "cpu", "reference"] = Field(
         "auto", description="auto: the fastest that the device has."

@@ -30,8 +30,8 @@ def law(plan: StepPlan) -> float:
 
 
 class Bench:
-    def __init__(self, seconds: Callable[[StepPlan], float], target: float = TARGET) -> None:
-        config = SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=1000 * target, max_bypass=4)
+    def __init__(self, seconds: Callable[[StepPlan], float], target: float = TARGET, **settings: bool) -> None:
+        config = SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=1000 * target, max_bypass=4, **settings)
         self.scheduler = Scheduler(config, PrefixCache(PagePool(1 << 15, PAGE), PAGE * 4, extend))
         self.seconds = seconds
         self.draw = random.Random(3)
@@ -85,6 +85,27 @@ def test_steps_keep_to_the_target_and_use_it(decodes: int) -> None:
     mixed = [seconds for prefill, running, seconds in bench.taken[60:] if running and prefill >= FLOOR]
     assert sum(seconds <= 1.1 * TARGET for seconds in mixed) >= 0.97 * len(mixed)
     assert mean(mixed) >= 0.75 * TARGET, "and it does not give prefill away"
+
+
+def test_a_bound_makes_slow_steps_shorter_and_leaves_fast_ones_as_they_are() -> None:
+    """`chunks_grow` off, as on a CPU without --itl-target-ms: a step of 512 tokens takes 40 ms of the one machine, 0.8 s of the other."""
+
+    def steps(slowness: float, target: float) -> list[tuple[int, int, float]]:
+        bench = Bench(lambda plan: slowness * law(plan), target, chunks_grow=False)
+        bench.scheduler.meter.rehearsed(64, 64 * slowness * 8e-5)
+        for _ in range(16):
+            bench.submit(20, 4000)
+        for _ in range(30):
+            bench.step()
+        for _ in range(20):
+            bench.submit(4000, 40)
+        for _ in range(150):
+            bench.step()
+        return bench.taken
+
+    assert [taken[:2] for taken in steps(1, 0.5)] == [taken[:2] for taken in steps(1, 0.0)]
+    slow = [seconds for prefill, running, seconds in steps(20, 0.5) if running and prefill >= FLOOR]
+    assert len(slow) > 50 and max(slow) <= 1.1 * 0.5 < 20 * 6e-5 * CHUNK
 
 
 def test_a_steady_load_has_a_steady_chunk() -> None:

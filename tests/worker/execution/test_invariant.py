@@ -9,6 +9,7 @@ from bench.gpu import interpreter
 from bench.gpu.batches import steps, worst_error
 from tests.models import build_model, save_model
 
+from fairlead_worker.execution import invariant
 from fairlead_worker.execution.invariant import NotInvariant, check_invariance
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
@@ -24,6 +25,23 @@ def test_a_cpu_keeps_it(family: str, dtype: str, tmp_path: Path) -> None:
     loaded = load_model(str(tmp_path), dtype=dtype)
     fix_rows(loaded.model)
     check_invariance(make_runner(loaded, page_size=16, kv_pages=16, deterministic=True))
+
+
+@pytest.mark.parametrize(("deterministic", "tolerance"), [(True, 0.0), (False, 1e-5)])
+def test_torchs_attention_keeps_logits_within_rounding_and_exact_where_asked(
+    deterministic: bool, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What level `none` promises: the same tokens but for ties. The tolerance is of the largest logit, in float32."""
+    worst: list[float] = []
+
+    def look(alone: torch.Tensor, together: torch.Tensor, where: str) -> None:
+        worst.append(((alone - together).abs().max() / together.abs().max()).item())
+
+    monkeypatch.setattr(invariant, "_compare", look)
+    save_model("gemma2", tmp_path)  # windows and soft caps
+    loaded = load_model(str(tmp_path), dtype="float32")
+    check_invariance(make_runner(loaded, page_size=16, kv_pages=16, backend="cpu", native_decoder=False, deterministic=deterministic))
+    assert len(worst) > 60 and max(worst) <= tolerance
 
 
 def test_a_model_whose_rows_know_of_their_company_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ class SchedulerConfig:
     """Of the time that they all take, what waiting prompts may wait for others that are likely to come (`engine/gathering.py`)."""
     itl_target_ms: float = 0.0
     """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
+    chunks_grow: bool = True
+    """With an ITL target, a chunk may be longer than `chunked_prefill_size`, up to four times. False: the target only makes it shorter."""
     policy: PolicyName = "lpm"
     dedupe_tokens: int = 32
     """A prefix of at least so many tokens is shared within the step that computes it; 0: from the next step on."""

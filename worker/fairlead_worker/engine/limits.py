@@ -24,7 +24,7 @@ class StepLimits:
     def of(cls, config: SchedulerConfig, page_size: int) -> "StepLimits":
         """Of `config`, as `StepBudget` reads it."""
         prefill = config.max_prefill_tokens
-        if config.itl_target_ms:
+        if config.itl_target_ms and config.chunks_grow:
             pass  # the chunk follows the time that it takes, up to max_prefill_tokens
         elif config.chunked_prefill_size > 0:
             prefill = min(prefill, config.chunked_prefill_size * config.idle_prefill_chunks)

@@ -121,24 +121,32 @@ class Pacer:
     target, and no step is ever huge. It grows to twice the largest recent step at most: the fit is not trusted far from what was seen.
     Without decodes there is nobody to wait, and before enough steps were timed nothing is known: then there is no allowance, and the
     fixed sizes hold. A chunk follows from the fit alone and not from the last chunk, so there is no loop that could swing.
+
+    Where `chunks_grow` is off, a step has what the fixed size leaves beside the decodes at most: only a slow step is made shorter.
     """
 
-    __slots__ = ("_fixed", "_floor", "_limit", "_seen", "_target", "time")
+    __slots__ = ("_fixed", "_floor", "_grows", "_limit", "_seen", "_target", "time")
 
     def __init__(self, config: SchedulerConfig, page_size: int) -> None:
         self._target = config.itl_target_ms / 1000
         self._fixed = config.chunked_prefill_size
         self._floor = max(self._fixed // 8 // page_size * page_size, page_size)
-        self._limit = max(min(4 * self._fixed, config.max_prefill_tokens), self._floor)
+        self._grows = config.chunks_grow
+        self._limit = max(min(4 * self._fixed if self._grows else self._fixed, config.max_prefill_tokens), self._floor)
         self._seen = 0.0
         self.time = StepTime(self._target)
 
-    def allowance(self, decodes: int, context: int) -> Allowance | None:
-        """For a step with `decodes` decodes, whose lengths sum to `context`; None: the fixed size holds."""
-        if not decodes or not self.time.known:
+    def allowance(self, decodes: int, context: int, rate: float = 0.0) -> Allowance | None:
+        """For a step with `decodes` decodes, whose lengths sum to `context`; None: the fixed size holds.
+
+        rate: prompt tokens a second, as rehearsed. Where only slow steps are to change, it stands in until the fit is known. 0: unknown.
+        """
+        if not decodes:
             return None
+        limit = min(self._limit, max(self._fixed, int(2 * self._seen))) - (0 if self._grows else decodes)
+        if not self.time.known:
+            return None if self._grows or rate <= 0.0 else Allowance(_MARGIN * self._target, self._floor, limit, 0.0, 1.0 / rate)
         seconds = _MARGIN * self._target - self.time.expected((0.0, 0.0, context, decodes, 1.0))
-        limit = min(self._limit, max(self._fixed, int(2 * self._seen)))
         by_work, by_token = self.time.coefficients[:2]
         return Allowance(seconds, self._floor, limit, by_work, by_token)
 

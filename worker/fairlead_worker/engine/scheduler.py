@@ -316,7 +316,7 @@ class Scheduler:
 
     def _add_prefill(self, plan: StepPlan, admits: bool, begins: int) -> None:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
-        allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context)
+        allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context, self.meter.prefill_rate)
         budget = StepBudget(self.config, self._page_size, plan.decodes, allowance, 0 if self._decodes else self.idle_prefill)
         if self.chunked_req is not None:
             if self.chunked_req.scoring and plan.decodes:

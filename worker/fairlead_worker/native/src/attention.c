@@ -174,6 +174,18 @@ INLINE void soften(Kind kind, const Queries *q, int64_t base, int count, float *
         sum[r] = sum[r] * keep[r] + sums[r];
 }
 
+/* Tiles of `rows` times `width` words of bfloat16 as floats, [2 * rows][width] each, one behind the other from `to` on. */
+static void widen_tiles(const Word **tiles, int count, int64_t rows, int64_t width, float *to) {
+    for (int t = 0; t < count; t++) {
+        const Word *from = tiles[t];
+        tiles[t] = (const Word *)to;
+        for (int64_t row = 0; row < rows; row++, from += width)
+            for (int half = 0; half < 2; half++, to += width)
+                for (int64_t at = 0; at < width; at += LANES)
+                    store_some(to + at, width - at, half_of_some(BFLOAT16, from + at, width - at, half));
+    }
+}
+
 static int64_t first_block(const Queries *q, int64_t segment) { return most(segment * SEGMENT, q->first / BLOCK * BLOCK); }
 
 /* max, sum [rows] and output [rows][stride] of the keys of one segment; rows that see none of them get -inf, 0 and zeros. The next block's
@@ -184,6 +196,8 @@ INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Q
     const Job *job = q->job;
     const Attention *layer = job->layer;
     int64_t rows = q->tokens * q->heads, end = least(q->position + q->tokens, (segment + 1) * SEGMENT), size = size_of(job->step);
+    const int widens = WIDENS && kind == BFLOAT16 && rows > ROWS;
+    float wide[widens ? BLOCK * most(2 * job->key_words, layer->value_dim) : 1];
     for (int64_t r = 0; r < rows; r++)
         max[r] = -INFINITY, sum[r] = 0;
     memset(output, 0, rows * stride * sizeof(float));
@@ -194,10 +208,21 @@ INLINE void attend_segment(Kind kind, const Queries *q, int64_t segment, const Q
         find_tiles(q, &block, keys, values);
         const int count = block.count;
         const Word *const *ahead = job->tiled_keys ? ahead_of(layer->keys, layer->key_dim * size, &next, keys, count, next_keys) : NULL;
-        score_all(kind, rows, q->query, job->key_words, keys, ahead, count, scores);
+        if (widens) {
+            widen_tiles(keys, count, job->key_words, TILE, wide);
+            keys[count] = keys[count - 1];
+            score_all(FLOAT32, rows, q->query, 2 * job->key_words, keys, NULL, count, scores);
+        } else {
+            score_all(kind, rows, q->query, job->key_words, keys, ahead, count, scores);
+        }
         ahead = job->tiled_values ? ahead_of(layer->values, layer->value_dim * size, &next, values, count, next_values) : NULL;
         soften(kind, q, block.first * TILE, count, scores, max, sum, keep, ahead);
-        mix_all(kind, rows, scores, values, ahead, count, layer->value_dim, keep, output, stride);
+        if (widens) {
+            widen_tiles(values, count, TILE / 2, layer->value_dim, wide);
+            mix_all(FLOAT32, rows, scores, values, NULL, count, layer->value_dim, keep, output, stride);
+        } else {
+            mix_all(kind, rows, scores, values, ahead, count, layer->value_dim, keep, output, stride);
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 
 enum {
     ROWS = 96,      /* of a block: their x stays in the second cache while panels pass by */
-    STEPS = LANES == 16 ? 2048 : 512, /* of a run: 256 KiB of weights, half of a small second cache; few enough that x stays in the first */
+    STEPS = LANES == 16 ? 2048 : 128, /* of a run: 256 KiB of weights, half of a small second cache; tiles of 3 rows need them in the first */
     AHEAD = 6144,   /* bytes of weights that few rows ask for ahead */
     STEPS_INT8 = 256 /* 512 inputs: 512 * 127 * 32767 is the largest sum that an int32 holds for certain */
 };
@@ -84,12 +84,25 @@ static void run_tile(int32_t kind, Tile tile, int64_t rows) {
     multiply_tile(kind, &tile, rows);
 }
 
+/* [2 * steps][PANEL] floats of `steps` steps of bfloat16. */
+static void widen_weights(const char *weights, int64_t steps, float *to) {
+    for (int64_t step = 0; step < steps; step++, weights += 4 * PANEL)
+        for (int half = 0; half < 2; half++, to += PANEL)
+            for (int64_t at = 0; at < PANEL; at += LANES)
+                store_floats(to + at, half_of(BFLOAT16, weights + 4 * at, half));
+}
+
 /* Tiles of one run: `rows` rows over `steps` steps of a panel. The run at `next` will be wanted afterwards: while several tiles compute, all of
  * it is fetched, a share for each; and of `y` (NULL: nothing) the lines that will be written. */
 static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t steps, const char *weights, const char *next, const char *y,
                 void *sums) {
+    _Alignas(64) float wide[WIDENS ? STEPS * PANEL : 1];
     int32_t kind = job->layer->weight_kind;
-    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, done = 0, size = step_bytes(kind);
+    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, done = 0, share_of_next = steps * step_bytes(kind) / tiles;
+    if (WIDENS && factor_size(kind) > 1 && rows >= TILE_ROWS) {
+        widen_weights(weights, steps, wide);
+        kind = FLOAT32, weights = (const char *)wide, step *= 2, steps *= 2;
+    }
     for (int64_t t = 0; t < tiles; t++) {
         int64_t now = (rows - done + tiles - t - 1) / (tiles - t);
         for (int64_t r = row + done; y && r < row + done + now; r++)
@@ -100,12 +113,12 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
             .x_stride = job->x_stride,
             .weights = weights,
             .steps = steps,
-            .ahead = next + steps * size / tiles * t,
-            .ahead_step = size / tiles,
+            .ahead = next + share_of_next * t,
+            .ahead_step = share_of_next / steps,
             .passing = tiles <= 2,
             .sums = (char *)sums + done * PANEL * 4,
         };
-        if (tiles == 1)
+        if (tiles == 1 && weights != (const char *)wide)
             run_tile(kind, tile, now);
         else
             multiply_tile(kind, &tile, now);
@@ -124,8 +137,9 @@ static void multiply(const Job *job, int64_t row, int64_t rows, const char *weig
         if (begin)
             multiply_amx(job->x + row * job->x_stride, job->x_stride, rows, weights, begin / AMX_STEPS, next, sums);
     }
-    for (int64_t step = begin; step < whole; step += STEPS) {
-        int64_t steps = smaller(STEPS, whole - step);
+    const int64_t most = STEPS / factor_size(layer->weight_kind);
+    for (int64_t step = begin; step < whole; step += most) {
+        int64_t steps = smaller(most, whole - step);
         const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
         run(job, row, rows, step, steps, weights + step * bytes, ahead, step + steps < whole ? NULL : y, sums);
     }

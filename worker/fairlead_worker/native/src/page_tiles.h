@@ -11,10 +11,10 @@
 
 enum {
     TILE = 16,
-    ROWS = 6,
+    ROWS = LANES == 16 ? 6 : 3,
     TILES = 8,
     TILE_VECS = TILE / LANES,
-    MOST_VECS = LANES == 16 ? 4 : 2 /* of the other side, for ROWS rows: their sums fill the registers */
+    MOST_VECS = 4 /* of the other side, for ROWS rows: their sums fill the registers */
 };
 
 INLINE void ask(const void *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
@@ -98,31 +98,39 @@ INLINE void mix(Kind kind, int rows, int n, const float *weights, const Word *co
             store_floats(output + r * stride + d * LANES, sums[r][d]);
 }
 
-#define EACH_ROWS(rows, call)                                                                                                          \
-    switch (rows) {                                                                                                                    \
-    case 1: call(1); break;                                                                                                            \
-    case 2: call(2); break;                                                                                                            \
-    case 3: call(3); break;                                                                                                            \
-    case 4: call(4); break;                                                                                                            \
-    case 5: call(5); break;                                                                                                            \
-    default: call(6); break;                                                                                                           \
-    }
+#define FEWER(n, call)                                                                                                                     \
+    case n:                                                                                                                                \
+        if (n < ROWS)                                                                                                                      \
+            call(n);                                                                                                                       \
+        break;
+#define EACH_ROWS(rows, call)                                                                                                              \
+    if (rows >= ROWS)                                                                                                                      \
+        call(ROWS);                                                                                                                        \
+    else                                                                                                                                   \
+        switch (rows) {                                                                                                                    \
+            FEWER(1, call)                                                                                                                 \
+            FEWER(2, call)                                                                                                                 \
+            FEWER(3, call)                                                                                                                 \
+            FEWER(4, call)                                                                                                                 \
+            FEWER(5, call)                                                                                                                 \
+        }
 
 /* All `rows` by all `count` tiles (1 to 8); `tiles` and `ahead` have an entry to spare where the count is odd. */
 INLINE void score_all(Kind kind, int64_t rows, const Word *query, int64_t words, const Word *const *tiles, const Word *const *ahead, int count,
                       float *scores) {
     for (int t = 0; t < count;) {
-        const int n = MOST_VECS > 2 && count - t > 2 ? MOST_VECS : 2;
+        const int n = count - t > 2 / TILE_VECS ? MOST_VECS : 2;
         for (int64_t r = 0; r < rows; r += ROWS) {
             const Word *q = query + r * words * factor_size(kind);
             const Word *const *asked = ahead && r == 0 ? ahead + t : NULL; /* once, whatever the number of rows */
             float *s = scores + r * TILES * TILE + t * TILE;
 #define MOST(m) score(kind, m, MOST_VECS, q, words, tiles + t, asked, s)
 #define TWO(m) score(kind, m, 2, q, words, tiles + t, asked, s)
-            if (n == MOST_VECS)
+            if (n == MOST_VECS) {
                 EACH_ROWS(rows - r, MOST)
-            else
+            } else {
                 EACH_ROWS(rows - r, TWO)
+            }
         }
         t += n / TILE_VECS;
     }
@@ -143,12 +151,13 @@ INLINE void mix_all(Kind kind, int64_t rows, const float *weights, const Word *c
 #define MIXMOST(m) mix(kind, m, MOST_VECS, w, at, asked, count, dim, k, o, stride, tail)
 #define MIX2(m) mix(kind, m, 2, w, at, asked, count, dim, k, o, stride, tail)
 #define MIX1(m) mix(kind, m, 1, w, at, asked, count, dim, k, o, stride, tail)
-            if (n == MOST_VECS)
+            if (n == MOST_VECS) {
                 EACH_ROWS(rows - r, MIXMOST)
-            else if (n == 2)
+            } else if (n == 2) {
                 EACH_ROWS(rows - r, MIX2)
-            else
+            } else {
                 EACH_ROWS(rows - r, MIX1)
+            }
         }
         d += n * LANES;
     }

@@ -218,6 +218,9 @@ INLINE Vec half_of(int32_t kind, const void *from, int half) {
     return half ? second_half(load_words(from)) : first_half(load_words(from));
 }
 
+/* Whether work on many rows widens bfloat16 once for all of them: with 16 registers a tile has none to spare for it. */
+enum { WIDENS = !PRODUCTS && LANES == 8 };
+
 /* The same of the first n words alone; zeros. */
 INLINE Vec half_of_some(int32_t kind, const void *from, int64_t n, int half) {
     const Words words = load_some_words(from, n);

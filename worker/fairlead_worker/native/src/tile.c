@@ -2,11 +2,7 @@
 
 #include "simd.h"
 
-enum {
-    VECS = PANEL / LANES,          /* of a panel's outputs */
-    SUMS = LANES == 16 ? 24 : 12,  /* registers of them: the others hold weights and one factor */
-    PASS = 64                      /* steps whose weights stay in the first cache while a panel is done in two passes */
-};
+enum { VECS = PANEL / LANES }; /* of a panel's outputs */
 
 INLINE Words load_weights(int32_t kind, const char *weights, int vec, int half) {
     return kind == INT8 ? load_int8(weights + 2 * LANES * vec) : as_words(half_of(kind, weights + 4 * LANES * vec, half));
@@ -18,10 +14,9 @@ INLINE Words multiply(int32_t kind, Vec factor, Words weights, Words sum) {
     return as_words(multiply_add(kind, factor, as_floats(weights), as_floats(sum)));
 }
 
-/* Vectors `from` to `from + vecs` of a panel. `rows` and `vecs` are constants at each call, so that the loops over them unroll and `sums`
- * lives in registers. Each sum runs over the inputs in their order, whatever `rows` is: this is why a row's bits do not depend on its
- * company. */
-INLINE void part(int32_t kind, const Tile *job, const int rows, const int from, const int vecs, int asks) {
+/* `rows` is a constant at each call, so that the loops over it unroll and `sums` lives in registers. Each sum runs over the inputs in
+ * their order, whatever `rows` is: this is why a row's bits do not depend on its company. */
+INLINE void tile(int32_t kind, const Tile *job, const int rows) {
     Words sums[TILE_ROWS][VECS];
     char *kept = job->sums;
     const char *weights = job->weights, *ahead = job->ahead;
@@ -32,10 +27,10 @@ INLINE void part(int32_t kind, const Tile *job, const int rows, const int from, 
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 4
-        for (int vec = 0; vec < vecs; vec++)
-            sums[row][vec] = load_words(kept + 4 * (PANEL * row + LANES * (from + vec)));
+        for (int vec = 0; vec < VECS; vec++)
+            sums[row][vec] = load_words(kept + 4 * (PANEL * row + LANES * vec));
     for (int64_t step = 0; step < job->steps; step++) {
-        for (int byte = 0; asks && byte < step_bytes(kind); byte += 64)
+        for (int byte = 0; byte < step_bytes(kind); byte += 64)
             if (passing)
                 _mm_prefetch(ahead + byte, _MM_HINT_T1);
             else
@@ -44,13 +39,13 @@ INLINE void part(int32_t kind, const Tile *job, const int rows, const int from, 
         for (int half = 0; half < factor_size(kind); half++) {
             Words now[VECS];
 #pragma GCC unroll 4
-            for (int vec = 0; vec < vecs; vec++)
-                now[vec] = load_weights(kind, weights, from + vec, half);
+            for (int vec = 0; vec < VECS; vec++)
+                now[vec] = load_weights(kind, weights, vec, half);
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++) {
                 const Vec factor = factor_of(kind, (row < 4 ? x0 : row < 8 ? x4 : x8) + row % 4 * stride + 4 * half);
 #pragma GCC unroll 4
-                for (int vec = 0; vec < vecs; vec++)
+                for (int vec = 0; vec < VECS; vec++)
                     sums[row][vec] = multiply(kind, factor, now[vec], sums[row][vec]);
             }
         }
@@ -63,24 +58,8 @@ INLINE void part(int32_t kind, const Tile *job, const int rows, const int from, 
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 4
-        for (int vec = 0; vec < vecs; vec++)
-            store_words(kept + 4 * (PANEL * row + LANES * (from + vec)), sums[row][vec]);
-}
-
-INLINE void tile(int32_t kind, const Tile *job, const int rows) {
-    if (rows * VECS <= SUMS) {
-        part(kind, job, rows, 0, VECS, 1);
-        return;
-    }
-    Tile pass = *job;
-    for (int64_t left = job->steps; left > 0; left -= PASS) {
-        pass.steps = left < PASS ? left : PASS;
-        part(kind, &pass, rows, 0, VECS / 2, 1);
-        part(kind, &pass, rows, VECS / 2, VECS / 2, 0);
-        pass.x += pass.steps * 4 * factor_size(kind);
-        pass.weights += pass.steps * step_bytes(kind);
-        pass.ahead += pass.steps * job->ahead_step;
-    }
+        for (int vec = 0; vec < VECS; vec++)
+            store_words(kept + 4 * (PANEL * row + LANES * vec), sums[row][vec]);
 }
 
 #define CASE(kind, rows)                                                                                                                   \
