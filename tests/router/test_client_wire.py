@@ -68,6 +68,7 @@ async def test_requests_sent_ahead_are_answered_in_order(fleet: Fleet) -> None:
 
 async def test_one_request_at_most_is_read_ahead(fleet: Fleet) -> None:
     """A client that sends requests behind one that takes its time must not fill the memory with them."""
+
     def parsed() -> int:
         return sum(isinstance(one, Request) for one in gc.get_objects())
 
