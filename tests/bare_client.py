@@ -21,6 +21,7 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 UNBOUNDED = {
     "one long trailer": CHUNKED + b"2\r\n{}\r\n0\r\nx: " + b"y" * 400_000,
     "many trailers": CHUNKED + b"2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 1000 + b"\r\n",
+    "chunks of one byte": CHUNKED + b"1\r\n \r\n" * 40_000,
     "a chunk extension": CHUNKED + b"2;" + b"y" * 400_000,
 }
 """Bytes that are neither head nor body: refused with 431, as headers are."""

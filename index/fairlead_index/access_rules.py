@@ -18,7 +18,7 @@ USER_PREFIX: Final = "fairlead:"
 _BOTH: Final = "evalsha eval ping select cluster|slots time del exists expire get hget hmget hgetall hset hsetnx hdel zadd zrem zrange xadd"
 _COMMANDS: Final[dict[Role, str]] = {
     "worker": f"{_BOTH} info setrange bitcount rename hlen hincrby zcard zpopmin zremrangebyscore",
-    "router": f"{_BOTH} set mget pexpire hexists hincrbyfloat zincrby zrangebyscore xread xrange xrevrange multi exec",
+    "router": f"{_BOTH} set getrange mget pexpire hexists hincrbyfloat zincrby zrangebyscore xread xrange xrevrange multi exec",
 }
 _SERVICE_TAGS: Final = ("", ":g[0-9]", ":g[0-9][0-9]")
 """Behind the service's name in a key's hash tag: the plain namespace, and its index groups (groups.py)."""

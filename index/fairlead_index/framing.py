@@ -37,7 +37,7 @@ class Framing:
         self.body_left = 0
         """Bytes of a body with a Content-Length that are still to be fed."""
         self.overhead = 0
-        """Bytes of headers, chunk headers and trailers since the last byte of a body."""
+        """Bytes of a head; in a chunked body those of chunk headers and trailers, less as many as the body has brought."""
         self._tail = b""
 
     def buffer(self) -> memoryview:
@@ -62,6 +62,13 @@ class Framing:
     def begin_body(self, length: int) -> None:
         """The head is parsed. `length`: its Content-Length; 0 where it has none or the body is chunked."""
         self.body_left, self.overhead, self._tail = length, 0, b""
+
+    def body_came(self, size: int) -> None:
+        """The parser found `size` bytes of body in what was fed. They take back their own count, and pay for as many bytes around them.
+
+        Without the second part, a body in chunks of one byte costs the event loop a microsecond a byte, without end.
+        """
+        self.overhead = max(0, self.overhead - 2 * size)
 
     def end_message(self) -> None:
         """The message is parsed to its end."""

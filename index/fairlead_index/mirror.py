@@ -30,6 +30,7 @@ BUCKETS: Final = 24  # of the snapshot, read at once: 2,304 blocks in full runs,
 PAGES: Final = 64  # of so many buckets, between two looks into the log
 READERS: Final = 2  # while one's page is decoded, the other's is on its way
 CALL_SECONDS: Final = 2.0
+MOST_LEASES: Final = 8 * 65536 - 1  # last byte of `leases` that a slot can have: whoever may write it can make it 512 MB long
 WIDE: Final = 128  # as the scripts have it
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class MirrorReader:
         (birth, logged, told), leases, now, ours, next_ones = await self._scripts.redis.transaction(
             [
                 ("HMGET", key("meta"), "birth", "logged", "told"),
-                ("GET", key("leases")),
+                ("GETRANGE", key("leases"), 0, MOST_LEASES),
                 ("TIME",),
                 ("XRANGE", key("log"), last, last),
                 ("XRANGE", key("log"), b"(" + last if picture.last else last, "+", "COUNT", 1),
@@ -239,7 +240,7 @@ class MirrorReader:
             [
                 ("HMGET", key("meta"), "birth", "logged", "buckets", "told"),
                 ("HGETALL", key("live")),
-                ("GET", key("leases")),
+                ("GETRANGE", key("leases"), 0, MOST_LEASES),
                 ("TIME",),
             ]
         )

@@ -47,6 +47,8 @@ class _Request:
 
 
 _MORE: Final = False  # what hiredis returns when no whole reply is there
+MAX_REPLY_BYTES: Final = 16 << 20
+"""Of one reply. The largest of the index is a few MB; a server that sends more is broken or hostile, and hiredis would keep it all."""
 
 
 class Connection(asyncio.Protocol):
@@ -58,6 +60,8 @@ class Connection(asyncio.Protocol):
         """When bytes last came, in the event loop's time."""
         self._reader: Any = hiredis.Reader(protocolError=RedisError, replyError=ReplyError)
         self._requests: deque[_Request] = deque()
+        self._incomplete = 0
+        """Bytes since the last whole reply."""
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
 
@@ -87,7 +91,13 @@ class Connection(asyncio.Protocol):
         self.heard = self._loop.time()
         try:
             self._reader.feed(data)
+            self._incomplete += len(data)
+            if self._incomplete > MAX_REPLY_BYTES:
+                self._fail(RedisError(f"redis sent more than {MAX_REPLY_BYTES >> 20} MiB for one reply: is it a Redis?"))
+                self.abort()
+                return
             while (reply := self._reader.gets()) is not _MORE:
+                self._incomplete = 0
                 request = self._requests[0]
                 request.replies.append(reply)
                 if len(request.replies) == request.count:
@@ -98,9 +108,13 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionResetError(f"redis closed the connection: {exc or 'end of stream'}"))
+
+    def _fail(self, error: Exception) -> None:
+        """Give `error` to all callers that wait."""
         for request in self._requests:
             if not request.future.done():
-                request.future.set_exception(ConnectionResetError(f"redis closed the connection: {exc or 'end of stream'}"))
+                request.future.set_exception(error)
         self._requests.clear()
 
 

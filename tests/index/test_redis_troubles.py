@@ -23,7 +23,7 @@ from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import block_hashes, hash_bytes
 from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.reader import IndexReader
-from fairlead_index.resp import RedisError
+from fairlead_index.resp import MAX_REPLY_BYTES, RedisError
 from fairlead_index.writer import IndexWriter
 
 BLOCK = 4
@@ -394,3 +394,30 @@ async def test_a_timeout_holds_for_a_call_with_all_its_redirections() -> None:
     assert asked <= 2
     await client.close()
     server.close()
+
+
+@pytest.mark.parametrize("endless", [b"*99999999\r\n" + b":1\r\n" * 100_000, b"$999999999\r\n" + b"x" * 400_000], ids=["array", "bulk"])
+async def test_a_reply_without_end_ends_the_connection(endless: bytes) -> None:
+    """Whoever answers at Redis' address must not be able to fill the memory of routers and workers."""
+    sent = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.read(1)
+        with contextlib.suppress(OSError):
+            writer.write(endless[: endless.index(b"\n") + 1])
+            while True:
+                writer.write(endless[endless.index(b"\n") + 1 :])
+                await writer.drain()
+                sent += len(endless)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    client = RedisClient(RedisAccess(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 60.0)
+    try:
+        with pytest.raises(RedisError, match="more than 16 MiB"):
+            await client.execute("PING")
+        assert sent < 2 * MAX_REPLY_BYTES
+    finally:
+        await client.close()
+        server.close()

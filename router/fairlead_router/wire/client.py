@@ -224,7 +224,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_body(self, body: bytes) -> None:
         request = self._parsing
-        self._framing.overhead = 0
+        self._framing.body_came(len(body))
         if request is None or (request.reply is not None and request.reply.ended):
             return  # refused, or answered without it
         if request.method in _WITHOUT_BODY:

@@ -197,7 +197,7 @@ class Connection(HttpToolsProtocol):
             self._guard.whole(self)  # the one before it is not answered yet, and nothing is read until it is
 
     def on_body(self, body: bytes) -> None:
-        self._framing.overhead = 0
+        self._framing.body_came(len(body))
         if not self._finished:
             super().on_body(body)
 
