@@ -14,7 +14,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients kubernetes demo test lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -50,8 +50,12 @@ test: install redis-servers s3-server clients ## unit and component tests; no cl
 	@# What fails beside others, on a machine that has too little for both, must pass alone. Properties are tried on the same examples each
 	@# time (profile `ci`): a change is not to answer for what chance finds; `make test EXAMPLES=default` looks further.
 	@# Each process has half of the tests in their order, and what a session or module shares is started once; who is done takes half of the rest.
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=$(EXAMPLES) \
+	@mkdir -p build
+	FAIRLEAD_TEST_OUTCOMES=build/test-outcomes.json $(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile=$(EXAMPLES) \
 		|| $(BIN)/pytest -q --hypothesis-profile=$(EXAMPLES) --last-failed --last-failed-no-failures none
+
+test-isa: install ## kernels, engine and exactness at each CPU level below this machine's, and no test skipped at all of them; minutes
+	$(BIN)/python -m tests.isa
 
 lint: install ## ruff, mypy, import rules
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.isa import SKIPS, problems
 from transformers import AutoConfig
 
 from fairlead_worker import isa
@@ -70,3 +71,12 @@ def test_auto_is_float32_where_nothing_multiplies_bfloat16(
     monkeypatch.setattr("fairlead_worker.model.dtype.multiplies_bfloat16", lambda: products)
     config = AutoConfig.for_model("llama", dtype="bfloat16")
     assert str(choose_dtype("file:///m", "auto", config, torch.device("cpu"))) == f"torch.{dtype}"
+
+
+def test_a_test_that_every_level_skips_is_a_failure_and_so_are_too_many_skips() -> None:
+    found = {"none": {"a": "skipped", "b": "skipped"}, "avx2": {"a": "skipped", "b": "passed"}}
+    assert problems(found) == ["a is skipped at every CPU level of this machine"]
+    skipped = {f"test {number}": "skipped" for number in range(SKIPS["avx2"] + 1)}
+    assert problems({"none": dict.fromkeys(skipped, "passed"), "avx2": skipped}) == [
+        f"{len(skipped)} tests are skipped at CPU level avx2, more than the {SKIPS['avx2']} that tests/isa.py allows"
+    ]
