@@ -8,9 +8,9 @@ MESSAGE_CHARACTERS: Final = 1000
 
 
 def brief(text: object, most: int = ECHO_CHARACTERS) -> str:
-    """Return `text` with at most `most` characters; what is cut off is named by its length."""
-    whole = str(text)
-    return whole if len(whole) <= most else f"{whole[:most]}… ({len(whole)} characters)"
+    """Return `text` with at most `most` characters: its beginning, and its last quarter of them, where errors name their cause."""
+    whole, last = str(text), most // 4
+    return whole if len(whole) <= most else f"{whole[: most - last]}…{whole[-last:]} ({len(whole)} characters)"
 
 
 def quoted(value: Any) -> str:
