@@ -5,11 +5,12 @@ A script runs its commands with the rights of the user that called it, so what a
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import quote
 
 from fairlead_index.client import RedisClient
-from fairlead_index.connection import key_prefix
+from fairlead_index.connection import key_prefix, library_name, library_source
 from fairlead_index.resp import ReplyError
 
 Role = Literal["worker", "router"]
@@ -20,6 +21,7 @@ _COMMANDS: Final[dict[Role, str]] = {
     "worker": f"{_BOTH} info setrange bitcount rename hlen hincrby zcard zpopmin zremrangebyscore",
     "router": f"{_BOTH} set getrange mget pexpire hexists hincrbyfloat zincrby zrangebyscore xread xrange xrevrange multi exec",
 }
+_REDIS_7_COMMANDS: Final = "fcall"  # and never `function`: whoever loads a library replaces code that other users run
 _SERVICE_TAGS: Final = ("", ":g[0-9]", ":g[0-9][0-9]")
 """Behind the service's name in a key's hash tag: the plain namespace, and its index groups (groups.py)."""
 
@@ -28,23 +30,24 @@ class CannotManageUsers(Exception):
     """The server has no ACL commands for this connection's user: use one shared credential."""
 
 
-def acl_rules(role: Role, namespace: str, *, key_permissions: bool = True) -> list[str]:
+def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
     """Return the ACL SETUSER rules for `role` in the service `namespace`: keys and commands, without passwords.
 
     A worker reads and writes its service's keys except quotas (`q:`). A router reads all keys of its service, and writes reservations,
-    recalls and quotas only (`r:`, `q:`). `key_permissions`: use `%R~` (Redis 7); without them, on Redis 6.2, a router may also write what
-    it may read. Raises ValueError for a namespace that can never work.
+    recalls and quotas only (`r:`, `q:`). `redis_7`: use `%R~` and FCALL; without them, on Redis 6.2, a router may also write what it may
+    read. Raises ValueError for a namespace that can never work.
     """
     keys: list[str] = []
     for tag in _SERVICE_TAGS:
         prefix = _escaped(key_prefix(namespace)).replace("}:", tag + "}:")
         if role == "worker":
             keys += [f"~{prefix}[^q]*", f"~{prefix}"]
-        elif key_permissions:
+        elif redis_7:
             keys += [f"%R~{prefix}*", f"~{prefix}", f"~{prefix}[rq]:*"]
         else:
             keys.append(f"~{prefix}*")
-    return ["resetkeys", *keys, "resetchannels", "nocommands", *(f"+{command}" for command in _COMMANDS[role].split())]
+    commands = f"{_COMMANDS[role]} {_REDIS_7_COMMANDS if redis_7 else ''}".split()
+    return ["resetkeys", *keys, "resetchannels", "nocommands", *(f"+{command}" for command in commands)]
 
 
 def user_name(role: Role, namespace: str, prefix: str = USER_PREFIX) -> str:
@@ -68,10 +71,21 @@ async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_h
     try:
         await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace))
     except CannotManageUsers as error:
-        if "%R~" not in str(error):  # Redis 6.2 names the rule that it does not know
+        if "%R~" not in str(error) and "+fcall" not in str(error):  # Redis 6.2 names the rule that it does not know
             raise
-        await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace, key_permissions=False))
+        await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace, redis_7=False))
     return name
+
+
+async def load_functions(admin: RedisClient) -> None:
+    """Load the index's scripts as functions on every node that lacks them, so that users who may not do it run them by FCALL.
+
+    It saves server time only: where it is refused (Redis 6.2, a login without the right, a full server), services use EVALSHA. Raises one
+    of REDIS_ERRORS other than ReplyError.
+    """
+    with suppress(ReplyError):
+        if not all(await admin.on_every_node("FUNCTION", "LIST", "LIBRARYNAME", library_name())):
+            await admin.on_every_node("FUNCTION", "LOAD", library_source())  # replicas refuse, and have it from their primary
 
 
 async def delete_user(admin: RedisClient, name: str) -> None:

@@ -1,8 +1,10 @@
-"""One way to reach Redis for both halves: one shared connection, no hidden retries, and the scripts by their digests."""
+"""One way to reach Redis for both halves: one shared connection, no hidden retries, and the scripts, as Functions or by their digests."""
 
 import re
+import time
+from contextlib import suppress
 from functools import cache
-from hashlib import sha1
+from hashlib import sha1, sha256
 from importlib.resources import files
 from typing import Any, Final, cast
 
@@ -17,19 +19,25 @@ REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 SCRIPTS: Final = (
     "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "claim", "sweep", "renew", "workers", "quota",
 )  # fmt: skip
+_READ_ONLY: Final = frozenset({"match", "workers"})
 _USE_MATCH: Final = frozenset({"match", "route"})
-_WHEN_FULL: Final = frozenset(SCRIPTS) - {"match", "workers", "apply"}
+_WHEN_FULL: Final = frozenset(SCRIPTS) - _READ_ONLY - {"apply"}
 """What a Redis past its maxmemory does all the same: it needs next to nothing, or gives back. `apply` alone is refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
 """`evict` is `apply` for batches that only remove."""
-_NAMES: Final = "local call, byte, sub, char, floor = redis.call, string.byte, string.sub, string.char, math.floor"
+_NAMES: Final = "call, byte, sub, char, floor"
+_NAMED: Final = "redis.call, string.byte, string.sub, string.char, math.floor"
 """What the scripts call by a name of their own."""
+_RETRY: Final = 60.0
+"""Seconds for which scripts run by EVALSHA after the server had no function for this user."""
 
 
 class Scripts:
-    """The scripts of one namespace over one connection, by EVALSHA. A server that does not know a script is sent its text, once.
+    """The scripts of one namespace over one connection: functions of a library, or by EVALSHA.
 
-    No Redis Functions: a user who may load a library replaces the code that the other users of the server run. A digest names its text.
+    An administrator loads the library (`access_rules.load_functions`), and so does a client whose user may. A service's own user may not:
+    it would replace the code that other users run. Where the library is missing, and on Redis 6.2, scripts run by EVALSHA; a server that
+    does not know a script is sent its text, once.
 
     Each call names the prefix as its key, which never exists. While a Cluster moves the slot both nodes refuse such a key (ASK, MOVED), so
     no half of a namespace is ever taken for all of it, and no writer begins a new one in the middle of the move.
@@ -38,9 +46,31 @@ class Scripts:
     def __init__(self, redis: RedisAccess | str, namespace: str, *, timeout: float) -> None:
         self.redis = RedisClient(RedisAccess(redis) if isinstance(redis, str) else redis, timeout)
         self.prefix = key_prefix(namespace)
+        self._functions_from = 0.0  # until then EVALSHA
 
     async def call(self, name: str, *args: bytes | str | int | float) -> list[Any]:
-        """Runs one script. Raises one of REDIS_ERRORS."""
+        """Run one script; return its reply. Raises one of REDIS_ERRORS."""
+        if time.monotonic() >= self._functions_from:
+            try:
+                return await self._call_function(name, args)
+            except ReplyError as error:
+                if not _has_no_function(error):
+                    raise
+                self._functions_from = time.monotonic() + _RETRY
+        return await self._call_script(name, args)
+
+    async def _call_function(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
+        call = ("FCALL", f"{library_name()}_{name}", 1, self.prefix, *args)
+        try:
+            return cast(list[Any], await self.redis.execute(*call))
+        except ReplyError as error:
+            if "function not found" not in str(error).lower():
+                raise
+        with suppress(ReplyError):  # not allowed, the server is full, or another client was first
+            await self.redis.execute("FUNCTION", "LOAD", library_source())
+        return cast(list[Any], await self.redis.execute(*call))
+
+    async def _call_script(self, name: str, args: tuple[bytes | str | int | float, ...]) -> list[Any]:
         source, digest = script_source(name), _digest(name)
         try:
             return cast(list[Any], await self.redis.execute("EVALSHA", digest, 1, self.prefix, *args))
@@ -80,13 +110,42 @@ async def eviction_advice(redis: RedisClient) -> str:
     )
 
 
+def _has_no_function(error: ReplyError) -> bool:
+    text = str(error).lower()
+    return "function not found" in text or "unknown command" in text or "'fcall'" in text  # the last: no permission to run it
+
+
 @cache
 def script_source(name: str) -> str:
     """The whole Lua text of one script, as EVAL takes it: the parts of common.lua that it uses, and its own."""
     body = "\n".join([*([_text("match_core")] if name in _USE_MATCH else []), _text(_TEXT_OF.get(name, name))])
-    # A full server refuses a script's first write if that needs memory, and lets all pass after one that does not.
+    # A full server refuses a script's first write if that needs memory, and lets all pass after one that does not. (Functions have a flag.)
     first = "redis.call('DEL', KEYS[1])\n" if name in _WHEN_FULL else ""
-    return "\n".join([f"{first}{_NAMES}", *_used_parts(body), body])
+    return "\n".join([f"{first}local {_NAMES} = {_NAMED}", *_used_parts(body), body])
+
+
+@cache
+def library_source() -> str:
+    """All scripts as one library of functions, as FUNCTION LOAD takes it."""
+    return f"#!lua name={library_name()}\n" + _functions(library_name())
+
+
+@cache
+def library_name() -> str:
+    """The library's name. It holds a digest of the text: versions live side by side through a rollout."""
+    return f"fairlead_{sha256(_functions('').encode()).hexdigest()[:12]}"
+
+
+def _functions(library: str) -> str:
+    # What the functions share is made once, when the library loads, not with every call. `redis.call` does not exist at that moment.
+    functions = []
+    for name in SCRIPTS:
+        flags = "flags = { 'no-writes' }, " if name in _READ_ONLY else "flags = { 'allow-oom' }, " if name in _WHEN_FULL else ""
+        functions.append(
+            f"redis.register_function{{ function_name = '{library}_{name}', {flags}callback = function(KEYS, ARGV)\n"
+            f"{_NAMES} = {_NAMED}\n{_text(_TEXT_OF.get(name, name))}\nend }}"
+        )
+    return "\n".join([f"local {_NAMES}", _text("common"), _text("match_core"), *functions])
 
 
 def _used_parts(body: str) -> list[str]:

@@ -19,10 +19,11 @@ from fairlead_index.access_rules import (
     delete_user,
     ensure_user,
     list_users,
+    load_functions,
     user_name,
 )
 from fairlead_index.client import RedisClient
-from fairlead_index.connection import key_prefix
+from fairlead_index.connection import Scripts, key_prefix, library_name, library_source
 from fairlead_index.groups import namespace_of
 
 A, B = "prod/a*", "prod/b"  # no Kubernetes name has a star; the rules hold for any
@@ -80,6 +81,7 @@ async def test_nothing_else_is_allowed(own_server: RedisServer, admin: RedisClie
         ("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory", "1"), ("DEBUG", "SLEEP", "0"), ("MONITOR",), ("CLIENT", "LIST"),
         ("CLIENT", "KILL", "TYPE", "normal"), ("ACL", "LIST"), ("ACL", "SETUSER", user_name("worker", B), "on"), ("ACL", "WHOAMI"),
         ("SCRIPT", "FLUSH"), ("SCRIPT", "KILL"), ("FUNCTION", "LOAD", "#!lua name=x\n"), ("FUNCTION", "FLUSH"), ("FUNCTION", "LIST"),
+        ("FUNCTION", "LOAD", "REPLACE", library_source()), ("FUNCTION", "DELETE", library_name()), ("FUNCTION", "RESTORE", "x"),
         ("MODULE", "LIST"), ("REPLICAOF", "127.0.0.1", "1"), ("MIGRATE", "127.0.0.1", "1", other + "k", "0", "1"), ("DUMP", other + "k"),
         ("RENAME", other + "k", mine + "k"), ("COPY", other + "k", mine + "k"), ("SUBSCRIBE", "x"), ("PUBLISH", "x", "y"),
     ]  # fmt: skip
@@ -101,6 +103,35 @@ async def test_nothing_else_is_allowed(own_server: RedisServer, admin: RedisClie
 
 def admin_version(server: RedisServer) -> str:
     return str(server.client().info("server")["redis_version"]).split(".")[0]
+
+
+async def test_a_service_runs_the_functions_that_an_administrator_loads(
+    own_server: RedisServer, admin: RedisClient, tmp_path: Path
+) -> None:
+    """And by EVALSHA where nobody has: its own user may not load them."""
+    await load_functions(admin)  # refused on Redis 6.2, which is no error
+    for role in ROLES:
+        await ensure_user(admin, role, A, [sha256("current")])
+    without = Scripts(access(own_server, "worker", A, tmp_path), A, timeout=5.0)
+    if admin_version(own_server) != "6":
+        await works(access(own_server, "worker", A, tmp_path), A, access(own_server, "router", A, tmp_path))
+        assert {"cmdstat_fcall", "cmdstat_evalsha", "cmdstat_eval"} & commands(own_server) == {"cmdstat_fcall"}
+        await load_functions(admin)
+        assert "cmdstat_function|load" in commands(own_server)
+        assert own_server.client().info("commandstats")["cmdstat_function|load"]["calls"] == 1, "it was there"
+        own_server.command("FUNCTION", "FLUSH")
+    assert await without.call("workers") == []
+    assert "cmdstat_eval" in commands(own_server) and without._functions_from > 0
+    await load_functions(admin)
+    without._functions_from = 0.0  # a minute later
+    own_server.command("CONFIG", "RESETSTAT")
+    assert await without.call("workers") == []
+    assert ("cmdstat_fcall" if admin_version(own_server) != "6" else "cmdstat_evalsha") in commands(own_server)
+    await without.close()
+
+
+def commands(server: RedisServer) -> set[str]:
+    return set(server.client().info("commandstats"))
 
 
 async def test_passwords_overlap_while_they_are_rotated(own_server: RedisServer, admin: RedisClient) -> None:
@@ -142,8 +173,10 @@ async def test_every_node_of_a_cluster_has_the_user() -> None:
     version = next(version for version in reversed(VERSIONS) if binary(version))
     with RedisCluster(version) as cluster:
         client = RedisClient(RedisAccess(cluster.url), 5.0)
+        await load_functions(client)
         await ensure_user(client, "router", A, [sha256("current")])
         await client.close()
+        assert all(node.command("FUNCTION", "LIST", "LIBRARYNAME", library_name()) for node in cluster.nodes)
         assert all(user_name("router", A).encode() in node.command("ACL", "USERS") for node in cluster.nodes)
 
 

@@ -20,6 +20,7 @@ from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer, free_port, present
 
 from fairlead_index.access_rules import CannotManageUsers
+from fairlead_index.connection import library_name
 from fairlead_index.resp import ReplyError
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
@@ -286,6 +287,7 @@ async def test_the_documented_rights_of_an_administrator_are_enough(server: Redi
         await installation.keeper.look()
     assert installation.keeper.seen is not None and installation.keeper.seen.state == "PerService"
     assert accepts(server, installation.given(CHAT, "worker")) and not accepts(server, installation.given(CODE, "worker"))
+    assert SERVERS == ["6.2"] or server.command("FUNCTION", "LIST", "LIBRARYNAME", library_name())
 
 
 async def test_the_charts_administrator_is_never_shared(server: RedisServer) -> None:

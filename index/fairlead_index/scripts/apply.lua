@@ -8,9 +8,7 @@ local at = sequence_in(state[6], ARGV[2])
 if not at then return { 'STALE' } end
 if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
-local number, grid, runs = slot_number(slot), grid_of(tonumber(state[4] or 0)), tonumber(state[5] or 0)
-
-local function holder(blocks) return slot .. char(blocks) end
+local grid, runs = grid_of(tonumber(state[4] or 0)), tonumber(state[5] or 0)
 
 -- The slot holds `path`, packed hashes, from block `first` (counted from 0) to its end. `known`: there is a record already, as far as one can tell.
 local function store(path, first, known)
@@ -18,7 +16,7 @@ local function store(path, first, known)
   local key, behind = bucket_key(p, grid, name, 1), #rest / 8
   local record = known and call('HGET', key, name)
   if not record then
-    if call('HSETNX', key, name, char(behind) .. rest .. holder(behind + 1)) == 1 then  -- most runs are held by one worker
+    if call('HSETNX', key, name, char(behind) .. rest .. slot .. char(behind + 1)) == 1 then  -- most runs are held by one worker
       runs = runs + 1
       if call('HLEN', key) == 1 then call('EXPIRE', key, KEPT) end
       return
@@ -32,7 +30,7 @@ local function store(path, first, known)
   local grown = behind > there and not parted
   local blocks = grown and rest or sub(record, 2, 1 + 8 * there)
   if wide then
-    local map = p .. 'w' .. name
+    local map, number = p .. 'w' .. name, slot_number(slot)
     if grown then call('HSET', key, name, char(WIDE + behind) .. blocks) end
     if (byte(call('GET', map) or '', number + 1) or 0) < held then call('SETRANGE', map, number, char(held)) end
   else
@@ -46,7 +44,7 @@ local function store(path, first, known)
         held = math.max(held, byte(record, found + 2))
         others = sub(record, holders, found - 1) .. sub(record, found + 3)
       end
-      local value = char(#blocks / 8) .. blocks .. others .. holder(held)
+      local value = char(#blocks / 8) .. blocks .. others .. slot .. char(held)
       if #value > NARROW then
         local map = p .. 'w' .. name
         for i = 2 + #blocks, #value, 3 do
@@ -72,7 +70,7 @@ local function remove(path, first, last)
   if shared <= #rest / 8 and shared <= there then remove(path, first + shared, math.max(last, first + shared)) end
   if left >= shared then return end
   if wide then
-    local map = p .. 'w' .. name
+    local map, number = p .. 'w' .. name, slot_number(slot)
     if (byte(call('GET', map) or '', number + 1) or 0) <= left then return end
     call('SETRANGE', map, number, char(left))
     if left > 0 or call('BITCOUNT', map) > 0 then return end
@@ -114,17 +112,21 @@ local function split()
     call('HDEL', from, unpack(gone, first, last))
   end
   call('EXPIRE', to, KEPT)
+  call('HSET', p .. 'meta', 'buckets', count + 1)
   grid = grid_of(count + 1)
 end
 
-local told, mirrored = { 'A' .. slot }, is_mirrored(p)
+local mirrored = is_mirrored(p)
+local told = mirrored and { 'A' .. slot }
+local STORED = byte('S')
 for i = 4, #ARGV do
   local change = ARGV[i]
-  local kind, before, path = sub(change, 1, 1), byte(change, 2), sub(change, 3)
-  if kind == 'S' then store(path, 0, before > 0) else remove(path, 0, before) end
-  if mirrored then told[#told + 1] = kind .. struct.pack('<I4', #path / 8 - before) .. sub(path, before * 8 + 1) end
+  local kind, before = byte(change, 1, 2)
+  local path = sub(change, 3)
+  if kind == STORED then store(path, 0, before > 0) else remove(path, 0, before) end
+  if mirrored then told[#told + 1] = char(kind) .. struct.pack('<I4', #path / 8 - before) .. sub(path, before * 8 + 1) end
 end
 local most = grid.count + SPLITS
 while runs > grid.count * FILL and grid.count < most do split() end
-tell(p, state, mirrored, table.concat(told), 'runs', runs, 'buckets', grid.count, 'f' .. slot, struct.pack(FENCE, ARGV[2], seq))
+tell(p, state, mirrored, mirrored and table.concat(told), 'runs', runs, 'f' .. slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }

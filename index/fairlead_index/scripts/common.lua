@@ -2,6 +2,7 @@
 -- slots are 2-byte strings, hashes 8-byte strings. Routers write `r:` and `q:` keys only (access_rules.py). See docs/index.md.
 
 local LIVE = '<ddc8dHc0Hc0Hc0ddddddddd'  -- a record of `live`: lease end (ms), lease (ms), epoch, block tokens, address, pod, revision, load time (ms), load
+local HEAD = '<ddc8dHc0Hc0'            -- its beginning: up to the pod
 local CARD = '<dc8dHc0'                 -- lease, epoch, block tokens and address, from its 9th byte
 local LOAD = '<ddddddddd'               -- its last 72 bytes: load time, load
 local FENCE = '<c8d'                   -- in `meta`, under `f` and the slot: epoch, sequence
@@ -47,7 +48,8 @@ local function bucket_key(p, grid, hash, at)
   local a, b, c = byte(hash, at, at + 2)
   local n = (c * 65536 + b * 256 + a) % grid.whole
   if n >= grid.count then n = n % grid.half end
-  return bucket_named(p, n)
+  local low, middle = n % 256, n % 65536
+  return p .. 'b' .. char((n - middle) / 65536, (middle - low) / 256, low)  -- `bucket_named`, without the call
 end
 
 -- Blocks are kept by runs, as the edges of a radix tree: a run is up to RUN blocks (changes.py) that follow each other, the first at a depth that
@@ -83,7 +85,7 @@ local function pack_live(w)
 end
 
 -- Numbers a change of what mirrors show, and logs it while a mirror follows. `r:mirrored` is set by mirrors and expires when they stop.
--- A record's id is its number, so that a mirror sees that it missed one, and the time in microseconds, so that a mirror does not take a record
+-- A record's id is its number, so that a mirror sees that it missed one, and the time (seconds, then the digits of the microseconds), so that a mirror does not take a record
 -- that was told after a failover for the lost one with the same number. `told` in `meta` is the newest id, logged or not. A log that begins later
 -- starts with an empty record under that id: so a mirror finds the record that its snapshot ended with. What follows `record` is set in `meta`.
 -- `state`: `logged`, `told`, `logging` of `meta`.
@@ -91,17 +93,19 @@ local function tell(p, state, mirrored, record, ...)
   local logged, told, logging = unpack(state)
   local t = call('TIME')
   local number = tonumber(logged or 0) + 1
-  local id = string.format('%d-%d', number, t[1] * 1000000 + t[2])
+  local id = number .. '-' .. t[1] .. t[2]
   if mirrored then
     if logging ~= '1' then
+      call('HSET', p .. 'meta', 'logging', 1)
       call('DEL', p .. 'log')
       if told then call('XADD', p .. 'log', told, 'r', 'A\0\0') end
     end
     call('XADD', p .. 'log', 'MAXLEN', '~', LOGGED, id, 'r', record)
   elseif logging == '1' then
+    call('HSET', p .. 'meta', 'logging', 0)
     call('DEL', p .. 'log')
   end
-  call('HSET', p .. 'meta', 'logged', number, 'told', id, 'logging', mirrored and 1 or 0, ...)
+  call('HSET', p .. 'meta', 'logged', number, 'told', id, ...)
 end
 
 local function is_mirrored(p) return call('EXISTS', p .. 'r:mirrored') == 1 end

@@ -2,15 +2,19 @@
 local p, now = KEYS[1], now_ms()
 local depth, numbers = match(p, ARGV[1], living(p, now), 65536, 65536, nil)
 local slots, reply, size = {}, {}, 0
-for i = 1, #numbers do slots[i] = pack_slot(numbers[i]) end
+local fields, format = struct.unpack, '<d' .. sub(CARD, 2)
+for i = 1, #numbers do
+  local low = numbers[i] % 256
+  slots[i] = char((numbers[i] - low) / 256, low)  -- `pack_slot`
+end
 for from = 1, #slots, 1000 do  -- Lua's `unpack` takes no more than a few thousand at once
   local to = math.min(from + 999, #slots)
   local cards = call('HMGET', p .. 'live', unpack(slots, from, to))
   for i = from, to do
     local card = cards[i - from + 1]
     if card then
-      local lease, lease_ms, epoch, bt, address = struct.unpack('<d' .. sub(CARD, 2), card)
-      if in_force(lease, lease_ms, now) then
+      local lease, lease_ms, epoch, bt, address = fields(format, card)
+      if lease > now and lease <= now + lease_ms then  -- `in_force`
         reply[size + 1], reply[size + 2], reply[size + 3] = address, depth[numbers[i]] * bt, epoch
         size = size + 3
       end

@@ -10,7 +10,9 @@
 local function match(p, hashes, lives, max_levels, limit, soonest)
   local count, grid = #hashes / 8, buckets_of(p)
   if count == 0 or grid.count == 0 then return {}, {}, 0 end
-  local sets, seen, nobody = {}, {}, { holders = {}, held = {}, mine = 0 }
+  local start = call('HGET', bucket_key(p, grid, hashes, 1), sub(hashes, 1, 8))
+  if not start then return {}, {}, 0 end  -- a cold prompt needs none of what follows
+  local sets, seen, nobody = {}, {}, { holders = {}, held = {}, size = 0, mine = 0 }
   local is_soonest = {}
   if soonest then
     for i = 1, #soonest do is_soonest[soonest[i]] = true end
@@ -33,15 +35,16 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
       end
       mine = count
     end
+    local most_holders = #map > 64 and limit or math.huge
     for from = 1, #map, 64 do
-      if count >= limit then break end
+      if count >= most_holders then break end
       if sub(map, from, from + 63) ~= none then
         local piece = { byte(map, from, from + 63) }
         for i = 1, #piece do
           local blocks = piece[i]
           local n = from + i - 2
           if blocks > 0 and lives[n] and not held[n] then
-            if count >= limit and #map > 64 then break end
+            if count >= most_holders then break end
             count = count + 1
             holders[count], held[n] = n, blocks
             if is_soonest[n] then mine = mine + 1 end
@@ -51,7 +54,7 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
         end
       end
     end
-    return { holders = holders, held = held, even = even, mine = mine }
+    return { holders = holders, held = held, even = even, size = count, mine = mine }
   end
 
   local function narrow_holders(packed)
@@ -66,13 +69,13 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
         if blocks ~= held[holders[1]] then even = false end
       end
     end
-    return { holders = holders, held = held, even = even, mine = mine }
+    return { holders = holders, held = held, even = even, size = count, mine = mine }
   end
 
   -- The holders of the record that the block `at` (counted from 0) names, and the record.
   local function record_at(at)
     local name = sub(hashes, at * 8 + 1, at * 8 + 8)
-    local record = call('HGET', bucket_key(p, grid, name, 1), name)
+    local record = at == 0 and start or call('HGET', bucket_key(p, grid, name, 1), name)
     if not record then return nobody, '' end
     local _, wide, first = parts_of(record)
     local packed = wide and WIDE .. (call('GET', p .. 'w' .. name) or '') or sub(record, first)
@@ -86,27 +89,23 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
 
   -- Levels count runs, from 1: who holds the first block of one.
   local records = {}
-  local function holders(level)
-    local set = seen[level]
-    if not set then
-      set, records[level] = record_at((level - 1) * RUN)
-      seen[level] = set
-    end
-    return set.holders
+  local function set_at(level)
+    local set, record = record_at((level - 1) * RUN)
+    seen[level], records[level] = set, record
+    return set
   end
 
   -- How many are counted at a level: all its holders, or when enough of them were found, those of `soonest`.
   local by_mine = false
   local function size_of(level)
-    local found = holders(level)
-    if by_mine then return seen[level].mine end
-    return #found
+    local set = seen[level] or set_at(level)
+    return by_mine and set.mine or set.size
   end
 
   -- The deepest level in [low, high) of which more are counted than `size`, given that `low` is one.
   local function deepest(low, high, size)
     for level, set in pairs(seen) do  -- from what the searches before have seen
-      if level > low and level < high and (by_mine and set.mine or #set.holders) > size then low = level end
+      if level > low and level < high and (by_mine and set.mine or set.size) > size then low = level end
     end
     while high - low > 1 do
       local middle = floor((low + high) / 2)
@@ -143,7 +142,7 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
 
   -- Sets the depths of those whose last run `level` is.
   local function settle(level)
-    local here, pending, before = holders(level), {}, #slots
+    local here, pending, before = seen[level].holders, {}, #slots
     for i = 1, #here do
       local slot = here[i]
       if not depth[slot] then
@@ -160,7 +159,7 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
     for i = 1, #pending do slots[before + i] = pending[i] end
   end
 
-  if #holders(1) == 0 then return depth, slots, 0 end
+  if size_of(1) == 0 then return depth, slots, 0 end
   local level, levels = deepest(1, math.ceil(count / RUN) + 1, 0), 1
   while true do
     settle(level)

@@ -20,13 +20,13 @@ if #ARGV > 5 then
   end
 end
 -- The workers that come first by the score for a usual prompt. The dead and those left out may stand in front: read on past them.
-local soonest, from = {}, 0
+local soonest, slot_of, from = {}, {}, 0
 repeat
   local page = call('ZRANGE', p .. 'r:ready', from, from + SMALL)
   for i = 1, #page do
     local a, b = byte(page[i], 1, 2)
     local n = a * 256 + b
-    if lives[n] then soonest[#soonest + 1] = n end
+    if lives[n] then soonest[#soonest + 1], slot_of[n] = n, page[i] end
   end
   from = from + SMALL + 1
 until #page <= SMALL or #soonest > SMALL
@@ -55,11 +55,12 @@ local ranks = setmetatable({}, { __index = function(known, n)
   return at
 end })
 
-local slots, known = {}, {}
+local slots, numbers, count, known = {}, {}, 0, {}
 local function consider(n)
   if known[n] or not lives[n] then return end
   known[n] = true
-  slots[#slots + 1] = pack_slot(n)
+  count = count + 1
+  slots[count], numbers[count] = slot_of[n] or pack_slot(n), n
 end
 
 local first, second
@@ -86,9 +87,9 @@ if cold then
 end
 for i = 1, math.min(#holders, holding) do consider(holders[i]) end
 for i = 1, #soonest do
-  if #slots < most then consider(soonest[i]) end
+  if count < most then consider(soonest[i]) end
 end
-if #slots == 0 then return { '' } end
+if count == 0 then return { '' } end
 
 local function sooner(a, b)  -- `late` is the score, in seconds; one that has no room is the last resort
   if a.late ~= b.late then return a.late < b.late end
@@ -98,8 +99,8 @@ end
 local max, min, fields = math.max, math.min, struct.unpack
 local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'r:owed', unpack(slots))
 local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
-for i, slot in ipairs(slots) do
-  local number, record = slot_number(slot), records[i]
+for i = 1, count do
+  local slot, number, record = slots[i], numbers[i], records[i]
   local lease, lease_ms, bt = 0, 0, 0
   if record then lease, lease_ms, bt = fields('<ddxxxxxxxxd', record) end  -- the epoch is between them
   if lease > now and lease <= now + lease_ms then  -- `in_force`
@@ -155,15 +156,12 @@ if tonumber(call('HINCRBYFLOAT', p .. 'r:owed', best.slot, best.cost)) <= best.c
   call('EXPIRE', p .. 'r:owed', KEPT)
 end
 set_ready(p, best.slot, now + 1000 * best.seconds, best.rate, best.step, best.room - best.cost)
-local reply = { best.slot .. promise }
-for _, w in ipairs(all) do
-  local _, _, epoch, _, address, pod = fields(LIVE, w.record)
-  reply[#reply + 1] = address
-  reply[#reply + 1] = pod
-  reply[#reply + 1] = w.cached
-  reply[#reply + 1] = floor(w.seconds * 1e6)
-  reply[#reply + 1] = w.late < NO_ROOM and 1 or 0
-  reply[#reply + 1] = epoch
-  reply[#reply + 1] = w.slot
+local reply, size = { best.slot .. promise }, 1
+for i = 1, #all do
+  local w = all[i]
+  local _, _, epoch, _, address, pod = fields(HEAD, w.record)
+  reply[size + 1], reply[size + 2], reply[size + 3], reply[size + 4] = address, pod, w.cached, floor(w.seconds * 1e6)
+  reply[size + 5], reply[size + 6], reply[size + 7] = w.late < NO_ROOM and 1 or 0, epoch, w.slot
+  size = size + 7
 end
 return reply

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from fairlead_index.access_rules import Role, delete_user, ensure_user, list_users, user_name
+from fairlead_index.access_rules import Role, delete_user, ensure_user, list_users, load_functions, user_name
 from fairlead_index.client import RedisClient
 from fairlead_operator.credentials.administrator import hashes_of
 from fairlead_operator.credentials.contents import Contents
@@ -40,7 +40,7 @@ def wanted_users(contents: Contents, services: Iterable[Identity]) -> list[User]
 
 
 class Users:
-    """Remembers what it has told Redis, so that an unchanged fleet costs one `ACL USERS` of each node."""
+    """Remembers what it has told Redis, so that an unchanged fleet costs one `ACL USERS` and one `FUNCTION LIST` of each node."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,6 +52,7 @@ class Users:
         """Create and change users until every node has `wanted`; return how many were written. Raises CannotManageUsers."""
         if self._clock() - self._told_all_at >= REPEAT:
             self._told, self._told_all_at = {}, self._clock()
+        await load_functions(client)  # before the users: a service that connects finds them
         nodes = await list_users(client, prefix)
         everywhere, names = set.intersection(*nodes), {user.name: user for user in wanted}
         changed = [user for name, user in names.items() if name not in everywhere or self._told.get(name) != user]
