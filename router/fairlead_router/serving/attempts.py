@@ -10,14 +10,14 @@ class Attempts:
     | --- | --- |
     | no connection: the worker never saw the request | is asked again when a look finds it ready |
     | a lost connection before the answer's head | is asked once more, on a new connection, if no other worker is left |
-    | a second loss | has failed this request |
+    | a second loss | has failed this request, if it is ready at its next look; else it was ending |
     """
 
     def __init__(self) -> None:
         self.tried: set[tuple[str, int]] = set()
         """Not to be chosen now."""
         self.failed: set[tuple[str, int]] = set()
-        """Lost the request twice. They accepted the second connection, so waiting for them to come back is of no use."""
+        """Lost the request twice. While one of them is ready, waiting is of no use."""
         self.lost = 0.0
         """Connections lost under this request; a worker that was ending anyway counts for half."""
         self._refused: set[tuple[str, int]] = set()

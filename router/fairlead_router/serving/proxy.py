@@ -106,7 +106,8 @@ class Proxy:
     async def choose(self, wanted: Wanted, attempts: Attempts, busy: Sequence[int], ticket: Ticket) -> Choice:
         """Return a worker; wait for one while there is none. `busy`: seconds that full workers asked to be left alone.
 
-        Raises ApiError: 503 when the wait took too long, 429 when all are full, 502 at once when no worker is left that has not failed.
+        Raises ApiError: 503 when the wait took too long, 429 when all are full, 502 when no worker is left that has not failed, and one of
+        these lives.
         """
         while True:
             choice = await self._policy.choose(wanted, attempts.tried)
@@ -114,7 +115,8 @@ class Proxy:
                 return choice
             if busy:
                 raise overloaded("The service is overloaded: the queues of all workers are full.", min(busy))
-            if attempts.failed:
+            # One that died, and not only closed connections, is not ready at its next look: its successor is waited for.
+            if any(worker.ready and (worker.address, worker.life) in attempts.failed for worker in self._table):
                 message = "The worker closed the connection twice without an answer, and no other worker is left to ask."
                 raise ApiError(502, message, kind="server_error", code="bad_gateway")
             attempts.allow_again()
