@@ -14,7 +14,7 @@ Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
 
 NO_ROUTER = "no router is ready"
 SHOWN = 5
-_FORGED = "somebody forges records: rotate the service's Redis credentials"
+_FORGED = "another client of Redis may be forging records: rotate the service's Redis credentials"
 _WHY = {
     "unknown_address": f"discovery does not name this address. Its pod is starting or gone; if there is no such pod, {_FORGED}",
     "other_incarnation": f"the worker there reports another incarnation. It is joining the index again; if that lasts, {_FORGED}",
