@@ -19,7 +19,7 @@ from bench.peers.environments import NotMade, make
 from bench.peers.running import NotServing, Running, free_port
 from bench.peers.servers import Command
 from bench.router.flat import watch
-from bench.router.routers import ROUTERS, own
+from bench.router.routers import ROUTERS, of_checkout, own
 from bench.router.tools import NoCompiler, Scenario, Tools, build, load, mock_worker, on_cores
 
 CACHE = Path.home() / ".cache" / "fairlead" / "peers"
@@ -31,6 +31,9 @@ SCENARIOS = (
     Scenario("paced", 256, 64, 20_000),
 )
 DIRECT = "direct"
+BASELINE = "@baseline"
+PAIRED = ("rps", "rps_cpu", "chunks_per_second")
+"""Figures that are compared with the baseline's: more is better."""
 Figures = dict[str, float]
 BARS = (
     ("python", "busy", "rps", 5.0, True),
@@ -48,6 +51,7 @@ BARS = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.router", description=__doc__)
     parser.add_argument("--routers", default=",".join(ROUTERS), help="comma-separated (default: all)")
+    parser.add_argument("--baseline", type=Path, help="another checkout of Fairlead with its .venv: its router takes turns with this one's")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--streams", type=int, default=1000, help="of the long run (0: leave it out)")
@@ -74,12 +78,19 @@ def main() -> int:
         worker = free_port()
         stack.enter_context(mock_worker(tools, worker, cores[1:], scratch))
         running = start(names, worker, cores[0], options.cache, scratch, stack, missing)
+        if options.baseline:
+            for name in [name for name in names if ROUTERS[name].environment is None]:
+                port = free_port()
+                command = ROUTERS[name].command(of_checkout(options.baseline), port, worker)
+                other = Running(Command(on_cores([cores[0]], *command)), port, scratch / f"{name}{BASELINE}.log")
+                running[name + BASELINE] = stack.enter_context(other)
+                other.wait_ready()
         for repeat in range(options.repeats):
             print(f"== repeat {repeat + 1} of {options.repeats}", flush=True)
             for scenario in SCENARIOS:
                 base = measure(tools, None, worker, scenario, cores, scratch, options.seconds)
                 runs[DIRECT, scenario.name].append(base)
-                for name, router in running.items():
+                for name, router in list(running.items())[:: 1 - 2 * (repeat % 2)]:
                     figures = measure(tools, router, router.port, scenario, cores, scratch, options.seconds)
                     for quantile in ("p50", "p99"):
                         figures[f"added_{quantile}"] = figures[f"whole_{quantile}"] - base[f"whole_{quantile}"]
@@ -89,10 +100,20 @@ def main() -> int:
             flat = watch(tools, running["fairlead"], options.streams, 60 * options.minutes, cores[1:], scratch)
     table = {key: {figure: median(run[figure] for run in found) for figure in found[0]} for key, found in runs.items()}
     report(table, missing)
+    pairs = beside_baseline(runs)
+    for pair in pairs:
+        print("{router:16} {load:10} {figure:18} {median:6.3f}  of the baseline's ({lowest:.3f} to {highest:.3f})".format(**pair))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         rows = [{"router": name, "load": load_name, **figures} for (name, load_name), figures in table.items()]
-        written = {"repeats": options.repeats, "seconds": options.seconds, "rows": rows, "ratios": ratios(table), "flat": flat}
+        written = {
+            "repeats": options.repeats,
+            "seconds": options.seconds,
+            "rows": rows,
+            "ratios": ratios(table),
+            "flat": flat,
+            "pairs": pairs,
+        }
         options.json.write_text(json.dumps(written | {"missing": missing, "cores": len(cores)}, indent=1) + "\n")
     return 0
 
@@ -141,6 +162,21 @@ def ratios(table: dict[tuple[str, str], Figures]) -> list[dict[str, object]]:
             kept = ratio >= bound if at_least else ratio <= bound
             named: dict[str, object] = {"peer": peer, "load": scenario, "figure": figure}
             found.append(named | {"ratio": ratio, "bound": bound, "at_least": at_least, "kept": kept})
+    return found
+
+
+def beside_baseline(runs: dict[tuple[str, str], list[Figures]]) -> list[dict[str, object]]:
+    """Each figure over the baseline's of the same repeat: median and range of the ratios."""
+    found: list[dict[str, object]] = []
+    for (name, kind), others in runs.items():
+        if not name.endswith(BASELINE):
+            continue
+        router = name.removesuffix(BASELINE)
+        for figure in PAIRED:
+            pairs = [ours[figure] / theirs[figure] for ours, theirs in zip(runs[router, kind], others, strict=True) if theirs[figure]]
+            if pairs:
+                named: dict[str, object] = {"router": router, "load": kind, "figure": figure}
+                found.append(named | {"median": median(pairs), "lowest": min(pairs), "highest": max(pairs)})
     return found
 
 

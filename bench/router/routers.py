@@ -61,3 +61,7 @@ ROUTERS = {
 
 def own() -> Environment:
     return Environment(Path(sys.executable).parent.parent)
+
+
+def of_checkout(checkout: Path) -> Environment:
+    return Environment(checkout / ".venv")

@@ -4,7 +4,6 @@ httptools has no pause: it parses all requests in a buffer at once, and it joins
 Both servers therefore feed it one message at a time, and bound what it may hold.
 """
 
-import asyncio
 import socket
 from typing import Final
 
@@ -22,6 +21,7 @@ KERNEL_UNSENT: Final = 64 * 1024
 _BUFFER: Final = bytearray(BODY_READ_BYTES)
 """Shared by all connections: each read is consumed before the event loop starts the next one."""
 _VIEW: Final = memoryview(_BUFFER)
+_HEAD_VIEW: Final = _VIEW[:READ_BYTES]
 _END: Final = b"\r\n\r\n"
 
 
@@ -42,7 +42,7 @@ class Framing:
 
     def buffer(self) -> memoryview:
         """Return where the next read goes: never beyond the end of a body of known length."""
-        return _VIEW[: min(self.body_left, BODY_READ_BYTES) or READ_BYTES]
+        return _VIEW[: min(self.body_left, BODY_READ_BYTES)] if self.body_left else _HEAD_VIEW
 
     def received(self, size: int) -> bytes | memoryview:
         """Return the `size` bytes just read. A view is valid only until the next read."""
@@ -75,28 +75,31 @@ class Framing:
         self.begin_body(0)
 
     def _end_of(self, data: bytes, start: int) -> int:
-        tail = self._tail
+        tail, self._tail = self._tail, b""
         if tail and (at := (tail + data[start : start + 3]).find(_END)) >= 0:  # the empty line began in the last piece
-            end = start + at + len(_END) - len(tail)
-        else:
-            at = data.find(_END, start)
-            end = at + len(_END) if at >= 0 else len(data)
-        piece = tail + data[max(start, end - 3) : end]
-        self._tail = b"" if at >= 0 else piece[-3:]
-        return end
+            return start + at + len(_END) - len(tail)
+        at = data.find(_END, start)
+        if at >= 0:
+            return at + len(_END)
+        self._tail = (tail + data[max(start, len(data) - 3) :])[-3:]
+        return len(data)
 
 
-def content_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """Return the Content-Length of parsed headers (names in lower case); 0 where there is none. The parser has checked its digits."""
+def body_headers(headers: list[tuple[bytes, bytes]]) -> tuple[int, list[bytes]]:
+    """Return the Content-Length of parsed headers (names in lower case; 0 where there is none) and the values of Transfer-Encoding.
+
+    The parser has checked the length's digits, and that there is one length at most.
+    """
+    length, codings = 0, []
     for name, value in headers:
         if name == b"content-length":
-            return int(value)
-    return 0
+            length = int(value)
+        elif name == b"transfer-encoding":
+            codings.append(value)
+    return length, codings
 
 
-def bound_unsent(transport: asyncio.WriteTransport) -> None:
-    """Bound what the transport and the kernel hold for a client that does not read. It does not bound what is in flight."""
-    transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
-    wire = transport.get_extra_info("socket")
-    if wire is not None and wire.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT)
+def bound_unsent(listener: socket.socket) -> None:
+    """Bound what the kernel holds for a client that does not read. It does not bound what is in flight. Accepted connections inherit it."""
+    if listener.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT)

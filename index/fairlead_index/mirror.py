@@ -6,7 +6,7 @@ import logging
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -112,8 +112,8 @@ class MirrorReader:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")
         return self._picture.table.match(hashes)
 
-    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
-        """As `match`, of those that `may` be chosen only about `limit`, the deepest first, and of `also`: costs the same however many hold
+    def deepest(self, hashes: Sequence[int], limit: int, may: Container[str], also: Iterable[str] = ()) -> dict[str, int]:
+        """As `match`, of the addresses in `may` only about `limit`, the deepest first, and of `also`: costs the same however many hold
         a system prompt."""
         if self._picture is None:
             raise IndexUnavailable(f"no picture of the index yet: {self._stats.last_error or 'loading'}")

@@ -1,7 +1,7 @@
 """Consistent hashing (Karger et al. 1997): where a prompt is at home, found in logarithmic time. `route.lua` has the same ring in Redis."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Container, Iterable
 from functools import lru_cache
 from hashlib import sha1
 from itertools import chain, islice
@@ -18,6 +18,7 @@ class Ring:
 
     def __init__(self, members: Iterable[str] = ()) -> None:
         self._points: list[tuple[int, str]] = []
+        """In order of their places."""
         self._members: set[str] = set()
         for member in members:
             self.add(member)
@@ -36,15 +37,27 @@ class Ring:
             self._members.discard(member)
             self._points = [each for each in self._points if each[1] != member]
 
-    def homes(self, place: int, count: int, may: Callable[[str], bool] = lambda member: True) -> list[str]:
-        """The first `count` members behind `place` (a block's hash: its lowest 32 bits count) that `may` be used; fewer where there are no
-        more among the points looked at."""
+    def home(self, place: int, may: Container[str]) -> str | None:
+        """As `homes` gives one, of the members in `may`. Most often it is the first point's, and nothing else is built for it."""
+        points = self._points
+        if not points:
+            return None
+        at = bisect_left(points, (place & 0xFFFFFFFF,))
+        first = points[at if at < len(points) else 0][1]
+        if first in may:
+            return first
+        homes = self.homes(place, 1, may)
+        return homes[0] if homes else None
+
+    def homes(self, place: int, count: int, may: Container[str] | None = None) -> list[str]:
+        """The first `count` members behind `place` (a block's hash: its lowest 32 bits count) that are in `may` (None: all of them); fewer
+        where there are no more among the points looked at."""
         points = self._points
         begin = bisect_left(points, (place & 0xFFFFFFFF,))
         found: list[str] = []
         for at in chain(islice(range(begin, len(points)), SEEN), islice(range(begin), SEEN)):
             member = points[at][1]
-            if member not in found and may(member):
+            if member not in found and (may is None or member in may):
                 found.append(member)
                 if len(found) == count:
                     break

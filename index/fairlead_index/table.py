@@ -6,7 +6,7 @@ spread over many dicts: one dict of millions takes a good part of a second to gr
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from sys import getsizeof
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -176,8 +176,8 @@ class PrefixTable:
                 found[card.address] = depth * card.block_tokens
         return found
 
-    def deepest(self, hashes: Sequence[int], limit: int, may: Callable[[str], bool], also: Iterable[str] = ()) -> dict[str, int]:
-        """Tokens of the prompt that some living workers hold: of those that `may` be chosen about `limit`, the deepest, and `also`."""
+    def deepest(self, hashes: Sequence[int], limit: int, may: Container[str], also: Iterable[str] = ()) -> dict[str, int]:
+        """Tokens of the prompt that some living workers hold: of the addresses in `may` about `limit`, the deepest, and `also`."""
         found: dict[str, int] = {}
         first = self._holders_of_first(hashes)
         if not first:
@@ -193,7 +193,7 @@ class PrefixTable:
                 if len(found) >= limit and not bit & wanted:
                     break
                 card = self._card[bit]
-                if bit & wanted or may(card.address):
+                if bit & wanted or card.address in may:
                     found[card.address] = depth * card.block_tokens
             seen |= mask
             if len(found) >= limit and not first & wanted & ~seen:

@@ -29,9 +29,12 @@ logger = logging.getLogger(__name__)
 OPENAPI = "/openapi.json"
 """A worker's to say, as what requests may hold is."""
 MODEL = "/v1/models/"
-ON_BOTH = ("/health", "/ready", "/version")
-ADMIN = ("/metrics", "/fairlead/workers", "/fairlead/split", PROBE, DEMAND)
+ON_BOTH = frozenset(("/health", "/ready", "/version"))
+ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", PROBE, DEMAND))
 """Served on `--admin-port` alone where that is given."""
+_POSTED = frozenset((*PROMPTED, *PASSED, *queries.PATHS))
+"""Paths of requests with a body."""
+_PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset(queries.PATHS)
 Part = Literal["all", "inference", "admin"]
 
 
@@ -71,7 +74,7 @@ class App:
                 return
         call, counted = Call.of(request), False
         try:
-            if path.startswith("/v1/") or path in PROMPTED or path in (*PASSED, OPENAPI) or path in queries.PATHS:
+            if path in _POSTED or path == OPENAPI or path.startswith("/v1/"):
                 front.identify(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
@@ -87,20 +90,20 @@ class App:
             if path == OPENAPI:
                 await front.pass_on(call, reply)
                 return
-            if path in PROMPTED or path in PASSED:
+            if path not in _QUERIES:
                 assert call.account is not None
                 front.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
-            if path not in queries.PATHS and not self._router.table.any_usable():
+            if path not in _QUERIES and not self._router.table.any_usable():
                 await self._router.prompts.check(path, call.body)
-            if path in PROMPTED:
+            if path in _PROMPTED:
                 prompt = await self._prompt(call)
                 self._router.demand.began(prompt.length)
                 counted = True
                 if self._router.redirector.on and not opted_out(request.headers):
                     raise await self._router.redirector.redirect(call, prompt)
                 await front.forward(call, prompt, reply)
-            elif path in queries.PATHS:
+            elif path in _QUERIES:
                 await self._query(call, reply)
             else:
                 self._router.demand.began()
@@ -131,7 +134,7 @@ class App:
 
     def _allowed(self, path: str) -> tuple[str, ...]:
         """The methods of a path; none: there is no such path."""
-        if path in (*PROMPTED, *PASSED, *queries.PATHS):
+        if path in _POSTED:
             return ("POST",)
         if path == OPENAPI:
             return ("GET",)
@@ -174,10 +177,10 @@ class App:
 
     def _log(self, call: Call) -> None:
         now = monotonic()
-        path = call.path if call.path in (*PROMPTED, *PASSED, *queries.PATHS) else "other"
+        path = call.path if call.path in _POSTED else "other"
         status = str(call.status) if call.status else "499"
         self._router.metrics.finished(path, status)
-        if self._router.stack_metrics is not None and path in PROMPTED and call.prompt_tokens is not None:
+        if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:
             self._router.stack_metrics.finished(call)
         if self._access.on:
             self._access.write(

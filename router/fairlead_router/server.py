@@ -8,6 +8,7 @@ from time import monotonic
 
 import uvloop
 
+from fairlead_index.framing import bound_unsent
 from fairlead_index.guard import Guard
 from fairlead_router.app import App
 from fairlead_router.background import keep
@@ -113,8 +114,13 @@ class RouterServer:
         host = self._config.host
         if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # every address: in an IPv6 cluster a pod has no other
             both = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+            bound_unsent(both)
             return await loop.create_server(make, sock=both, backlog=BACKLOG)
-        return await loop.create_server(make, host, port, backlog=BACKLOG)
+        listener = await loop.create_server(make, host, port, backlog=BACKLOG, start_serving=False)
+        for each in listener.sockets:
+            bound_unsent(each)
+        await listener.start_serving()
+        return listener
 
     async def _look_after(self) -> None:
         while True:

@@ -79,6 +79,7 @@ class Poller:
             worker.suspected, worker.looked_at = False, time.monotonic()
             was_usable, known, began = worker.usable, worker.format_tag, loop.time()
             was_ready, adapters = worker.ready, worker.adapters
+            worker.pool.drop_old()
             try:
                 reason = await self._look(worker)
                 ready = not reason

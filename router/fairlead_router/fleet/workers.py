@@ -1,9 +1,10 @@
 """The router's own picture of the workers: what discovery named, what each last said of itself, and how our requests fared there."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -21,14 +22,34 @@ UNKNOWN_RATE = 2000.0
 """Prompt tokens a second assumed of a worker that has not measured its own; only compared between workers."""
 POLL_AGAIN_SECONDS = 0.1
 """Between two polls that are asked for because the index speaks of another incarnation."""
-_CHOICE = frozenset(("ready", "draining", "silent", "role", "adapters", "models"))
-"""What decides whether a worker may be chosen."""
-_WAIT = frozenset(("load", "pending_tokens"))
-"""What decides how soon it would begin a prompt."""
 MOST_VIEWS = 64
 """Models whose usable workers are remembered."""
 UNSEEN = "not looked at yet"
 """The reason of a worker that no look has reached."""
+
+
+def _of_choice(name: str) -> Any:
+    """An attribute of a worker that decides whether it may be chosen: a change is told to its table."""
+    kept = "_" + name
+
+    def put(worker: "Worker", value: object) -> None:
+        changed = getattr(worker, kept, None) != value
+        setattr(worker, kept, value)
+        if changed:  # each look sets them all: 500 workers would else clear the views 2,500 times a second
+            worker.on_choice()
+
+    return property(attrgetter(kept), put)  # reading it costs no call of Python
+
+
+def _of_wait(name: str) -> Any:
+    """An attribute of a worker that decides how soon it would begin a prompt: its table is told that it was set."""
+    kept = "_" + name
+
+    def put(worker: "Worker", value: object) -> None:
+        setattr(worker, kept, value)
+        worker.on_wait(worker.address)
+
+    return property(attrgetter(kept), put)
 
 
 class Worker:
@@ -36,6 +57,19 @@ class Worker:
 
     Its table is told when an attribute changes that choices depend on, so that a request need not go through all workers.
     """
+
+    ready: bool = _of_choice("ready")
+    draining: bool = _of_choice("draining")
+    silent: bool = _of_choice("silent")
+    role: str = _of_choice("role")
+    """What it is for; empty or `both`: whole requests."""
+    adapters: Told = _of_choice("adapters")
+    """Model names beyond its model's own that it answers to."""
+    models: frozenset[str] = _of_choice("models")
+    """Its model's own names, as its prompt format says."""
+    load: WorkerLoad = _of_wait("load")
+    pending_tokens: int = _of_wait("pending_tokens")
+    """Prompt tokens of our attempts whose answer has not begun: the part of its backlog that no report can show yet."""
 
     def __init__(
         self, address: str, clock: Callable[[], float], silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
@@ -65,16 +99,12 @@ class Worker:
         self.canary = ""
         """The revision that it is the canary of; empty for all others."""
         self.role = ""
-        """What it is for; empty or `both`: whole requests."""
-        self.adapters: Told = {}
-        """Model names beyond its model's own that it answers to."""
-        self.models: frozenset[str] = frozenset()
-        """Its model's own names, as its prompt format says."""
+        self.adapters = {}
+        self.models = frozenset()
         self.prediction = Prediction()
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0
-        """Prompt tokens of our attempts whose answer has not begun: the part of its backlog that no report can show yet."""
         self.unanswered = 0
         """Our attempts whose answer has not begun."""
         self.max_running = 0
@@ -82,15 +112,6 @@ class Worker:
         self.look_now = asyncio.Event()
         self.suspected = False
         """A request of ours failed there since the last look began, so that look's answer may be older than the failure."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Each look sets all of these. Only a change is told: 500 workers would else clear the views 2,500 times a second.
-        changed = name in _CHOICE and getattr(self, name, None) != value
-        object.__setattr__(self, name, value)
-        if name in _WAIT:
-            self.on_wait(self.address)
-        elif changed:
-            self.on_choice()
 
     @property
     def usable(self) -> bool:
@@ -137,6 +158,16 @@ class Worker:
             self.look_now.set()
 
 
+class _Untried:
+    """The addresses whose worker is not excluded: a large fleet is not gone through for a second attempt."""
+
+    def __init__(self, addresses: frozenset[str], workers: Mapping[str, Worker], excluded: Collection[tuple[str, int]]) -> None:
+        self._addresses, self._workers, self._excluded = addresses, workers, excluded
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._addresses and (address, self._workers[address].life) not in self._excluded
+
+
 @dataclass(frozen=True, slots=True)
 class _View:
     """What may be chosen for a model, until a worker changes."""
@@ -181,12 +212,10 @@ class WorkerTable:
             return view.usable or view.last_resort
         return _without(view.usable, excluded) or _without(view.last_resort, excluded)
 
-    def may(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Callable[[str], bool]:
-        """Whether the worker at an address is usable for such a request."""
+    def may(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Container[str]:
+        """Addresses of the workers that are usable for such a request."""
         addresses = self._view(model).addresses
-        if not excluded:
-            return addresses.__contains__
-        return lambda address: address in addresses and (address, self._workers[address].life) not in excluded
+        return _Untried(addresses, self._workers, excluded) if excluded else addresses
 
     def soonest(self, count: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
         """As `usable`, of a large fleet only the `count` that could begin a prompt soonest, as this router knows it."""
@@ -194,15 +223,16 @@ class WorkerTable:
         if len(view.usable) <= SMALL_FLEET:
             return self.usable(excluded, model)
         self._reorder()
-        found = list(islice(filter(self.may(excluded, model), self._order), count))
+        may = self.may(excluded, model)
+        found = list(islice((address for address in self._order if address in may), count))
         return [self._workers[address] for address in found] or _without(view.last_resort, excluded)
 
-    def home(self, place: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Worker | None:
-        """The usable worker that every router would name for a place on the ring."""
-        homes = self._ring.homes(place, 1, self.may(excluded, model))
-        return self._workers[homes[0]] if homes else None
+    def home(self, place: int, may: Container[str]) -> Worker | None:
+        """The worker that every router would name for a place on the ring, among the addresses in `may`."""
+        address = self._ring.home(place, may)
+        return self._workers[address] if address is not None else None
 
-    def homes(self, place: int, count: int, may: Callable[[str], bool]) -> list[str]:
+    def homes(self, place: int, count: int, may: Container[str]) -> list[str]:
         """As `Ring.homes`."""
         return self._ring.homes(place, count, may)
 

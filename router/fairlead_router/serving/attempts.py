@@ -13,31 +13,36 @@ class Attempts:
     | a second loss | has failed this request, if it is ready at its next look; else it was ending |
     """
 
+    __slots__ = ("_ended", "failed", "lost", "tried")
+
     def __init__(self) -> None:
         self.tried: set[tuple[str, int]] = set()
         """Not to be chosen now."""
-        self.failed: set[tuple[str, int]] = set()
+        self.failed: frozenset[tuple[str, int]] = frozenset()
         """Lost the request twice. While one of them is ready, waiting is of no use."""
         self.lost = 0.0
         """Connections lost under this request; a worker that was ending anyway counts for half."""
-        self._refused: set[tuple[str, int]] = set()
-        self._lost_once: set[tuple[str, int]] = set()
+        self._ended: dict[tuple[str, int], str] = {}
+        """How the last attempt at a worker ended: `refused` or `lost`."""
 
     def begin(self, worker: Worker) -> bool:
         """Count an attempt. True where it needs a new connection, as the last one to this worker was lost."""
         key = (worker.address, worker.life)
         self.tried.add(key)
-        return key in self._lost_once
+        return self._ended.get(key) == "lost"
 
     def refuse(self, worker: Worker) -> None:
         """There was no connection."""
-        self._refused.add((worker.address, worker.life))
+        self._ended.setdefault((worker.address, worker.life), "refused")
 
     def lose(self, worker: Worker, weight: float, final: bool) -> None:
         """The connection was lost before the answer's head. `final`: not for the first time."""
         self.lost += weight
-        (self.failed if final else self._lost_once).add((worker.address, worker.life))
+        key = (worker.address, worker.life)
+        self._ended[key] = "lost"
+        if final:
+            self.failed |= {key}
 
     def allow_again(self) -> None:
         """No other worker is left: let those be chosen again that may be."""
-        self.tried -= self._refused | (self._lost_once - self.failed)
+        self.tried.difference_update(self._ended.keys() - self.failed)

@@ -1,5 +1,8 @@
 """The router's front: who asks, whether they may, and when; behind it the proxy."""
 
+from collections.abc import Coroutine
+from typing import Any
+
 from fairlead_index.connection import Scripts
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
@@ -70,14 +73,14 @@ class Front:
         charge.take()
         return charge
 
-    async def forward(self, call: Call, prompt: Prompt, reply: Reply) -> None:
+    def forward(self, call: Call, prompt: Prompt, reply: Reply) -> Coroutine[Any, Any, None]:
         """Charge, wait for the turn, let the proxy answer, settle. Raises ApiError where no answer has begun."""
         assert call.account is not None
         charge = self.charge(call.account, prompt, len(call.body))
         call.meter = charge.meter if call.caller.tenant.name else None
         if prompt.asked.stream:
             call.held = HeldStream(reply, call.id, call.path)
-        await self._run(call, prompt, reply, charge)
+        return self._run(call, prompt, reply, charge)
 
     async def pass_on(self, call: Call, reply: Reply) -> None:
         """Forward a request that needs no engine: /tokenize, /detokenize and the counting of tokens, charged as a prompt of their length.

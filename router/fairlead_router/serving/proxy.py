@@ -138,7 +138,7 @@ class Proxy:
         answered = False
         try:
             request = self._request(call, prompt, choice)
-            began = await worker.pool.begin(request, self._config.request_timeout, max(0.0, deadline - monotonic()), fresh)
+            began = await worker.pool.begin(request, self._config.request_timeout, deadline, fresh)
             answered = True
             return began
         finally:

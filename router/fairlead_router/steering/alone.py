@@ -19,7 +19,8 @@ HomeOf = Callable[[int], Worker | None]
 def soonest_of(wanted: Wanted, table: WorkerTable, tried: Tried = ()) -> Worker | None:
     """As `soonest_alone`, of the workers that may be chosen; None while there is none. Costs the same in a large fleet."""
     workers = table.soonest(HOLDERS, tried, wanted.model)  # and up to as many homes
-    return soonest_alone(wanted, workers, lambda place: table.home(place, tried, wanted.model)) if workers else None
+    may = table.may(tried, wanted.model)
+    return soonest_alone(wanted, workers, lambda place: table.home(place, may)) if workers else None
 
 
 def soonest_alone(wanted: Wanted, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:

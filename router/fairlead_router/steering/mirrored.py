@@ -101,7 +101,7 @@ class Mirrored:
         may = table.may(tried, model)
         own = [worker.address for worker in table.soonest(UNNAMED if fresh else CONSIDERED, tried, model)]
         soonest = [address for address in own if not fresh or address not in self.fleet.workers]
-        soonest += islice(filter(may, self.fleet.soonest), CONSIDERED - len(soonest)) if fresh else ()
+        soonest += islice((address for address in self.fleet.soonest if address in may), CONSIDERED - len(soonest)) if fresh else ()
         held = mirror.deepest(wanted.hashes, CONSIDERED, may, soonest)
         homes = table.homes(wanted.hashes[0], 2, may) if wanted.hashes and not held else []
         found: dict[str, Worker] = {}

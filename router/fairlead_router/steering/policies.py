@@ -113,5 +113,5 @@ class Session(LocalPolicy):
 
     def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
         place = xxhash.xxh3_64_intdigest(wanted.session.encode())
-        home = self._table.home(place, tried, wanted.model) if wanted.session else None
+        home = self._table.home(place, self._table.may(tried, wanted.model)) if wanted.session else None
         return home or super().pick(wanted, tried, workers)

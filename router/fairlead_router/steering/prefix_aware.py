@@ -125,11 +125,7 @@ class PrefixAware:
     def _home_among(self, others: Sequence[Worker]) -> HomeOf:
         by_address = {worker.address: worker for worker in others}
 
-        def home(place: int) -> Worker | None:
-            homes = self._table.homes(place, 1, by_address.__contains__)
-            return by_address[homes[0]] if homes else None
-
-        return home
+        return lambda place: self._table.home(place, by_address)
 
     async def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of a prompt that each worker holds. Raises IndexUnavailable."""

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, Framing, bound_unsent, content_length
+from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_index.guard import Guard
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.reply import Reply
@@ -99,7 +99,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
-        bound_unsent(self._transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self._connections.add(self)
         if not self._guard.opened(self):
             self._transport.abort()
@@ -120,7 +120,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._parsing is None and self._framing.overhead > self._guard.max_header_bytes:
                 self._refuse_head("headers exceed")
                 return
-            self._parse(data[start:end])
+            self._parse(data[start:end] if start or end < len(data) else data)
             start = end
         if self._ahead is not None and not self._finished:
             self._unparsed = bytes(data[start:])
@@ -193,9 +193,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
         request.old = self._parser.get_http_version() == "1.0"
-        length = content_length(request.headers)
+        length, codings = body_headers(request.headers)
         self._framing.begin_body(length)
-        codings = [value for name, value in request.headers if name == b"transfer-encoding"]
         if codings and request.old:  # RFC 9112, 6.1: one before us may not know it
             self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
             return
@@ -274,6 +273,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.close()  # a cut answer has no end of its own: the connection's says so
         elif self._ahead is not None:
             self._guard.take_turn(self._go_on)
+        elif self._reading and self._stalled is None and not self._unparsed:
+            self._guard.answered(self)
         else:
             self._go_on()
 

@@ -32,14 +32,14 @@ class Pool:
         """Exchanges under way, from the request until `give_back`."""
 
     async def begin(
-        self, request: list[bytes], timeout: float, head_timeout: float | None = None, fresh: bool = False
+        self, request: list[bytes], timeout: float, deadline: float | None = None, fresh: bool = False
     ) -> tuple[Connection, Head]:
         """Send a request, give the connection and the answer's head. `fresh`: on a new connection.
 
-        `timeout`: seconds of silence allowed in the answer. `head_timeout`: seconds until its head, on both connections together
-        (None: `timeout`). Raises ConnectFailed, LostBeforeHead, TooSilent.
+        `timeout`: seconds of silence allowed in the answer. `deadline`: monotonic seconds by which its head must come, on both connections
+        together (None: after `timeout`). Raises ConnectFailed, LostBeforeHead, TooSilent.
         """
-        due = monotonic() + (timeout if head_timeout is None else head_timeout)
+        due = monotonic() + timeout if deadline is None else deadline
         kept, lost = None if fresh else self._take(), None
         if kept is not None:
             try:
@@ -81,7 +81,6 @@ class Pool:
     def give_back(self, connection: Connection) -> None:
         """Keep it for the next request if its answer was read to the end, else close it."""
         self._busy.discard(connection)
-        self._drop_old()
         if connection.reusable and len(self._idle) < IDLE_LIMIT:
             self._idle.append((monotonic(), connection))
         else:
@@ -101,6 +100,12 @@ class Pool:
         """A byte of some answer came within the last `seconds`: whatever is slow there, it is not stopped."""
         return any(connection.headed and connection.quiet_seconds < seconds for connection in self._busy)
 
+    def drop_old(self) -> None:
+        """Close connections that were not needed for a while, or that the worker has closed."""
+        oldest = monotonic() - IDLE_SECONDS
+        while self._idle and (self._idle[0][0] < oldest or self._idle[0][1].closed):
+            self._idle.popleft()[1].abort()
+
     def close(self) -> None:
         """Close what is idle; exchanges under way go on."""
         for _, connection in self._idle:
@@ -110,24 +115,18 @@ class Pool:
     async def _exchange(self, connection: Connection, request: list[bytes], timeout: float, due: float) -> Head:
         self._busy.add(connection)
         try:
-            return await connection.exchange(request, timeout, max(0.0, due - monotonic()))
+            return await connection.exchange(request, timeout, due)
         except BaseException:
             self._busy.discard(connection)
             raise
 
     def _take(self) -> Connection | None:
-        self._drop_old()
+        self.drop_old()
         while self._idle:
             _, connection = self._idle.pop()
             if connection.reusable:
                 return connection
         return None
-
-    def _drop_old(self) -> None:
-        """Those that were not needed for a while, or that the worker has closed. The looks come by every second."""
-        oldest = monotonic() - IDLE_SECONDS
-        while self._idle and (self._idle[0][0] < oldest or self._idle[0][1].closed):
-            self._idle.popleft()[1].abort()
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()

@@ -127,8 +127,8 @@ class Connection(asyncio.BufferedProtocol):
 
     # One exchange
 
-    async def exchange(self, request: list[bytes], timeout: float, head_timeout: float) -> Head:
-        """Send a whole request, wait for the answer's head: at most `head_timeout` seconds, then `timeout` seconds of silence in the body.
+    async def exchange(self, request: list[bytes], timeout: float, deadline: float) -> Head:
+        """Send a whole request, wait for the answer's head until `deadline` (monotonic seconds). `timeout`: seconds of silence in the body.
 
         Raises LostBeforeHead, TooSilent; the connection is closed then, and also when the caller is cancelled.
         """
@@ -140,12 +140,12 @@ class Connection(asyncio.BufferedProtocol):
         self._head = self._loop.create_future()
         self._timeout = timeout
         self._touched = self._loop.time()
-        self._head_due = self._touched + head_timeout
         self.sent_at = monotonic()
+        self._head_due = self._touched + max(0.0, deadline - self.sent_at)
         self.exchanges += 1
         if self._timer is None or self._due > self._head_due:  # else the last exchange's goes on
             self._stop_timer()
-            self._set_timer(head_timeout)
+            self._set_timer(self._head_due - self._touched)
         self._transport.writelines(request)
         try:
             return await self._head

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, Framing, bound_unsent, content_length
+from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_index.guard import Guard, Limits
 from fairlead_worker.api.errors import ApiError
 
@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
-        bound_unsent(transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         if not self._guard.opened(self):
             transport.abort()
 
@@ -176,15 +176,16 @@ class Connection(HttpToolsProtocol):
             message = f"the request has {len(self.headers)} headers, more than {self._guard.max_headers} (--max-headers)"
             self._refuse(431, message, "headers_too_large")
             return
-        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+        length, codings = body_headers(self.headers)
+        if any(coding.strip().lower() != b"chunked" for coding in codings):
             self._refuse(400, "Transfer-Encoding: chunked is the only one known here", "bad_request")
             return
         if self._guard.full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
             message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")
             return
-        length, upgrade = content_length(self.headers), self.parser.should_upgrade()
-        if upgrade and (length or any(name == b"transfer-encoding" for name, _ in self.headers)):
+        upgrade = self.parser.should_upgrade()
+        if upgrade and (length or codings):
             self._refuse(400, UPGRADE_WITH_BODY, "bad_request")
             return
         self._in_body, self._trailers = True, 0

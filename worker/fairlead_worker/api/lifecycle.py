@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 
+from fairlead_index.framing import bound_unsent
 from fairlead_index.memory import settle_collector
 from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
@@ -83,6 +84,7 @@ class Port:
     """One listening port: its HTTP server, and bounds on its connections that no other port's clients use up."""
 
     def __init__(self, worker: Worker, listener: socket.socket, part: Part) -> None:
+        bound_unsent(listener)
         self.number: int = listener.getsockname()[1]
         self.connections = Connections(worker.config)
         self._listener = listener
