@@ -110,7 +110,7 @@ fuzz-api: install ## 20,000 malformed and extreme requests to a worker and throu
 	$(BIN)/python -m tests.api.fuzz --count $(or $(COUNT),20000) --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.api.by_schema --seed $(or $(SEED),1)
 
-fuzz-wire: install ## two million byte streams that are nearly HTTP, compared with h11 in process, and 20,000 to real processes (COUNT=2000000 SEED=1); half an hour
+fuzz-wire: install ## two million byte streams that are nearly HTTP, compared with h11 in process, and 20,000 to real processes (COUNT=2000000 SEED=1); ten minutes
 	$(BIN)/python -m tests.wire.fuzz --count $(or $(COUNT),2000000) --seed $(or $(SEED),1)
 
 bench-slow: install ## 5,000 slow connections of each kind against router and worker; needs 16,000 descriptors; writes bench/results/slow_connections.json

@@ -16,6 +16,8 @@ REFUSAL_LINGER_SECONDS: Final = 1.0
 """How long a refused client's bytes are read and dropped, so that it can read the error."""
 UPGRADE_WITH_BODY: Final = "A request with Upgrade or CONNECT cannot have a body here."
 """httptools ends such a request behind its head, so that its body would be read as the next request."""
+FRAGMENT: Final = "A request target has no fragment: leave out '#' and what follows, or write %23."
+"""RFC 9112, 3.2. Some parsers cut it off and others do not, so that they would see different paths."""
 KERNEL_UNSENT: Final = 64 * 1024
 """Bytes of answers in the kernel that it could not yet send. Without the bound it takes up to 4 MiB for a client that never reads."""
 _BUFFER: Final = bytearray(BODY_READ_BYTES)

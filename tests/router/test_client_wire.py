@@ -196,6 +196,7 @@ GARBAGE = {
     "a bare line feed": HEAD + b"x-a: b\ncontent-length: 3\r\n\r\nabc",
     "a bare return": HEAD + b"x-a: b\rcontent-length: 3\r\n\r\nabc",
     "a control character": HEAD + b"bad header: \x00\r\n\r\n",
+    "a fragment": HEAD.replace(b" HTTP", b"#a HTTP") + b"content-length: 0\r\n\r\n",
     "a zero byte in a value": HEAD + b"x-a: b\x00\r\n\r\n",
     **UPGRADES,
 }

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
+from fairlead_index.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_index.guard import Guard
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.reply import Reply
@@ -203,6 +203,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if self._parser.should_upgrade() and (length or codings):
             self._refuse(400, b"Bad Request", UPGRADE_WITH_BODY, "bad_request")
+            return
+        if b"#" in request.target:
+            self._refuse(400, b"Bad Request", FRAGMENT, "bad_request")
             return
         if not request.target.startswith(b"/"):
             _without_origin(request)

@@ -94,10 +94,11 @@ def serve() -> Callable[..., AbstractAsyncContextManager[Served]]:
         (b"no HTTP at all\r\n\r\n", (400, "bad_request")),
         (b"GET /\xff\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "bad_request")),
         (UNKNOWN_CODING, (400, "bad_request")),
+        (WHOLE.replace(b" HTTP", b"#a HTTP"), (400, "bad_request")),
         *((sent, (431, "headers_too_large")) for sent in UNBOUNDED.values()),
         *((sent, (400, "bad_request")) for sent in UPGRADES.values()),
     ],
-    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding", *UNBOUNDED, *UPGRADES],
+    ids=["nothing", "headers", "body", "chunk", "bytes", "number", "garbage", "path", "coding", "fragment", *UNBOUNDED, *UPGRADES],
 )
 async def test_who_does_not_get_on_is_told_and_let_go(serve: Any, sent: bytes, expected: tuple[int, str]) -> None:
     async with serve(header_timeout=0.2, body_timeout=0.2) as served:
@@ -123,6 +124,20 @@ async def test_a_client_that_leaves_in_its_body_is_no_request(serve: Any) -> Non
     async with serve(body_timeout=0.2) as served:
         assert (await answered(served.port, HEAD + b"content-length: 9\r\n\r\n{"))[0] == 408
         assert served.gone == 1, "the application heard of it"
+
+
+async def test_a_refusal_does_not_stand_for_the_answer_before_it(serve: Any) -> None:
+    """The parser refuses the second request when its head is read and the first is not answered."""
+    async with serve() as served:
+        served.may.clear()
+        reader, writer = await served.open()
+        writer.write(WHOLE + HEAD + b"transfer-encoding: chunked\t\r\n\r\n0\r\n\r\n")
+        await until(lambda: served.headers)
+        served.may.set()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            said = await reader.read()
+        assert said.startswith(b"HTTP/1.1 200") and said.count(b"HTTP/1.1") == 1
+        writer.close()
 
 
 async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: Any) -> None:

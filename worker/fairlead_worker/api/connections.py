@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fairlead_index.framing import REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
+from fairlead_index.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_index.guard import Guard, Limits
 from fairlead_worker.api.errors import ApiError
 
@@ -89,6 +89,8 @@ class Connection(HttpToolsProtocol):
         """The rest of the read that brought the request which waits. Nothing more is read until that one starts."""
         self._waits = False
         """uvicorn has a request to start once the client has taken more of the answer before it."""
+        self._under_way: Any = None
+        """uvicorn's record of the request whose answer comes before that of the one in `pipeline`."""
         self._trailers = 0
         self._in_body = self._finished = self._last = False
         self._stalled: float | None = None
@@ -180,6 +182,9 @@ class Connection(HttpToolsProtocol):
         if any(coding.strip().lower() != b"chunked" for coding in codings):
             self._refuse(400, "Transfer-Encoding: chunked is the only one known here", "bad_request")
             return
+        if b"#" in self.url:
+            self._refuse(400, FRAGMENT, "bad_request")
+            return
         if self._guard.full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
             message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")
@@ -191,10 +196,12 @@ class Connection(HttpToolsProtocol):
         self._in_body, self._trailers = True, 0
         self._framing.begin_body(length)
         self._guard.expects_body(self)
+        before = self.cycle
         super().on_headers_complete()
         if upgrade:
             self._last, self.cycle.keep_alive = True, False  # no other protocol is spoken: answered, and closed
         if self.pipeline:
+            self._under_way = before
             self._guard.whole(self)  # the one before it is not answered yet, and nothing is read until it is
 
     def on_body(self, body: bytes) -> None:
@@ -272,6 +279,10 @@ class Connection(HttpToolsProtocol):
         if self._finished:
             return
         self._finished = True
+        if self.pipeline:
+            self.pipeline.clear()
+            self._under_way.keep_alive = False  # its answer comes first, and then the end: ours would be taken for it
+            return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and (cycle.response_started or not self._in_body):
             if cycle.response_started and self._in_body:
