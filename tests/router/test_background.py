@@ -155,3 +155,12 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
     told = counted(router.server.router.metrics.task_failures)
     assert told == dict.fromkeys(faults.keys() - {"discovery"}, 1), "discovery keeps itself: the known workers stay"
     assert (await ask(router, ANNA)).status_code == 200
+
+
+async def test_a_poller_ends_though_a_look_is_asked_for_in_the_same_turn(fleet: Fleet) -> None:
+    """Until Python 3.12, asyncio.wait_for lost the cancellation, and a router that drained never ended."""
+    router = await fleet.router(await fleet.worker(), poll_interval=60.0)
+    for worker in router.table:
+        worker.look_now.set()
+    async with asyncio.timeout(5):
+        await router.server.router._poller.close()

@@ -86,7 +86,8 @@ class Pod:
                 backoff = FIRST_BACKOFF
             self._set(phase="CrashLoopBackOff", percent=None, reason=ended, ready=False, restarts=self.state.restarts + 1)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), backoff)
+                async with asyncio.timeout(backoff):
+                    await self._stop.wait()
                 return
             backoff = min(2 * backoff, MAX_BACKOFF)
 

@@ -96,7 +96,8 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self._child.terminate()
         try:
-            return await asyncio.wait_for(asyncio.shield(self.wait()), grace)
+            async with asyncio.timeout(grace):
+                return await asyncio.shield(self.wait())
         except TimeoutError:
             self._signal(signal.SIGKILL)
             return await self.wait()

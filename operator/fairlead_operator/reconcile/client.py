@@ -105,7 +105,11 @@ class Cluster:
             if response.status > 299:
                 raise ApiRefused(response.status, _message(await response.read()))
             rest = b""
-            while chunk := await asyncio.wait_for(response.content.readany(), SILENCE):
+            while True:
+                async with asyncio.timeout(SILENCE):
+                    chunk = await response.content.readany()
+                if not chunk:
+                    return
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     event = msgspec.json.decode(line)

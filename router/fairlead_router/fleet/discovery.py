@@ -30,4 +30,5 @@ async def follow(source: Source, table: WorkerTable, interval: float, hurry: asy
             lost = True
         await asyncio.sleep(min(interval, HURRY_SECONDS))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(hurry.wait(), max(0.0, interval - HURRY_SECONDS))
+            async with asyncio.timeout(max(0.0, interval - HURRY_SECONDS)):
+                await hurry.wait()

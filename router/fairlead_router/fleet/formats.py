@@ -94,7 +94,8 @@ class PromptFormats:
                 raise UpstreamError(f"status {head.status}")
             if tag and not mine:
                 if coming := self._coming.get(tag):  # another may have ended in the meantime
-                    await asyncio.wait_for(coming.wait(), FETCH_SECONDS)
+                    async with asyncio.timeout(FETCH_SECONDS):
+                        await coming.wait()
                 return tag
             tag = tag or hashlib.blake2b(body, digest_size=16).hexdigest()
             if tag not in self._known and tag not in self._refused:

@@ -112,7 +112,8 @@ class Poller:
                 await asyncio.sleep(began + LOOK_SECONDS - loop.time())
                 continue
             try:
-                await asyncio.wait_for(worker.look_now.wait(), self._interval * random.uniform(0.9, 1.1))
+                async with asyncio.timeout(self._interval * random.uniform(0.9, 1.1)):
+                    await worker.look_now.wait()
             except TimeoutError:
                 pass
         worker.close()

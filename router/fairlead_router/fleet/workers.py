@@ -283,7 +283,8 @@ class WorkerTable:
     async def changed(self, timeout: float) -> None:
         """Return at the next change, or after `timeout` seconds."""
         try:
-            await asyncio.wait_for(self._pulse.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._pulse.wait()
         except TimeoutError:
             pass
 

@@ -139,7 +139,8 @@ class Demand:
             self._coming.told(int(asked["wanted"]), starting, seconds, _text(query, "reason"), advancing)
         if (wait := min(LONGEST_WAIT, asked.get("wait", 0.0))) > 0 and not self._busy:
             try:
-                await asyncio.wait_for(self._some.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._some.wait()
                 if not self._draining:
                     await asyncio.sleep(BURST_SECONDS)
             except TimeoutError:

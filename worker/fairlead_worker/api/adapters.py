@@ -84,7 +84,8 @@ class Adapters:
         self._loading.add(loading)
         loading.add_done_callback(self._loading.discard)
         try:
-            await asyncio.wait_for(asyncio.shield(loading), LOAD_SECONDS)
+            async with asyncio.timeout(LOAD_SECONDS):
+                await asyncio.shield(loading)
         except (TimeoutError, asyncio.CancelledError) as gone:
             if not loading.done():
                 loading.add_done_callback(_say_how_it_ended)

@@ -55,7 +55,8 @@ class EngineChild:
             return
         try:
             # `Failed` may still be in the socket, and names the cause better than an exit status does.
-            await asyncio.wait_for(self._client.gone.wait(), LAST_WORDS_SECONDS)
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                await self._client.gone.wait()
         except TimeoutError:
             self._client.died(ending("the engine process", status))
 
@@ -96,7 +97,8 @@ class EngineChild:
         else:  # it loads, and listens to nobody
             self.kill()
         try:
-            await asyncio.wait_for(self._process.wait(), grace)
+            async with asyncio.timeout(grace):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()

@@ -92,7 +92,9 @@ class GrammarCheck:
             reason = "it takes too much memory or too deep a nesting to compile"
             try:
                 process.stdin.write(msgspec.json.encode(constraint) + b"\n")
-                if line := await asyncio.wait_for(process.stdout.readline(), seconds):
+                async with asyncio.timeout(seconds):
+                    line = await process.stdout.readline()
+                if line:
                     return msgspec.json.decode(line, type=Verdict)
             except ConnectionError:
                 pass
@@ -123,7 +125,8 @@ class GrammarCheck:
         assert process.stdin is not None and process.stdout is not None, "they are pipes"
         process.stdin.write(msgspec.json.encode(self._setup) + b"\n")
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                line = await process.stdout.readline()
             error = msgspec.json.decode(line, type=Verdict).error if line else "its process ended"
         except TimeoutError:
             error = f"its process did not start within {START_SECONDS:g} s"

@@ -218,12 +218,14 @@ class Life:
         logger.info("%s: draining %d requests, at most %g s", self._signal and self._signal.name, self.worker.in_flight, seconds)
         leaving = asyncio.create_task(self._leave_index())
         try:
-            await asyncio.wait_for(self.worker.idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.worker.idle.wait()
         except TimeoutError:
             self._cut = not self.client.gone.is_set()
             self.client.died(f"this worker is shutting down, and the request did not end within {seconds:g} s")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.worker.idle.wait(), CLOSING_SECONDS)
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    await self.worker.idle.wait()
         await leaving
 
     async def _leave_index(self) -> None:
