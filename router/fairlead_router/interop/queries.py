@@ -20,7 +20,7 @@ from fairlead_index.hashing import block_hashes
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.request.wrong import refused
+from fairlead_router.request.wrong import DECODING, refusal
 
 Name = Annotated[str, Meta(max_length=200)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -68,12 +68,13 @@ class Queries:
         return self._shapes(query, hashes, held, block_tokens)
 
     def _read(self, path: str, raw: bytes, salt: Callable[[str], str]) -> "tuple[_Query, array[int], int]":
-        with refused():
-            try:
-                query = self._decoder.decode(raw)
-            except msgspec.ValidationError as error:
-                reason, _, field = str(error).partition(" - at `$")
-                raise _invalid(field.strip("`.") or "body", reason) from None
+        try:
+            query = self._decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            reason, _, field = str(error).partition(" - at `$")
+            raise _invalid(field.strip("`.") or "body", reason) from None
+        except DECODING as error:
+            raise refusal(error) from None
         if query.tenant_id in _TAKEN:
             raise _invalid("tenant_id", f"{quoted(query.tenant_id)} is a field of the answer: give another name")
         known = self._known(query)

@@ -147,8 +147,10 @@ class Prompts:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
 
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str) -> Prompt:
-        with wrong.refused():  # a number that no type here can hold, or no JSON object at all
+        try:
             body = self._body(path, raw)
+        except wrong.DECODING as error:  # a number that no type here can hold, or no JSON object at all
+            raise wrong.refusal(error) from None
         name = body.model if isinstance(body.model, str) else ""
         adapter = None if self._formats.knows(name) else self._adapter(body.model)
         model = name if adapter is not None or self._formats.divided_by(name) else ""

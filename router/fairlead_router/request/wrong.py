@@ -2,9 +2,7 @@
 zero, to be told that. Else it is the worker's to say, which may be newer than we are.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -54,26 +52,26 @@ _NEEDED = {
 }
 
 
-@contextmanager
-def refused() -> Iterator[None]:
-    """What a decoder finds wrong, as an ApiError 400 that names the field."""
-    try:
-        yield
-    except msgspec.ValidationError as error:
+DECODING: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises."""
+
+
+def refusal(error: Exception) -> ApiError:
+    """What a decoder found wrong, as a 400 that names the field. `error`: one of DECODING."""
+    if isinstance(error, msgspec.ValidationError):
         reason, _, field = str(error).rpartition(" - at `$.")
         if not reason:
-            raise ApiError(400, "The request body must be a JSON object.") from None
+            return ApiError(400, "The request body must be a JSON object.")
         field = field.rstrip("`")
-        raise ApiError(400, f"{field}: {reason[:1].lower()}{brief(reason[1:])}.", param=field) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json") from None
-    except RecursionError:
-        raise ApiError(400, "The request body is nested too deeply.", code="invalid_json") from None
+        return ApiError(400, f"{field}: {reason[:1].lower()}{brief(reason[1:])}.", param=field)
+    if isinstance(error, RecursionError):
+        return ApiError(400, "The request body is nested too deeply.", code="invalid_json")
+    return ApiError(400, f"The request body is not valid JSON: {error}.", code="invalid_json")
 
 
 def check(path: str, raw: bytes) -> None:
     """Raises ApiError 400 for a body that no worker would take."""
-    with refused():
+    try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
         if is_dialect(path):
             try:
@@ -82,6 +80,8 @@ def check(path: str, raw: bytes) -> None:
                 raise ApiError(400, f"{error}.", param=error.field) from None
         elif (types := _TYPES.get(path)) is not None:
             msgspec.convert(body, types)
+    except DECODING as error:
+        raise refusal(error) from None
     field, give = _NEEDED.get(path, ("", ""))
     if field and body.get(field) is None:
         raise ApiError(400, f"{field}: is missing; {give}.", param=field)

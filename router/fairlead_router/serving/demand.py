@@ -36,16 +36,17 @@ class Arrivals:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._began = clock, clock()
-        self._buckets: deque[tuple[int, int, int]] = deque()
+        self._buckets: deque[list[int]] = deque()
+        """Second, requests and their tokens."""
 
     def add(self, tokens: int) -> None:
         second = int(self._clock())
-        if self._buckets and self._buckets[-1][0] == second:
-            _, requests, before = self._buckets.pop()
-            self._buckets.append((second, requests + 1, before + tokens))
-        else:
+        if not self._buckets or self._buckets[-1][0] != second:
             self._trim()
-            self._buckets.append((second, 1, tokens))
+            self._buckets.append([second, 0, 0])
+        last = self._buckets[-1]
+        last[1] += 1
+        last[2] += tokens
 
     def rates(self) -> tuple[float, float]:
         """Requests and prompt tokens a second."""
