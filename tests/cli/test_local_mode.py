@@ -71,7 +71,8 @@ class Up:
             time.sleep(0.1)
 
 
-def start(directory: Path, replicas: int, *, wait: bool = True) -> Up:
+def start(directory: Path, replicas: int, *, wait: bool = True, python_path: Path | None = None, path: Path | None = None) -> Up:
+    """`python_path` and `path`: a folder that its processes look into first."""
     manifest, output = directory / "small.yaml", directory / "output.txt"
     port = free_port(set())
     mark = str(directory)
@@ -83,7 +84,8 @@ def start(directory: Path, replicas: int, *, wait: bool = True) -> Up:
             stdout=out,
             stderr=out,
             text=True,
-            env={**os.environ, "MARK": mark, "TMPDIR": str(directory)},
+            env={**os.environ, "MARK": mark, "TMPDIR": str(directory)}
+            | {name: f"{first}:{os.environ.get(name, '')}" for name, first in (("PYTHONPATH", python_path), ("PATH", path)) if first},
             start_new_session=True,
         )
     if wait:

