@@ -115,7 +115,7 @@ def lookups(path: str, chain: "array[int]", pods: int, repeats: int) -> dict[str
     ours = bytes(hiredis.pack_command((*match, 1, PREFIX, hash_bytes(chain))))
     [answer] = wire.ask(ours, 1)
     assert isinstance(answer, list)
-    found = {answer[at].decode(): answer[at + 1] // BLOCK_TOKENS for at in range(0, len(answer), 2)}
+    found = {address.decode(): tokens // BLOCK_TOKENS for address, tokens, _ in zip(*[iter(answer)] * 3, strict=True)}
     assert found == {f"10.1.0.{pod}:8000": depth for pod, depth in enumerate(reach) if depth}, "the match is wrong"
     peer = b"".join(hiredis.pack_command(("HKEYS", str(value))) for value in chain)
     times: dict[str, list[float]] = {"fairlead": [], "llm-d schema": []}
