@@ -14,7 +14,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ test: install redis-servers s3-server clients ## unit and component tests; no cl
 
 test-isa: install ## kernels, engine and exactness at each CPU level below this machine's, and no test skipped at all of them; minutes
 	$(BIN)/python -m tests.isa
+
+test-arm: install ## the kernels' tests with Arm's kernels, emulated (needs a cross compiler and qemu-user, and says so); a quarter of an hour
+	$(BIN)/python -m tests.arm
 
 lint: install ## ruff, mypy, import rules
 	$(BIN)/ruff check .

@@ -170,10 +170,14 @@ class PrefixTable:
             return self._all_at(1, first).copy()  # most prompts share a first block with everybody, and no more
         levels = list(self._levels(hashes, first))
         found = self._all_at(*levels.pop()).copy()
-        for depth, mask in reversed(levels):
-            for bit in _bits(mask):
-                card = self._card[bit]
-                found[card.address] = depth * card.block_tokens
+        deeper: dict[str, int] = {}
+        seen = 0
+        for depth, mask in levels:
+            for bit in _bits(mask & ~seen):
+                address, block_tokens, _, _ = self._card[bit]
+                deeper.setdefault(address, depth * block_tokens)
+            seen |= mask
+        found.update(deeper)
         return found
 
     def deepest(self, hashes: Sequence[int], limit: int, may: Container[str], also: Iterable[str] = ()) -> dict[str, int]:

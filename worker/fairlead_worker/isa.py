@@ -10,8 +10,11 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 VARIABLE = "FAIRLEAD_CPU_ISA"
-LEVELS = ("none", "avx2", "avx512", "avx512_bf16", "amx")
+ARM = platform.machine() in ("aarch64", "arm64")
+LEVELS = ("none", "neon", "neon_bf16") if ARM else ("none", "avx2", "avx512", "avx512_bf16", "amx")
 """From the lowest to the highest. `none`: torch computes everything, with whatever the CPU has."""
+PRODUCTS = "neon_bf16" if ARM else "avx512_bf16"
+"""The lowest level with products of bfloat16 in hardware."""
 _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "abm", "movbe", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 _BFLOAT16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
@@ -21,6 +24,8 @@ NEEDED: Mapping[str, frozenset[str]] = {
     "avx512": _AVX512,
     "avx512_bf16": _BFLOAT16,
     "amx": _BFLOAT16 | {"amx_tile", "amx_bf16"},
+    "neon": frozenset({"asimd"}),
+    "neon_bf16": frozenset({"asimd", "bf16"}),
 }
 """CPU flags, in Linux's names, without which a level cannot be had."""
 LIMITS: Mapping[str, Mapping[str, str]] = {
@@ -28,7 +33,8 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
     "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
 }
-"""Environment variables that keep torch, oneDNN and MKL at a level."""
+"""Environment variables that keep torch, oneDNN and MKL at a level. There are none for Arm: a level below the CPU's limits our kernels
+alone."""
 
 
 class CpuLevelError(ValueError):
@@ -65,14 +71,14 @@ def choose_level(forced: str, flags: frozenset[str]) -> str:
 
 def at_least(level: str) -> bool:
     """Return whether the level of this process is `level` or a higher one."""
-    return LEVELS.index(cpu_level()) >= LEVELS.index(level)
+    return level in LEVELS and LEVELS.index(cpu_level()) >= LEVELS.index(level)
 
 
 def multiplies_bfloat16() -> bool:
     """Return whether torch has bfloat16 products in hardware here: AVX512-BF16, AMX, or Arm's."""
     if cpu_level() == "none":
         return not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
-    return at_least("avx512_bf16")
+    return at_least(PRODUCTS)
 
 
 @functools.cache

@@ -92,7 +92,7 @@ def processor_level() -> Finding:
     except isa.CpuLevelError as error:
         return Finding(what, "wrong", True, str(error))
     forced = f", forced by {isa.VARIABLE}" if os.environ.get(isa.VARIABLE) else ""
-    missing = ", ".join(sorted(isa.NEEDED["avx512_bf16"] - isa.cpu_flags()))
+    missing = ", ".join(sorted(isa.NEEDED[isa.PRODUCTS] - isa.cpu_flags()))
     reason = f"the processor lacks {missing}" if missing else "a higher level is there and not used"
     return Finding(what, level + forced, advice=f"{LEVEL_COSTS[level]}: {reason}" if level in LEVEL_COSTS else "")
 
@@ -108,7 +108,7 @@ def native_kernels() -> Finding:
         from fairlead_worker.native import build, library
     except ImportError as error:
         return Finding(what, "none", advice=f"need the worker's packages: {error}")
-    if platform.machine() != "x86_64":
+    if not build.LEVELS:
         return Finding(what, f"none for {platform.machine()}", advice="nothing to do: models run on torch alone")
     if not isa.at_least(library.LOWEST):
         return Finding(

@@ -66,7 +66,7 @@ def test_threads_that_wake_on_one_core_part(tmp_path: Path, same: bool, cores: i
     names = [f"-Dsched_{call}=stand_in_{call}" for call in ("getcpu", "getaffinity", "setaffinity")]
     source, made = Path(__file__).with_name("team_stand_in.c"), tmp_path / "team.so"
     objects = tmp_path / "team.o"
-    subprocess.run(["gcc", *build.FLAGS, *build.BASE, *names, "-I", build.SOURCES, "-c", source, "-o", objects], check=True)
+    subprocess.run(["gcc", *build.FLAGS, *build.AVX2, *names, "-I", build.SOURCES, "-c", source, "-o", objects], check=True)
     subprocess.run(["gcc", "-shared", objects, "-o", made], check=True)
     asked = (ctypes.c_uint64 * 4)()
     count = ctypes.CDLL(str(made)).wait_beside(same, cores, ctypes.c_uint64(mask), asked)

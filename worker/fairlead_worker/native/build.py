@@ -1,7 +1,7 @@
 """Compile the library: `python -m fairlead_worker.native.build`, as `make install` and the worker image do. Takes seconds, and gcc.
 
-The sources with vectors are compiled for each CPU level of x86-64 (`fairlead_worker.isa`), and one library holds all of them; compiling
-needs no such machine. On other CPUs the engine stays on torch.
+The sources with vectors are compiled for each CPU level of the machine's kind (`fairlead_worker.isa`), and one library holds all of them;
+compiling needs no CPU of these levels. Elsewhere the engine stays on torch.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -23,12 +23,17 @@ FLAGS = (
     "-std=c11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra", "-Werror",
 )  # fmt: skip
 """No -ffast-math: NaN and infinity mean what they say."""
-BASE = ("-march=x86-64-v3",)
+AVX2 = ("-march=x86-64-v3",)
 AVX512 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
-LEVELS = {"avx2": BASE, "avx512": AVX512, "avx512_bf16": (*AVX512, "-mavx512bf16", "-mavx512vnni")}
-"""Flags of each level. `amx` is `avx512_bf16` with the products of `amx.c`."""
+MACHINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "x86_64": {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": (*AVX512, "-mavx512bf16", "-mavx512vnni")},
+    "aarch64": {"neon": ("-march=armv8-a",), "neon_bf16": ("-march=armv8.2-a+bf16",)},
+}
+"""Flags of each level, the lowest first. `amx` is `avx512_bf16` with the products of `amx.c`."""
+LEVELS = MACHINES.get(platform.machine(), {})
 VECTORS = ("attention", "decoder", "elementwise", "gemm", "tile")
 """Sources that are compiled for each level; the others have no vectors worth it."""
+X86_ALONE = ("amx",)
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +51,7 @@ def current() -> bool:
 
 def build() -> bool:
     """Compile unless the library is there already; False, with a warning, where there is no compiler or it fails."""
-    if platform.machine() != "x86_64":
+    if not LEVELS:
         logger.warning("no native kernels for %s: the engine runs on torch alone", platform.machine())
         return False
     if current():
@@ -59,31 +64,36 @@ def build() -> bool:
         logger.warning("no C compiler (cc, gcc or clang): the engine runs on torch alone, and slower; install gcc")
         return False
     partial = LIBRARY.with_suffix(f".{os.getpid()}")
+    if problem := compile_library(compiler, LEVELS, partial):
+        logger.warning("%s failed: the engine runs on torch alone, and slower\n%s", compiler, problem)
+        return False
+    partial.rename(LIBRARY)
+    STAMP.write_text(key())
+    return True
+
+
+def compile_library(compiler: str, levels: Mapping[str, Sequence[str]], library: Path) -> str:
+    """Compile `library`, with each of `levels` (the lowest first, with its flags). Returns what went wrong; empty: nothing."""
     running: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for command, sources in _compilations(compiler, Path(folder)):
-            running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=sources))
+        for command, into in _compilations(compiler, levels, Path(folder)):
+            running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=into))
         # Linking is a command of its own, for with -fopenmp it would bring libgomp along: see team.h.
         problems = [process.communicate()[1].strip() for process in running]
         if not any(process.returncode for process in running):
             objects = [str(path) for path in sorted(Path(folder).glob("*/*.o"))]
-            linked = subprocess.run([compiler, "-shared", *objects, "-lm", "-o", str(partial)], capture_output=True, text=True)
-            if not linked.returncode:
-                partial.rename(LIBRARY)
-                STAMP.write_text(key())
-                return True
-            problems = [linked.stderr.strip()]
-    logger.warning("%s failed: the engine runs on torch alone, and slower\n%s", compiler, "\n".join(filter(None, problems)))
-    return False
+            linked = subprocess.run([compiler, "-shared", *objects, "-lm", "-o", str(library)], capture_output=True, text=True)
+            problems = [linked.stderr.strip() or "the linker failed"] if linked.returncode else []
+    return "\n".join(filter(None, problems))
 
 
-def _compilations(compiler: str, folder: Path) -> Iterator[tuple[list[str], Path]]:
+def _compilations(compiler: str, levels: Mapping[str, Sequence[str]], folder: Path) -> Iterator[tuple[list[str], Path]]:
     """Yield the commands that make every object, each with the folder it runs in. They are independent of each other."""
-    sources = sorted(SOURCES.glob("*.c"))
-    groups = {"base": (*BASE,)} | {level: (*flags, f"-DLEVEL={level}") for level, flags in LEVELS.items()}
+    sources = [path for path in sorted(SOURCES.glob("*.c")) if "avx2" in levels or path.stem not in X86_ALONE]
+    groups = {"base": next(iter(levels.values()))} | {level: (*flags, f"-DLEVEL={level}") for level, flags in levels.items()}
     for name, flags in groups.items():
         (into := folder / name).mkdir()
-        chosen = [str(path) for path in sources if (path.stem in VECTORS) == (name in LEVELS)]
+        chosen = [str(path) for path in sources if (path.stem in VECTORS) == (name in levels)]
         yield [compiler, *FLAGS, *flags, "-c", *chosen], into
 
 

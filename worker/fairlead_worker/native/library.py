@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import logging
+import platform
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ import torch
 from fairlead_worker import isa
 from fairlead_worker.native.build import LEVELS, LIBRARY, current
 
-LOWEST = next(iter(LEVELS))
-"""The CPU level (`fairlead_worker.isa`) below which there are no kernels."""
+LOWEST = next(iter(LEVELS), "")
+"""The CPU level (`fairlead_worker.isa`) below which there are no kernels; empty where this kind of machine has none."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ def native() -> NativeLibrary | None:
     Imported after torch, whose OpenMP runtime it uses. Pointers are `tensor.data_ptr()`; the caller keeps the tensors alive.
     """
     level = isa.cpu_level()
+    if not LEVELS:
+        logger.warning("no native kernels for %s; torch computes instead, and slower", platform.machine())
+        return None
     if not isa.at_least(LOWEST):
         logger.warning("no native kernels at CPU level %s: they need %s; torch computes instead, and slower", level, LOWEST)
         return None

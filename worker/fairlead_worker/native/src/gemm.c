@@ -190,7 +190,7 @@ static void fetch_rows(const Job *job, int64_t i, int64_t panel, int64_t panels)
         return;
     const char *x = job->x + row * job->x_stride;
     for (int64_t byte = size * panel / panels; byte < size * (panel + 1) / panels; byte += 64)
-        _mm_prefetch(x + byte, _MM_HINT_T1);
+        __builtin_prefetch(x + byte, 0, 2);
 }
 
 /* One panel, one block of rows. */

@@ -47,8 +47,10 @@ static void pack_panel(const void *args, int64_t panel) {
     } else {
         for (int64_t lane = 0; lane < lanes; lane++) {
             float most = 0;
-            for (int64_t input = 0; input < from->inputs; input++)
-                most = fmaxf(most, fabsf(value(from, first + lane, input)));
+            for (int64_t input = 0; input < from->inputs; input++) {
+                const float size = fabsf(value(from, first + lane, input));
+                most = size > most ? size : most; /* fmaxf is the same, and GCC 12 for Arm fails on it */
+            }
             float factor = most > 0 ? 127 / most : 0;
             from->scales[first + lane] = most / 127;
             for (int64_t input = 0; input < from->inputs; input++)

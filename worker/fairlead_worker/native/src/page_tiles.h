@@ -17,7 +17,7 @@ enum {
     MOST_VECS = 4 /* of the other side, for ROWS rows: their sums fill the registers */
 };
 
-INLINE void ask(const void *line) { _mm_prefetch((const char *)line, _MM_HINT_T1); }
+INLINE void ask(const void *line) { __builtin_prefetch(line, 0, 2); }
 
 /* scores[row][tile * 16 + key] of `rows` rows by `n` vectors of keys, both constant where it is called. */
 INLINE void score(Kind kind, int rows, int n, const Word *query, int64_t words, const Word *const *tiles, const Word *const *ahead, float *scores) {

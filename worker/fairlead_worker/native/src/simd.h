@@ -1,18 +1,18 @@
 /* Vectors of floats at the level that a source is compiled for, and the products of words by them. `LANES` floats make a `Vec`.
  *
- * A level is chosen by the compiler's flags: AVX512 with bfloat16 products (PRODUCTS), AVX512 without, or AVX2 with FMA. Without products
- * bfloat16 is widened to float in registers, as ggml and oneDNN do there. Everything else is the same code at every level. */
+ * A level is chosen by the compiler's flags: AVX512 with bfloat16 products (PRODUCTS), AVX512 without, AVX2 with FMA, or Arm's NEON with and
+ * without products. Without them bfloat16 is widened to float in registers, as ggml and oneDNN do there. Everything else is the same code at
+ * every level. */
 #ifndef FAIRLEAD_SIMD_H
 #define FAIRLEAD_SIMD_H
 #include <float.h>
-#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
 #include "native.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 enum { PRODUCTS = 1 };
 #else
 enum { PRODUCTS = 0 };
@@ -20,6 +20,10 @@ enum { PRODUCTS = 0 };
 
 typedef uint32_t __attribute__((may_alias)) Word;
 
+#ifdef __aarch64__
+#include "simd_neon.h"
+#else
+#include <immintrin.h>
 #ifdef __AVX512F__
 enum { LANES = 16 };
 typedef __m512 Vec;
@@ -188,6 +192,7 @@ INLINE void store_int16(int16_t *to, int64_t n, Vec a) {
 INLINE Words load_int8(const char *from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from)); }
 INLINE Words multiply_int16(Words a, Words b, Words sum) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 #endif
+#endif
 
 /* ---- the same at every level ---- */
 
@@ -229,11 +234,14 @@ INLINE Vec half_of_some(int32_t kind, const void *from, int64_t n, int half) {
 
 /* A factor in every lane. Of the halves of bfloat16 one after the other: GCC would load all rows' factors first, and spill sums for them. */
 INLINE Vec factor_of(int32_t kind, const void *from) {
+    (void)kind;
     Word word;
     memcpy(&word, from, 4);
     Vec factor = as_floats(splat_word(word));
+#ifdef __x86_64__
     if (factor_size(kind) > 1)
         __asm__ volatile("" : "+v"(factor));
+#endif
     return factor;
 }
 
@@ -242,6 +250,9 @@ INLINE Vec multiply_add(int32_t kind, Vec factor, Vec words, Vec sum) {
 #ifdef __AVX512BF16__
     if (kind == BFLOAT16)
         return _mm512_dpbf16_ps(sum, (__m512bh)factor, (__m512bh)words);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    if (kind == BFLOAT16)
+        return multiply_bfloat16(factor, words, sum);
 #endif
     (void)kind;
     return fma_(factor, words, sum);

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "team.h"
 
-#include <immintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <omp.h>
@@ -13,6 +12,15 @@
 /* Most waits are over within the spins. Longer ones sleep: a core that is idle is one that the kernel can move a waiting thread to, and uses
  * up no CPU quota. Yielding instead would hold a place in the queue of a busy core. */
 enum { SPINS = 2048 };
+
+/* A spin's pause. */
+static void rest(void) {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("yield");
+#endif
+}
 
 /* The core that this thread is on, told to the others: they read it and seldom see it change. */
 static int32_t tell_core(const Member *member) {
@@ -59,7 +67,7 @@ static void meet(Member *member) {
     }
     for (int spins = 0; __atomic_load_n(&team->round, __ATOMIC_ACQUIRE) == round; spins++) {
         if (spins < SPINS) {
-            _mm_pause();
+            rest();
             continue;
         }
         __atomic_add_fetch(&team->sleepers, 1, __ATOMIC_SEQ_CST);

@@ -32,9 +32,9 @@ INLINE void tile(int32_t kind, const Tile *job, const int rows) {
     for (int64_t step = 0; step < job->steps; step++) {
         for (int byte = 0; byte < step_bytes(kind); byte += 64)
             if (passing)
-                _mm_prefetch(ahead + byte, _MM_HINT_T1);
+                __builtin_prefetch(ahead + byte, 0, 2);
             else
-                _mm_prefetch(ahead + byte, _MM_HINT_T0);
+                __builtin_prefetch(ahead + byte, 0, 3);
 #pragma GCC unroll 2
         for (int half = 0; half < factor_size(kind); half++) {
             Words now[VECS];
