@@ -38,7 +38,10 @@ class Ring:
             self._points = [each for each in self._points if each[1] != member]
 
     def home(self, place: int, may: Container[str]) -> str | None:
-        """As `homes` gives one, of the members in `may`. Most often it is the first point's, and nothing else is built for it."""
+        """Return the first member behind `place` that is in `may`, as `homes` does; None where there is none.
+
+        The first point's member is tried alone: mostly it is the one, and a list would cost more than the search.
+        """
         points = self._points
         if not points:
             return None

@@ -33,8 +33,7 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
     "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
 }
-"""Environment variables that keep torch, oneDNN and MKL at a level. There are none for Arm: a level below the CPU's limits our kernels
-alone."""
+"""Environment variables that keep torch, oneDNN and MKL at a level. Arm has none: there a lower level limits only Fairlead's kernels."""
 
 
 class CpuLevelError(ValueError):

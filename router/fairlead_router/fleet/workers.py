@@ -29,7 +29,7 @@ UNSEEN = "not looked at yet"
 
 
 def _of_choice(name: str) -> Any:
-    """An attribute of a worker that decides whether it may be chosen: a change is told to its table."""
+    """Return a property that calls the worker's `on_choice` when its value changes. For what decides whether the worker may be chosen."""
     kept = "_" + name
 
     def put(worker: "Worker", value: object) -> None:
@@ -42,7 +42,7 @@ def _of_choice(name: str) -> Any:
 
 
 def _of_wait(name: str) -> Any:
-    """An attribute of a worker that decides how soon it would begin a prompt: its table is told that it was set."""
+    """Return a property that calls the worker's `on_wait` whenever it is set. For what decides how soon the worker could begin a prompt."""
     kept = "_" + name
 
     def put(worker: "Worker", value: object) -> None:
@@ -159,7 +159,7 @@ class Worker:
 
 
 class _Untried:
-    """The addresses whose worker is not excluded: a large fleet is not gone through for a second attempt."""
+    """Addresses without those of excluded workers. Each address is tested when asked for, so a second attempt copies no large fleet."""
 
     def __init__(self, addresses: frozenset[str], workers: Mapping[str, Worker], excluded: Collection[tuple[str, int]]) -> None:
         self._addresses, self._workers, self._excluded = addresses, workers, excluded

@@ -62,14 +62,6 @@ INLINE uint32_t equal(int64_t n, Vec a, Vec b) {
 
 INLINE Vec load_floats(const float *from) { return (Vec){vld1q_f32(from), vld1q_f32(from + 4)}; }
 INLINE void store_floats(float *to, Vec a) { vst1q_f32(to, a.low), vst1q_f32(to + 4, a.high); }
-INLINE Vec load_some(const float *from, int64_t n) {
-    float some[LANES] = {0};
-    if (n >= LANES)
-        return load_floats(from);
-    if (n > 0)
-        memcpy(some, from, (size_t)n * 4);
-    return load_floats(some);
-}
 INLINE void store_some(float *to, int64_t n, Vec a) {
     float all[LANES];
     if (n >= LANES) {
@@ -96,6 +88,7 @@ INLINE Words load_some_words(const void *from, int64_t n) {
         memcpy(some, from, (size_t)n * 4);
     return load_words(some);
 }
+INLINE Vec load_some(const float *from, int64_t n) { return as_floats(load_some_words(from, n)); }
 INLINE Words splat_word(uint32_t x) { return (Words){vdupq_n_u32(x), vdupq_n_u32(x)}; }
 INLINE Vec whole_to_float(Words a) {
     return (Vec){vcvtq_f32_s32(vreinterpretq_s32_u32(a.low)), vcvtq_f32_s32(vreinterpretq_s32_u32(a.high))};
