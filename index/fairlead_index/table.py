@@ -163,34 +163,35 @@ class PrefixTable:
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Tokens of the prompt that each living worker holds, exactly."""
-        first = self._holders_of_first(hashes)
-        if not first:
+        levels = self._levels(hashes)
+        if not levels:
             return {}
-        if self._parts_at_second(hashes):
-            return self._all_at(1, first).copy()  # most prompts share a first block with everybody, and no more
-        levels = list(self._levels(hashes, first))
-        found = self._all_at(*levels.pop()).copy()
+        depth, mask = levels.pop()
+        found = self._all_at(depth, mask).copy()
+        if not levels:
+            return found
         deeper: dict[str, int] = {}
-        seen = 0
+        cards, seen = self._card, 0
         for depth, mask in levels:
-            for bit in _bits(mask & ~seen):
-                address, block_tokens, _, _ = self._card[bit]
-                deeper.setdefault(address, depth * block_tokens)
-            seen |= mask
+            fresh = mask & ~seen
+            while fresh:
+                bit = fresh & -fresh
+                fresh ^= bit
+                card = cards[bit]
+                deeper.setdefault(card.address, depth * card.block_tokens)
+            seen = mask
         found.update(deeper)
         return found
 
     def deepest(self, hashes: Sequence[int], limit: int, may: Container[str], also: Iterable[str] = ()) -> dict[str, int]:
         """Tokens of the prompt that some living workers hold: of the addresses in `may` about `limit`, the deepest, and `also`."""
         found: dict[str, int] = {}
-        first = self._holders_of_first(hashes)
-        if not first:
-            return found
         wanted = 0  # bits of `also`
         for address in also:
             wanted |= self._bits_of.get(address, 0)
-        levels = ((1, first),) if self._parts_at_second(hashes) else self._levels(hashes, first, MOST_LEVELS)
-        seen = 0
+        levels, seen = self._levels(hashes, MOST_LEVELS), 0
+        if levels:
+            wanted &= levels[-1][1]  # who holds none of it need not be waited for
         for depth, mask in levels:
             fresh = mask & ~seen
             for bit in chain(_bits(fresh & wanted), _bits(fresh & ~wanted)):
@@ -199,8 +200,8 @@ class PrefixTable:
                 card = self._card[bit]
                 if bit & wanted or card.address in may:
                     found[card.address] = depth * card.block_tokens
-            seen |= mask
-            if len(found) >= limit and not first & wanted & ~seen:
+            seen = mask
+            if len(found) >= limit and not wanted & ~seen:
                 break
         return found
 
@@ -209,20 +210,23 @@ class PrefixTable:
         bits = self._bits_of.get(address, 0)
         return self._card[bits & -bits].block_tokens if bits else 0
 
-    def _holders_of_first(self, hashes: Sequence[int]) -> int:
-        return self._get[hashes[0] & LAST_SHARD](hashes[0], 0) & self._alive if len(hashes) else 0
-
-    def _parts_at_second(self, hashes: Sequence[int]) -> bool:
-        return len(hashes) == 1 or not self._get[hashes[1] & LAST_SHARD](hashes[1], 0) & self._alive
-
-    def _levels(self, hashes: Sequence[int], first: int, most: int = 0) -> Iterator[tuple[int, int]]:
+    def _levels(self, hashes: Sequence[int], most: int = 0) -> list[tuple[int, int]]:
         """Depth and who holds at least that much, the deepest first. The holders of block n are among those of block n - 1.
 
         `most`: past so many levels the rest count as holders of the first block; 0: all.
         """
-        get, alive = self._get, self._alive
-        known, end = 0, len(hashes)  # holders deeper than `end`
+        get, alive, end = self._get, self._alive, len(hashes)
+        first = get[hashes[0] & LAST_SHARD](hashes[0], 0) & alive if end else 0
+        if not first:
+            return []
+        if end == 1 or not get[hashes[1] & LAST_SHARD](hashes[1], 0) & alive:
+            return [(1, first)]  # most prompts share a first block with everybody, and no more
+        levels: list[tuple[int, int]] = []
+        known = 0  # holders deeper than `end`
         while known != first:
+            if len(levels) == most and most:
+                levels.append((1, first))
+                break
             low, at = 0, first  # the deepest block with more holders than `known`: the first one has them
             while end - low > 1:
                 middle = (low + end) // 2
@@ -232,12 +236,9 @@ class PrefixTable:
                     low, at = middle, mask
                 else:
                     end = middle
-            yield low + 1, at
+            levels.append((low + 1, at))
             known, end = at, low
-            most -= 1
-            if not most and known != first:
-                yield 1, first
-                return
+        return levels
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> bool:
         """A bounded piece of cleaning dead bits out of the masks. Returns whether there is more to do."""
