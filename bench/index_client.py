@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from hashlib import sha1
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,7 +23,7 @@ from redis.backoff import NoBackoff
 from tests.redis_cluster import RedisCluster as Servers
 from tests.redis_server import VERSIONS, binary
 
-from fairlead_index.connection import Scripts, _sha1, script_source
+from fairlead_index.connection import Scripts, script_source
 from fairlead_index.hashing import block_hashes, hash_bytes
 
 CALLS = 2000
@@ -53,7 +54,7 @@ async def main(rounds: int) -> dict[str, object]:
         plain = Redis.from_pool(pool)
         cluster = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", node.port) for node in servers.nodes], max_connections=64)
         await plain.script_load(source)
-        asked = (_sha1(source), 2, scripts.prefix, scripts.prefix + "meta", HASHES)
+        asked = (sha1(source.encode()).hexdigest(), 2, scripts.prefix, scripts.prefix + "meta", HASHES)
         ways: dict[str, Call] = {
             "ours, in a cluster": lambda: scripts.redis.execute("EVALSHA", *asked),
             "redis-py, one node": lambda: plain.execute_command("EVALSHA", *asked),

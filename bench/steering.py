@@ -34,12 +34,13 @@ async def measure(url: str, count: int) -> dict[str, list[float]]:
         writer.start()
         writer.stored(HASHES[:128])
         writer.report(WorkerLoad(prefill_rate=8000.0, pages_free=10_000, pages_total=10_000, page_size=16))
+    await eventually(lambda: all(writer.incarnation for writer in writers), "the workers are in the index", 60)
     policies: dict[str, PrefixAware] = {}
     for mode in ("remote", "mirror"):
         table = WorkerTable()
         table.discovered(addresses)
-        for worker in table:
-            worker.ready = True
+        for worker, writer in zip(table, writers, strict=True):
+            worker.ready, worker.incarnation = True, writer.incarnation  # type: ignore[attr-defined]
         policies[mode] = PrefixAware(table, IndexAt(url, namespace, mode), Metrics(table))  # type: ignore[arg-type]
         policies[mode].start()
     mirrored = policies["mirror"]._mirrored
