@@ -122,12 +122,12 @@ def main() -> None:
     probe = Probe()
     results: dict[str, object] = {"threads": options.threads}
     for shape, target in TARGETS.items():
-        for quantization in ("none", "int8"):
+        for quantization in ("none", "int8", "int4"):
             found = decode(shape, quantization, probe, options.repeats)
             results[f"{shape}_{quantization}"] = found
-            verdict = "" if quantization == "int8" else f"; target {target}: {'ok' if found['share'] >= target else 'short'}"
+            verdict = "" if quantization != "none" else f"; target {target}: {'ok' if found['share'] >= target else 'short'}"
             print(
-                f"{shape} {'bf16' if quantization == 'none' else 'int8'}: "
+                f"{shape} {'bf16' if quantization == 'none' else quantization}: "
                 f"step {found['step_ms']:.2f} ms (best {found['best_step_ms']:.2f}), {found['tokens_per_s']:.0f} tok/s, "
                 f"{found['weights_MB']:.0f} MB of weights at {found['read_GBps']:.1f} GB/s "
                 f"of {found['limit_GBps']:.1f}: {found['share']:.2f} (best {found['best_share']:.2f}){verdict}"

@@ -122,7 +122,7 @@ class WorkerConfig(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "fp8", "int4"],
-        Field(description="weights of linear layers, made so at load: int8 on a CPU, fp8 or int4 (GPUs) by torchao"),
+        Field(description="weights of linear layers, made so at load: int8 or int4 on a CPU; fp8 or int4 by torchao on a GPU"),
     ] = "none"
     tensor_parallel: Annotated[Positive, Field(description="devices that share one model: of this pod, or of --nodes pods")] = 1
     nodes: Annotated[int, Field(ge=1, le=64, description="pods that share one model, each on a node of its own")] = 1

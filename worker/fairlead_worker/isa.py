@@ -25,7 +25,7 @@ NEEDED: Mapping[str, frozenset[str]] = {
     "avx512_bf16": _BFLOAT16,
     "amx": _BFLOAT16 | {"amx_tile", "amx_bf16"},
     "neon": frozenset({"asimd"}),
-    "neon_bf16": frozenset({"asimd", "bf16"}),
+    "neon_bf16": frozenset({"asimd", "asimddp", "bf16"}),
 }
 """CPU flags, in Linux's names, without which a level cannot be had."""
 LIMITS: Mapping[str, Mapping[str, str]] = {

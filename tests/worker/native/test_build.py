@@ -149,22 +149,24 @@ def test_without_library_and_onednn_layers_stay_plain(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not can_pack(torch.float32), reason="this torch has no oneDNN")
-def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_are_refused_where_they_cannot_be(quantization: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build_model("llama").save_pretrained(tmp_path)
     for changes, words in [
         ({"dtype": "float16"}, "not float16"),
-        ({"device": "cuda"}, "for CPUs, and this is cuda"),
+        *([({"device": "cuda"}, "for CPUs, and this is cuda")] if quantization == "int8" else []),
         ({}, "native library"),
     ]:
         if not changes or library.native() is None:
             monkeypatch.setattr(loader, "native", lambda: None)
             words = "native library" if changes.get("device") != "cuda" else words
         with pytest.raises(ModelLoadError, match=words):
-            loader.load_model(str(tmp_path), quantization="int8", **changes)
+            loader.load_model(str(tmp_path), quantization=quantization, **changes)
 
 
 @pytest.mark.skipif(library.native() is None, reason="the native library is not built, or not for this CPU")
-def test_a_model_is_loaded_in_int8(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_model_is_loaded_with_rounded_weights(quantization: str, tmp_path: Path) -> None:
     build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
-    model = loader.load_model(str(tmp_path), quantization="int8").model
-    assert model.lm_head.quantized
+    model = loader.load_model(str(tmp_path), quantization=quantization).model
+    assert model.lm_head.quantization == quantization

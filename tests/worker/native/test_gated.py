@@ -29,10 +29,10 @@ def gated(layer: NativeLinear, activation: str, x: torch.Tensor, threads: int = 
     return answer[:, :width]
 
 
-def make(inputs: int, width: int, dtype: torch.dtype, bias: bool = False, quantized: bool = False) -> tuple[NativeLinear, torch.Tensor]:
+def make(inputs: int, width: int, dtype: torch.dtype, bias: bool = False, quantization: str = "none") -> tuple[NativeLinear, torch.Tensor]:
     """The layer, and its weight [2 * width, inputs + 1] in float64 with the bias as its last column."""
     weight, added = (torch.randn(2 * width, inputs) / inputs**0.5 * 3).to(dtype), torch.randn(2 * width).to(dtype)
-    layer = NativeLinear(weight, added if bias else None, quantized=quantized)
+    layer = NativeLinear(weight, added if bias else None, quantization=quantization)
     return layer, torch.cat((weight.double(), added.double()[:, None] * bias), 1)
 
 
@@ -57,10 +57,11 @@ def test_gates_are_those_of_float64(inputs: int, width: int, activation: str, bi
 
 
 @both
-def test_int8(dtype: torch.dtype) -> None:
-    layer, weight = make(100, 96, dtype, quantized=True)
+@pytest.mark.parametrize(("quantization", "close"), [("int8", 0.05), ("int4", 0.3)])
+def test_rounded_weights(dtype: torch.dtype, quantization: str, close: float) -> None:
+    layer, weight = make(100, 96, dtype, quantization=quantization)
     x = torch.randn(30, 100).to(dtype)
-    assert error(gated(layer, "silu", x), want(weight, "silu", x)) <= 0.05
+    assert error(gated(layer, "silu", x), want(weight, "silu", x)) <= close
 
 
 def test_what_is_no_number_stays_in_its_row() -> None:
@@ -83,9 +84,9 @@ def test_gates_far_from_zero(dtype: torch.dtype) -> None:
 
 
 @both
-@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "int8"])
-def test_a_rows_bits_depend_neither_on_its_company_nor_on_threads(dtype: torch.dtype, quantized: bool) -> None:
-    layer, _ = make(129, 352, dtype, quantized=quantized)
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_rows_bits_depend_neither_on_its_company_nor_on_threads(dtype: torch.dtype, quantization: str) -> None:
+    layer, _ = make(129, 352, dtype, quantization=quantization)
     x = torch.randn(200, 129).to(dtype)
     alone = torch.cat([gated(layer, "silu", row[None], 1) for row in x])
     for threads, rows in itertools.product((1, 2, 5), (1, 7, 12, 13, 96, 97, 200)):

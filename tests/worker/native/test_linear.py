@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear, packed_bytes
@@ -47,7 +48,7 @@ def test_sums_are_those_of_float64(inputs: int, outputs: int, dtype: torch.dtype
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_int8_is_the_rounded_weight_times_nearly_the_input(inputs: int, outputs: int, dtype: torch.dtype) -> None:
     weight, added = make(inputs, outputs, dtype)
-    layer = NativeLinear(weight, added, quantized=True)
+    layer = NativeLinear(weight, added, quantization="int8")
     scale = weight.double().abs().amax(1, keepdim=True) / 127
     rounded = (weight.double() / scale).round() * scale
     assert layer.scales is not None
@@ -59,11 +60,35 @@ def test_int8_is_the_rounded_weight_times_nearly_the_input(inputs: int, outputs:
         assert error(layer(x), x.double() @ weight.double().T + added.double()) <= 0.05, rows
 
 
-@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "int8"])
+def rounded_by_groups(weight: torch.Tensor) -> torch.Tensor:
+    """As ggml's Q4_0, with a bfloat16 scale: of each 32 inputs the largest becomes -8. weight [outputs, inputs] -> the same, float64."""
+    outputs, inputs = weight.shape
+    groups = nn.functional.pad(weight.float(), (0, -inputs % 32)).view(outputs, -1, 32)
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    scale = (largest / -8).bfloat16().double()
+    whole = (groups / scale.float()).round().clamp(-8, 7).double()
+    return (whole * scale).nan_to_num(0).view(outputs, -1)[:, :inputs]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_int4_is_the_rounded_weight_times_nearly_the_input(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    weight, added = make(inputs, outputs, dtype)
+    layer = NativeLinear(weight, added, quantization="int4")
+    rounded = rounded_by_groups(weight)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        # Inputs are rounded to 1/254 of their group's largest.
+        assert error(layer(x), x.double() @ rounded.T + added.double()) <= 2e-2, rows
+    if inputs > 1:  # a weight alone in its group is exact
+        assert 0.01 < float((rounded - weight.double()).norm() / weight.double().norm()) < 0.11
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("inputs", "outputs"), [(8193, 40), (129, 700)])
-def test_a_rows_bits_depend_neither_on_its_company_nor_on_threads(inputs: int, outputs: int, dtype: torch.dtype, quantized: bool) -> None:
-    layer = NativeLinear(*make(inputs, outputs, dtype), quantized=quantized)
+def test_a_rows_bits_depend_neither_on_its_company_nor_on_threads(inputs: int, outputs: int, dtype: torch.dtype, quantization: str) -> None:
+    layer = NativeLinear(*make(inputs, outputs, dtype), quantization=quantization)
     x = torch.randn(200, inputs).to(dtype)
     before = torch.get_num_threads()
     try:
@@ -86,11 +111,11 @@ def test_any_strides_and_leading_dimensions(dtype: torch.dtype) -> None:
     assert straight(x[:, :0]).shape == (2, 0, 50)
 
 
-@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_visible_in_its_row_alone(wrong: float, dtype: torch.dtype, quantized: bool) -> None:
-    layer = NativeLinear(*make(65, 40, dtype), quantized=quantized)
+def test_what_is_not_finite_stays_visible_in_its_row_alone(wrong: float, dtype: torch.dtype, quantization: str) -> None:
+    layer = NativeLinear(*make(65, 40, dtype), quantization=quantization)
     x = torch.randn(3, 65).to(dtype)
     x[1, 64] = wrong
     answer = layer(x)
@@ -105,8 +130,9 @@ def test_bfloat16_is_rounded_to_nearest_even() -> None:
     assert layer(x)[:, 0].tolist() == [1, 1 + 2**-6, 1 + 2**-7]
 
 
-def test_an_int8_output_without_weights_is_zero() -> None:
-    layer = NativeLinear(torch.zeros(3, 5), None, quantized=True)
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_rounded_output_without_weights_is_zero(quantization: str) -> None:
+    layer = NativeLinear(torch.zeros(3, 5), None, quantization=quantization)
     assert layer(torch.randn(2, 5)).tolist() == [[0.0] * 3] * 2
     assert layer(torch.zeros(2, 5)).tolist() == [[0.0] * 3] * 2
 

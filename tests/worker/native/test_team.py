@@ -28,7 +28,7 @@ def running():
 
 def pack():
     for _ in range(4):
-        NativeLinear(weight, None, quantized=True)
+        NativeLinear(weight, None, quantization="int8")
 
 torch.set_num_threads(2)
 weight = torch.randn(32, 400_000)

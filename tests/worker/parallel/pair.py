@@ -39,6 +39,7 @@ class Pair:
 
     def __init__(self, directory: Path) -> None:
         self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.sndtimeo = 60_000  # a rank that died takes nothing: fail, and do not hang
         self._socket.bind(f"ipc://{directory / '1'}")
         join = Join(str(directory), 1, 2, {}, 1)
         self.process = subprocess.Popen([sys.executable, "-m", "tests.worker.parallel.pair"], stdin=subprocess.PIPE, bufsize=0)

@@ -124,9 +124,9 @@ def test_inputs_of_a_part_are_rounded_no_coarser(pair: Pair, tmp_path: Path, mon
     assert far(divided(pair, tmp_path), exact) > 5 * usual
 
 
-@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_each_rank_makes_its_own_part_at_load(quantization: str, pair: Pair, tmp_path: Path) -> None:
-    if quantization == "int8" and native() is None:
+    if quantization != "fp8" and native() is None:
         pytest.skip("the native library does not load here")
     model = save_model("qwen3", tmp_path, tie_word_embeddings=True)
     exact = whole(tmp_path)
@@ -139,9 +139,14 @@ def test_each_rank_makes_its_own_part_at_load(quantization: str, pair: Pair, tmp
     got = layer(inputs).T
     largest = mine.abs().amax(1, keepdim=True)
     # Half a step of a row's numbers: int8 has 127 to the row's largest, which the part finds for itself; float8's steps grow with a number.
-    step = largest / 127 if quantization == "int8" else (mine.abs() / 8).clamp(min=largest / 448 / 2**9)
-    assert ((got - mine).abs() <= 0.51 * step).all()
-    assert not ((got - other).abs() <= 0.51 * step).all()
+    # Of a group of int4 the largest is 8 steps on one side, and 7 are all there are on the other.
+    far_off = {
+        "int8": 0.51 * largest / 127,
+        "int4": 1.05 * mine.abs().unflatten(1, (-1, 32)).amax(2).repeat_interleave(32, 1) / 8,
+        "fp8": 0.51 * (mine.abs() / 8).clamp(min=largest / 448 / 2**9),
+    }[quantization]
+    assert ((got - mine).abs() <= far_off).all()
+    assert not ((got - other).abs() <= far_off).all()
 
 
 def load_first(folder: Path, quantization: str = "none") -> None:
@@ -169,12 +174,6 @@ def test_checkpoints_that_are_not_divided_say_why(form: Form, cause: str, tmp_pa
     save_quantized(form, tmp_path)
     with pytest.raises(ModelLoadError, match=cause):
         load_first(tmp_path)
-
-
-def test_int4_at_load_is_for_gpus_on_ranks_too(tmp_path: Path) -> None:
-    save_model("llama", tmp_path)
-    with pytest.raises(ModelLoadError, match="--quantization int4 is for GPUs, and this is a CPU"):
-        load_first(tmp_path, "int4")
 
 
 FOURS = Groups(inputs=frozenset({32}))

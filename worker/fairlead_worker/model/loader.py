@@ -102,8 +102,8 @@ def load_model(
     """Load the causal LM at `uri` (`file:///path`, `/path`, `hf://org/name[@revision]`, `s3://bucket/folder`) onto `device`.
 
     dtype: auto, float32, bfloat16 or float16. max_model_len: 0 for the model's own, else a lower limit.
-    quantization: none; int8: weights of linear layers, on a CPU with the native library; fp8 or int4: by torchao. Of a checkpoint of
-    float8, fp8: its linear layers stay in 8 bits on any device.
+    quantization: none; int8 or int4: weights of linear layers, on a CPU with the native library; fp8, or int4 on a GPU: by torchao. Of a
+    checkpoint of float8, fp8: its linear layers stay in 8 bits on any device.
     pooling, matryoshka: see `read_pooling`.
     fuse: what of `FUSIONS` is done in fewer kernels where it can be, on a GPU; on a CPU projections are stacked whatever it says.
     group: the ranks that share the model, all of which load it at the same time; None: it is not divided. Raises ModelLoadError.
@@ -119,10 +119,11 @@ def load_model(
         check_stored(uri, quantization, config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
-    if quantization == "int8":
-        _check_int8(uri, torch_dtype, torch.device(device))
+    in_linears = quantization if quantization == "int8" or (quantization == "int4" and torch.device(device).type == "cpu") else "none"
+    if in_linears != "none":
+        _check_native(uri, quantization, torch_dtype, torch.device(device))
     given = named if stored else made_at_load(uri, quantization, torch.device(device))
-    groups = Groups() if group is None else groups_of(config, quantization)
+    groups = Groups() if group is None else groups_of(config, "none" if in_linears != "none" else quantization)
     files = _check_weights(uri, folder)
     progress("config", 100)
     shards = None if group is None else Shards(group.rank, group.size)
@@ -140,7 +141,7 @@ def load_model(
     fuse_activations(model)
     if model.device.type == "cpu":
         fuse_projections(model)
-        pack_linears(model, int8=quantization == "int8")
+        pack_linears(model, in_linears)
     else:
         fused = _fuse(model, layers, limit, fuse)
     progress("fuse", 100)
@@ -185,13 +186,16 @@ def _read_config(uri: str, folder: Path, ranks: int) -> PreTrainedConfig:
         raise ModelLoadError(uri, f"config.json is not a valid {kind} config: {error}") from error
 
 
-def _check_int8(uri: str, dtype: torch.dtype, device: torch.device) -> None:
+def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Check that the native library can have weights of `quantization` here. Raises ModelLoadError."""
+    wanted = f"--quantization {quantization}"
     if device.type != "cpu":
-        raise ModelLoadError(uri, f"--quantization int8 is for CPUs, and this is {device.type}; leave it out")
+        raise ModelLoadError(uri, f"{wanted} is for CPUs, and this is {device.type}; leave it out")
     if native() is None:
-        raise ModelLoadError(uri, "--quantization int8 needs the native library, which does not load here (the log says why); leave it out")
+        missing = "which does not load here (the log says why)"
+        raise ModelLoadError(uri, f"{wanted} on a CPU needs the native library, {missing}; leave it out")
     if dtype not in DTYPES:
-        raise ModelLoadError(uri, f"--quantization int8 goes with --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
+        raise ModelLoadError(uri, f"{wanted} goes with --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
 
 
 def _check_weights(uri: str, folder: Path) -> list[str]:

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = 16
 """oneDNN picks the layout for a number of rows. The one for 8 to 64 is as good as any for 1 to 264 rows; that for 1 is not."""
-INT8_TOLERANCE = 0.1
-"""Of the largest output: for a broken layer, not for the rounding, which is 1 % where weights have no outliers."""
+TOLERANCE = {"none": None, "int8": 0.1, "int4": 0.4}
+"""Of the largest output: for a broken layer, not for the rounding, which is 1 % (int4: 8 %) where weights have no outliers."""
 
 Make = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 
@@ -58,19 +58,20 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(model: PreTrainedModel, *, int8: bool = False) -> int:
+def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
     """Replace the linear layers of `model` (on a CPU) in place; returns how many. Each is compared with the layer that it replaces.
 
-    One after the other, so that memory peaks at one layer more than the model. int8: weights are rounded to that; needs the native library.
+    One after the other, so that memory peaks at one layer more than the model. quantization: none, int8 or int4; int8 and int4 need the
+    native library.
     """
     # Parents and names alone: a list of the layers would keep their weights.
     sites = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _packable(child)]
-    make = maker_for([_weight(getattr(parent, name)) for parent, name in sites], int8)
+    make = maker_for([_weight(getattr(parent, name)) for parent, name in sites], quantization)
     if make is None:
         logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked, and slow", cpu_level())
         return 0
     for made, (parent, name) in enumerate(sites):
-        packed = _pack(getattr(parent, name), make, INT8_TOLERANCE if int8 else None)
+        packed = _pack(getattr(parent, name), make, TOLERANCE[quantization])
         if packed is None:
             logger.warning("%s: linear layers stay unpacked from %s.%s on", type(model).__name__, type(parent).__name__, name)
             return made
@@ -82,12 +83,12 @@ def _packable(layer: nn.Module) -> bool:
     return type(layer) in (nn.Linear, Conv1D) and plain(layer) and layer.weight.dtype in DTYPES and layer.weight.device.type == "cpu"
 
 
-def maker_for(weights: Sequence[torch.Tensor], int8: bool = False) -> Make | None:
+def maker_for(weights: Sequence[torch.Tensor], quantization: str = "none") -> Make | None:
     """What lays out `weights` [outputs, inputs] (of DTYPES, on a CPU), all in one piece of memory; None where nothing here can."""
     if native() is None:
-        return PackedLinear if not int8 and all(can_pack(weight.dtype) for weight in weights) else None
-    arena = Arena(sum(room(packed_bytes(weight.shape, weight.dtype, int8)) for weight in weights))
-    return lambda weight, bias: NativeLinear(weight, bias, quantized=int8, arena=arena)
+        return PackedLinear if quantization == "none" and all(can_pack(weight.dtype) for weight in weights) else None
+    arena = Arena(sum(room(packed_bytes(weight.shape, weight.dtype, quantization)) for weight in weights))
+    return lambda weight, bias: NativeLinear(weight, bias, quantization=quantization, arena=arena)
 
 
 def _weight(layer: nn.Module) -> torch.Tensor:

@@ -27,7 +27,7 @@ AVX2 = ("-march=x86-64-v3",)
 AVX512 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 MACHINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "x86_64": {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": (*AVX512, "-mavx512bf16", "-mavx512vnni")},
-    "aarch64": {"neon": ("-march=armv8-a",), "neon_bf16": ("-march=armv8.2-a+bf16",)},
+    "aarch64": {"neon": ("-march=armv8-a",), "neon_bf16": ("-march=armv8.2-a+bf16+dotprod",)},
 }
 """Flags of each level, the lowest first. `amx` is `avx512_bf16` with the products of `amx.c`."""
 LEVELS = MACHINES.get(platform.machine(), {})

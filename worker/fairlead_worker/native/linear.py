@@ -11,7 +11,8 @@ from fairlead_worker.native.memory import Arena, room
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """As `Kind` in native.h."""
-INT8 = 2
+ROUNDED = {"int8": 2, "int4": 3}
+"""As `Kind`, of weights in fewer bits."""
 PANEL = 32
 """Outputs that are packed together."""
 
@@ -33,20 +34,22 @@ class Linear(ctypes.Structure):
 class NativeLinear(nn.Module):
     """`nn.Linear` with its weight in panels that only the library can read; the plain weight is gone. Float32 or bfloat16, on a CPU."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, quantized: bool = False, arena: Arena | None = None) -> None:
-        """weight [out_features, in_features], of any strides; bias [out_features]. quantized: to int8, each output by its largest weight.
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, quantization: str = "none", arena: Arena | None = None) -> None:
+        """weight [out_features, in_features], of any strides; bias [out_features].
 
+        quantization: none; int8: each output by its largest weight; int4: each 32 inputs of an output, as ggml's Q4_0 with a
+        bfloat16 scale.
         arena: where the packed weight goes; memory of its own otherwise. Raises KeyError for another dtype.
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.dtype, self.quantized = weight.dtype, quantized
+        self.dtype, self.quantization = weight.dtype, quantization
         kind = KINDS[weight.dtype]
-        packed = INT8 if quantized else kind
-        size = packed_bytes(weight.shape, weight.dtype, quantized)
+        packed = ROUNDED.get(quantization, kind)
+        size = packed_bytes(weight.shape, weight.dtype, quantization)
         # No parameters: nothing but the library understands them.
         self.weights = (arena or Arena(room(size))).take(size)
-        self.scales = torch.empty(self.out_features) if quantized else None
+        self.scales = torch.empty(self.out_features) if quantization == "int8" else None
         self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         weight = weight.detach()
         library().fairlead_pack(
@@ -76,12 +79,13 @@ class NativeLinear(nn.Module):
         return answer.view(*inputs.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, {'int8' if self.quantized else self.dtype}, bias={self.bias is not None}"
+        kind = self.dtype if self.quantization == "none" else self.quantization
+        return f"{self.in_features}, {self.out_features}, {kind}, bias={self.bias is not None}"
 
 
-def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantized: bool = False) -> int:
+def packed_bytes(shape: torch.Size, dtype: torch.dtype, quantization: str = "none") -> int:
     """Of a weight [outputs, inputs] when packed."""
-    size: int = library().fairlead_packed_bytes(INT8 if quantized else KINDS[dtype], *shape)
+    size: int = library().fairlead_packed_bytes(ROUNDED.get(quantization, KINDS[dtype]), *shape)
     return size
 
 

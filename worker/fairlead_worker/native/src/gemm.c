@@ -16,9 +16,12 @@ enum {
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* Of each row, that a step takes. */
+static int64_t x_bytes(int32_t kind) { return kind == INT4 ? (int64_t)sizeof(Group) : 4 * factor_size(kind); }
+
 typedef struct {
     const Linear *layer;
-    const char *x; /* rows x_stride bytes apart; int16 for INT8 */
+    const char *x; /* rows x_stride bytes apart; int16 for INT8, `Group`s for INT4 */
     int64_t x_stride;
     const float *x_scales; /* [rows][runs], INT8 only */
     int64_t rows, block, runs;
@@ -35,7 +38,7 @@ typedef struct {
 
 static Finish finish_of(const Linear *layer, int64_t output) {
     return (Finish){
-        layer->weight_kind == INT8 ? load(FLOAT32, layer->scales, output, layer->outputs) : splat(1),
+        layer->scales ? load(FLOAT32, layer->scales, output, layer->outputs) : splat(1),
         layer->bias ? load(layer->kind, layer->bias, output, layer->outputs) : splat(0),
     };
 }
@@ -77,7 +80,7 @@ static void run_tile(int32_t kind, Tile tile, int64_t rows) {
     tile.ahead = tile.weights + last * size;
     tile.ahead_step = size;
     multiply_tile(kind, &tile, rows);
-    tile.x += 4 * factor_size(kind) * tile.steps;
+    tile.x += x_bytes(kind) * tile.steps;
     tile.weights += tile.steps * size;
     tile.steps = last;
     tile.ahead = next;
@@ -109,7 +112,7 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
             for (int64_t byte = 0; byte < PANEL * bytes(job->y_kind); byte += 64)
                 __builtin_prefetch(y + r * job->y_stride * bytes(job->y_kind) + byte, 1, 3);
         Tile tile = {
-            .x = job->x + (row + done) * job->x_stride + 4 * factor_size(kind) * step,
+            .x = job->x + (row + done) * job->x_stride + x_bytes(kind) * step,
             .x_stride = job->x_stride,
             .weights = weights,
             .steps = steps,
@@ -126,7 +129,8 @@ static void run(const Job *job, int64_t row, int64_t rows, int64_t step, int64_t
     }
 }
 
-/* float or bfloat16 weights times the same: sums over all inputs. Without products x is widened, and has a zero behind an odd last input. */
+/* float or bfloat16 weights times the same, or int4 times groups of int8: sums over all inputs. Without products x is widened, and has a zero
+ * behind an odd last input. */
 static void multiply(const Job *job, int64_t row, int64_t rows, const char *weights, const char *next, const char *y, float *sums) {
     const Linear *layer = job->layer;
     const int paired = layer->weight_kind == BFLOAT16 && PRODUCTS;
@@ -137,7 +141,7 @@ static void multiply(const Job *job, int64_t row, int64_t rows, const char *weig
         if (begin)
             multiply_amx(job->x + row * job->x_stride, job->x_stride, rows, weights, begin / AMX_STEPS, next, sums);
     }
-    const int64_t most = STEPS / factor_size(layer->weight_kind);
+    const int64_t most = STEPS * 4 * PANEL / bytes / factor_size(layer->weight_kind);
     for (int64_t step = begin; step < whole; step += most) {
         int64_t steps = smaller(most, whole - step);
         const char *ahead = step + steps < whole ? weights + (step + steps) * bytes : next;
@@ -245,6 +249,29 @@ static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, f
     }
 }
 
+/* One row as int8 in groups, each by its own largest value, as ggml's Q8_0. NaN and infinity make the row NaN. */
+static void group_row(int32_t kind, const char *x, int64_t inputs, Group *to) {
+    for (int64_t start = 0; start < inputs; start += GROUP, to++) {
+        float values[GROUP];
+        int32_t sum = 0;
+        Vec largest = splat(0), finite = splat(0); /* x - x is 0, or NaN where x is not finite; so is their sum */
+        for (int64_t at = 0; at < GROUP; at += LANES) {
+            const Vec value = load(kind, x, start + at, inputs);
+            store_floats(values + at, value);
+            largest = larger(largest, magnitude(value));
+            finite = add(finite, sub(value, value));
+        }
+        const int wrong = total(finite) != 0;
+        const float most = highest(largest), factor = most > 0 && !wrong ? 127 / most : 0;
+        for (int64_t i = 0; i < GROUP; i++) {
+            to->x[i] = (int8_t)(wrong ? 0 : lrintf(values[i] * factor));
+            sum += to->x[i];
+        }
+        to->scale = wrong ? NAN : most / 127;
+        to->start = -8 * sum;
+    }
+}
+
 /* One row of bfloat16 as floats, `width` of them: zero behind an odd last input. */
 static void widen_row(const char *x, int64_t inputs, int64_t width, float *to) {
     for (int64_t at = 0; at < width; at += LANES)
@@ -254,14 +281,14 @@ static void widen_row(const char *x, int64_t inputs, int64_t width, float *to) {
 static void compute(Member *member, Job job) {
     const Linear *layer = job.layer;
     const int64_t rows = job.rows;
-    const int is_int8 = layer->weight_kind == INT8;
+    const int is_int8 = layer->weight_kind == INT8, is_int4 = layer->weight_kind == INT4;
     job.threads = member->team->threads;
-    if (!is_int8 && (layer->weight_kind == FLOAT32 || PRODUCTS)) {
+    if (!is_int8 && !is_int4 && (layer->weight_kind == FLOAT32 || PRODUCTS)) {
         share_panels(member, &job);
         return;
     }
     /* Each thread quantizes or widens all rows for itself: little beside the products, and no meeting more. */
-    const int64_t steps = step_count(layer->weight_kind, layer->inputs), stride = steps * (is_int8 ? 4 : 8);
+    const int64_t steps = step_count(layer->weight_kind, layer->inputs), stride = steps * (is_int8 ? 4 : is_int4 ? x_bytes(INT4) : 8);
     job.runs = is_int8 ? (steps + STEPS_INT8 - 1) / STEPS_INT8 : 0;
     char *made = malloc((size_t)(rows * (stride + job.runs * 4) + 1));
     float *scales = (float *)(made + rows * stride);
@@ -270,6 +297,8 @@ static void compute(Member *member, Job job) {
     for (int64_t row = 0; row < rows; row++)
         if (is_int8)
             quantize(layer->kind, job.x + row * job.x_stride, layer->inputs, (int16_t *)(made + row * stride), scales + row * job.runs);
+        else if (is_int4)
+            group_row(layer->kind, job.x + row * job.x_stride, layer->inputs, (Group *)(made + row * stride));
         else
             widen_row(job.x + row * job.x_stride, layer->inputs, 2 * steps, (float *)(made + row * stride));
     job.x = made;

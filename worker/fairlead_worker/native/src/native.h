@@ -35,9 +35,10 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 } Kind;
+typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 } Kind;
 
-/* One linear layer, packed by `fairlead_pack` (gemm.c). INT8 weights have one float scale for each output. */
+/* One linear layer, packed by `fairlead_pack` (pack.c). INT8 weights have one float scale for each output; INT4 weights one bfloat16 scale for
+ * each group of 32 inputs of an output, which lies beside them. */
 typedef struct {
     int64_t inputs, outputs;
     const void *weights; /* panels, see gemm.c */

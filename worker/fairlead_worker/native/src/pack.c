@@ -28,6 +28,32 @@ static float value(const Source *from, int64_t output, int64_t input) {
     return answer;
 }
 
+/* One output's group of INT4 weights from `input` on. Its largest weight becomes -8, as in ggml's Q4_0: of 16 numbers that uses the lowest, too.
+ * Behind the group's scales [32] come words [4][32]: byte b of word w holds input 8 w + b in its lower nibble and 8 w + b + 4 in its higher
+ * one. 8 stands for zero. */
+static void pack_group(const Source *from, int64_t output, int64_t lane, int64_t input, char *to) {
+    float largest = 0, values[GROUP] = {0};
+    for (int64_t i = 0; i < GROUP && input + i < from->inputs; i++) {
+        values[i] = value(from, output, input + i);
+        if (fabsf(values[i]) > fabsf(largest))
+            largest = values[i];
+    }
+    float scale = largest / -8;
+    uint32_t bits, words[4] = {0};
+    memcpy(&bits, &scale, 4);
+    const uint16_t half = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+    memcpy(to + 2 * lane, &half, 2);
+    bits = (uint32_t)half << 16;
+    memcpy(&scale, &bits, 4);
+    for (int64_t i = 0; i < GROUP; i++) {
+        const long whole = scale != 0 ? lrintf(values[i] / scale) : 0;
+        const uint32_t nibble = (uint32_t)((whole > 7 ? 7 : whole < -8 ? -8 : whole) + 8);
+        words[i / 8] |= nibble << (8 * (i % 4) + i % 8 / 4 * 4);
+    }
+    for (int64_t w = 0; w < 4; w++)
+        memcpy(to + 2 * PANEL + 4 * (PANEL * w + lane), &words[w], 4);
+}
+
 #define COPY(type, per)                                                                                                                    \
     for (int64_t input = 0; input < from->inputs; input++)                                                                                 \
         for (int64_t lane = 0; lane < lanes; lane++)                                                                                       \
@@ -44,6 +70,10 @@ static void pack_panel(const void *args, int64_t panel) {
         COPY(uint32_t, 1)
     } else if (from->packed_kind == BFLOAT16) {
         COPY(uint16_t, 2)
+    } else if (from->packed_kind == INT4) {
+        for (int64_t lane = 0; lane < lanes; lane++)
+            for (int64_t input = 0; input < from->inputs; input += GROUP)
+                pack_group(from, first + lane, lane, input, to + input / GROUP * step_bytes(INT4));
     } else {
         for (int64_t lane = 0; lane < lanes; lane++) {
             float most = 0;
@@ -65,7 +95,7 @@ static void pack(Member *member, const void *args) {
 }
 
 /* Fills `packed`, of fairlead_packed_bytes(packed_kind, outputs, inputs) bytes; strides in elements. FLOAT32 and BFLOAT16 stay what they
- * are (kind == packed_kind); INT8 is rounded from either, each output by its own largest weight. */
+ * are (kind == packed_kind); INT8 and INT4 are rounded from either, each output or each group of an output by its own largest weight. */
 EXPORT void fairlead_pack(int32_t threads, int32_t kind, int32_t packed_kind, const void *weight, int64_t outputs, int64_t inputs, int64_t output_stride, int64_t input_stride, void *packed, float *scales) {
     Source from = {
         .weight = weight, .outputs = outputs, .inputs = inputs, .output_stride = output_stride, .input_stride = input_stride,

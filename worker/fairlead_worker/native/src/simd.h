@@ -86,6 +86,22 @@ INLINE void store_bfloat16(uint16_t *to, int64_t n, Vec a) {
 INLINE void store_int16(int16_t *to, int64_t n, Vec a) { _mm256_mask_storeu_epi16(to, below(n), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a))); }
 
 INLINE Words load_int8(const char *from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)from)); }
+/* The lower or the higher nibble of each byte. */
+INLINE Words nibbles(Words a, int higher) { return _mm512_and_si512(higher ? _mm512_srli_epi32(a, 4) : a, _mm512_set1_epi8(15)); }
+/* sum + the products of the four bytes of each word: a from 0 to 15, b signed; at most 8 times, then `byte_sum` gives the int32. */
+INLINE Words multiply_bytes(Words a, Words b, Words sum) {
+#ifdef __AVX512VNNI__
+    return _mm512_dpbusd_epi32(sum, a, b);
+#else
+    return _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b));
+#endif
+}
+INLINE Words byte_sum(Words sum, Words start) {
+#ifndef __AVX512VNNI__
+    sum = _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
+#endif
+    return _mm512_add_epi32(sum, start);
+}
 /* sum + the products of both int16 of each word */
 INLINE Words multiply_int16(Words a, Words b, Words sum) {
 #ifdef __AVX512BF16__
@@ -190,6 +206,9 @@ INLINE void store_int16(int16_t *to, int64_t n, Vec a) {
 }
 
 INLINE Words load_int8(const char *from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from)); }
+INLINE Words nibbles(Words a, int higher) { return _mm256_and_si256(higher ? _mm256_srli_epi32(a, 4) : a, _mm256_set1_epi8(15)); }
+INLINE Words multiply_bytes(Words a, Words b, Words sum) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }
+INLINE Words byte_sum(Words sum, Words start) { return _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)), start); }
 INLINE Words multiply_int16(Words a, Words b, Words sum) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 #endif
 #endif

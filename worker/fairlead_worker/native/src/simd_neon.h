@@ -136,6 +136,27 @@ INLINE Words load_int8(const char *from) {
     const int8x16_t all = vld1q_s8((const int8_t *)from);
     return (Words){vreinterpretq_u32_s16(vmovl_s8(vget_low_s8(all))), vreinterpretq_u32_s16(vmovl_high_s8(all))};
 }
+INLINE uint32x4_t nibbles_of(uint32x4_t a, int higher) { return vandq_u32(higher ? vshrq_n_u32(a, 4) : a, vdupq_n_u32(0x0F0F0F0F)); }
+INLINE Words nibbles(Words a, int higher) { return (Words){nibbles_of(a.low, higher), nibbles_of(a.high, higher)}; }
+INLINE uint32x4_t multiplied_bytes(uint32x4_t a, uint32x4_t b, uint32x4_t sum) {
+    const int8x16_t x = vreinterpretq_s8_u32(a), y = vreinterpretq_s8_u32(b);
+#ifdef __ARM_FEATURE_DOTPROD
+    return vreinterpretq_u32_s32(vdotq_s32(vreinterpretq_s32_u32(sum), x, y));
+#else
+    const int16x8_t pairs = vpaddq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(y)), vmull_high_s8(x, y));
+    return vreinterpretq_u32_s16(vaddq_s16(vreinterpretq_s16_u32(sum), pairs));
+#endif
+}
+INLINE Words multiply_bytes(Words a, Words b, Words sum) {
+    return (Words){multiplied_bytes(a.low, b.low, sum.low), multiplied_bytes(a.high, b.high, sum.high)};
+}
+INLINE Words byte_sum(Words sum, Words start) {
+#ifndef __ARM_FEATURE_DOTPROD
+    sum.low = vreinterpretq_u32_s32(vpaddlq_s16(vreinterpretq_s16_u32(sum.low)));
+    sum.high = vreinterpretq_u32_s32(vpaddlq_s16(vreinterpretq_s16_u32(sum.high)));
+#endif
+    return (Words){vaddq_u32(sum.low, start.low), vaddq_u32(sum.high, start.high)};
+}
 INLINE uint32x4_t multiplied_int16(uint32x4_t a, uint32x4_t b, uint32x4_t sum) {
     const int16x8_t x = vreinterpretq_s16_u32(a), y = vreinterpretq_s16_u32(b);
     const int32x4_t both = vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));

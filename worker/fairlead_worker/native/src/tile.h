@@ -12,7 +12,17 @@ enum { TILE_ROWS = 12 };
 enum { TILE_ROWS = 3 }; /* 12 of 16 registers hold sums; 6 rows by half a panel are half as fast, as they load a factor for two products */
 #endif
 
-/* What a tile works on. A step is 4 bytes of each row: one float, two bfloat16 or two int16. Without products of bfloat16 it is two floats. */
+enum { GROUP = 32 }; /* inputs that share a scale where weights are INT4, as in ggml's Q4_0 and Q8_0 */
+
+/* A group of a row's inputs for INT4 weights. Weights are multiplied as 0 to 15 where -8 to 7 is meant: `start` makes up for it. */
+typedef struct {
+    int8_t x[GROUP];
+    float scale;
+    int32_t start; /* -8 times the sum of x */
+} Group;
+
+/* What a tile works on. A step is 4 bytes of each row: one float, two bfloat16 or two int16. Without products of bfloat16 it is two floats. For
+ * INT4 a step is a group of inputs: a `Group` of each row; of the weights 32 scales, then [4][32] words with the inputs 8 by 8, see pack.c. */
 typedef struct {
     const char *x; /* first row; rows are x_stride bytes apart */
     int64_t x_stride;
@@ -24,8 +34,9 @@ typedef struct {
     void *sums; /* [rows][32] floats, or int32 for INT8; added to */
 } Tile;
 
-static inline int64_t step_count(int32_t kind, int64_t inputs) { return kind == FLOAT32 ? inputs : (inputs + 1) / 2; }
-static inline int64_t step_bytes(int32_t kind) { return kind == INT8 ? 2 * PANEL : 4 * PANEL; }
+static inline int64_t step_inputs(int32_t kind) { return kind == FLOAT32 ? 1 : kind == INT4 ? GROUP : 2; }
+static inline int64_t step_count(int32_t kind, int64_t inputs) { return (inputs + step_inputs(kind) - 1) / step_inputs(kind); }
+static inline int64_t step_bytes(int32_t kind) { return kind == INT4 ? (2 + GROUP / 2) * PANEL : kind == INT8 ? 2 * PANEL : 4 * PANEL; }
 static inline int64_t panel_count(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
 /* `rows` of 1 to TILE_ROWS; weights of `kind`. */
