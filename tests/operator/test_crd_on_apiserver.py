@@ -123,6 +123,8 @@ ACCEPTED = [
     {"engine": {"tensorParallel": 16, "nodes": 2}, "resources": {"gpus": 8}},
     {"resources": {"gpus": 0, "cpu": "500m", "memory": "2Gi"}},
     {"resources": {"gpus": 0}, "engine": {"quantization": "int8"}},
+    {"engine": {"quantization": "int4"}, "resources": {"gpus": 1}},
+    {"engine": {"quantization": "fp8"}, "resources": {"gpus": 1}},
     {"engine": {"attentionBackend": "native", "itlTargetMs": 30, "prefillMaxRequests": 1}},
     {"engine": {"speculative": {"method": "ngram", "numTokens": 3}}},
     {"engine": {"speculative": {"method": "draft", "numTokens": 5, "model": "pvc://models/draft"}}},

@@ -95,7 +95,9 @@ class Engine(Part):
         "auto", description="auto: the fastest that the device has."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
-    quantization: Literal["none", "int8"] = Field("none", description="int8: weights of linear layers, on CPUs.")
+    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
+        "none", description="Rounds the weights of linear layers at load: int8 (CPUs alone), int4 or fp8."
+    )
     policy: Literal["lpm", "fcfs"] = Field(
         "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."
     )

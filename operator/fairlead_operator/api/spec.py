@@ -224,7 +224,7 @@ class ServiceSpec(Part):
                 path=".engine.tensorParallel",
             ),
             rule(
-                "self.engine.quantization == 'none' || !has(self.resources.gpus) || self.resources.gpus == 0",
+                "self.engine.quantization != 'int8' || !has(self.resources.gpus) || self.resources.gpus == 0",
                 _INT8,
                 path=".engine.quantization",
             ),
@@ -259,7 +259,7 @@ class ServiceSpec(Part):
         alone = gpus == 0 and parallel == 1
         over = f" times {nodes}" if nodes > 1 else ""
         refuse(gpus is not None and gpus * nodes != parallel and not alone, f"{_PARALLEL}: {parallel} is not {gpus}{over}")
-        refuse(self.engine.quantization != "none" and bool(gpus), f"{_INT8}: {gpus} GPUs")
+        refuse(self.engine.quantization == "int8" and bool(gpus), f"{_INT8}: {gpus} GPUs")
         refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
         refuse(self.access is not None and self.routing.steering == "Redirect", _PAST_KEYS)
         refuse(self.rollout.canary is not None and nodes > 1, f"{_WHOLE} (got {nodes})")
