@@ -113,6 +113,13 @@ TABLE: list[tuple[str, dict[str, Any], tuple[str, str] | None, str, str]] = [
     ("no folder", hub("there is no /mnt/model/x; is the volume mounted?"), None, "ModelNotFound", "Correct the path"),
     ("GPU memory", ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), None, "GpuOutOfMemory", "tensorParallel"),
     ("weights", hub("missing weights: no model.safetensors in /m"), None, "WeightsInvalid", "anew"),
+    (
+        "quantization",
+        hub("--quantization int8 goes with --dtype bfloat16 or float32"),
+        None,
+        "ModelUnsupported",
+        "spec.engine.quantization",
+    ),
     ("architecture", hub("unsupported architecture: transformers has no causal LM"), None, "ModelUnsupported", "Choose a model"),
     ("store 403", hub("the store refuses access (403): the key may not read it"), None, "StoreForbidden", "read that bucket"),
     ("store 401", hub("the store asks for credentials (401): give them"), None, "StoreUnauthorized", "AWS_ACCESS_KEY_ID"),

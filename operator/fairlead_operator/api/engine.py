@@ -96,7 +96,7 @@ class Engine(Part):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as the weights are stored.")
     quantization: Literal["none", "int8", "int4", "fp8"] = Field(
-        "none", description="Rounds the weights of linear layers at load: int8 (CPUs alone), int4 or fp8."
+        "none", description="Rounds the weights of linear layers at load: int8 (CPUs), fp8 (GPUs) or int4."
     )
     policy: Literal["lpm", "fcfs"] = Field(
         "lpm", description="Who is admitted first: the longest cached prefix (lpm), or the first to come."

@@ -23,6 +23,7 @@ _PARALLEL = (
 )
 _WHOLE = "spec.rollout.canary is for workers of one pod: remove it, or set spec.engine.nodes to 1"
 _INT8 = "spec.engine.quantization int8 is for workers on CPUs: set spec.resources.gpus to 0, or remove one of the two"
+_FP8 = "spec.engine.quantization fp8 is for workers on GPUs: set it to int8 or int4, or set spec.resources.gpus above 0"
 _MIRROR = "spec.routing.indexMode Mirror follows one group of the index: set spec.routing.indexGroups to 1, or indexMode to Auto or Remote"
 _UNREAD = "spec.routing.indexMode says how PrefixAware reads the index: remove it, or set spec.routing.policy to PrefixAware"
 _TTFT = "spec.routing.maxExpectedTtft must be above 0s: remove it to refuse no request"
@@ -229,6 +230,11 @@ class ServiceSpec(Part):
                 path=".engine.quantization",
             ),
             rule(
+                "self.engine.quantization != 'fp8' || !has(self.resources.gpus) || self.resources.gpus > 0",
+                _FP8,
+                path=".engine.quantization",
+            ),
+            rule(
                 "self.engine.maxModelLen == 0 || self.engine.maxModelLen >= self.engine.kvCache.pageTokens",
                 _LENGTH,
                 path=".engine.maxModelLen",
@@ -260,6 +266,7 @@ class ServiceSpec(Part):
         over = f" times {nodes}" if nodes > 1 else ""
         refuse(gpus is not None and gpus * nodes != parallel and not alone, f"{_PARALLEL}: {parallel} is not {gpus}{over}")
         refuse(self.engine.quantization == "int8" and bool(gpus), f"{_INT8}: {gpus} GPUs")
+        refuse(self.engine.quantization == "fp8" and gpus == 0, _FP8)
         refuse(0 < self.engine.max_model_len < self.engine.kv_cache.page_tokens, f"{_LENGTH}: {self.engine.max_model_len} is less")
         refuse(self.access is not None and self.routing.steering == "Redirect", _PAST_KEYS)
         refuse(self.rollout.canary is not None and nodes > 1, f"{_WHOLE} (got {nodes})")

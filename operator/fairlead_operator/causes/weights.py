@@ -65,6 +65,11 @@ _KINDS = (
         "Copy or download the model anew: its files are incomplete or damaged.",
     ),
     (
+        r"--quantization ",
+        "ModelUnsupported",
+        "Change spec.engine.quantization or spec.engine.dtype: docs/weights.md says what goes together.",
+    ),
+    (
         r"unsupported|not supported|quantized",
         "ModelUnsupported",
         "Choose a model, dtype or quantization that is supported (docs/engine.md).",

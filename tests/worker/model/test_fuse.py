@@ -89,10 +89,23 @@ def test_a_layer_that_answers_otherwise_stays_as_it_was(monkeypatch: pytest.Monk
     model = build_model("llama")
     before = trial_logits(model)
     with caplog.at_level(logging.WARNING):
-        assert pack_linears(model) == 0
-    assert "linear layers stay unpacked from LlamaForCausalLM.lm_head on" in caplog.text
+        assert pack_linears(model) == model.config.num_hidden_layers * 7
+    assert "LlamaForCausalLM.lm_head stays as it is, and slow: packed, it gives other numbers" in caplog.text
+    assert type(model.lm_head) is nn.Linear
     monkeypatch.undo()
     assert close(trial_logits(model), before)
+
+
+@needs_native
+def test_a_layer_with_a_weight_that_is_no_number_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """All others are rounded all the same."""
+    model = build_model("llama")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight[3, 5] = float("nan")
+    with caplog.at_level(logging.WARNING):
+        assert pack_linears(model, "int4") == model.config.num_hidden_layers * 7
+    assert "LlamaAttention.o_proj stays as it is, and slow: in int4 its outputs are nan% off" in caplog.text
+    assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
 
 
 def test_plain_weights_are_given_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def _answers(stack: Stack, inputs: torch.Tensor) -> Iterator[torch.Tensor]:
     return (stack.take(part, inputs) for part in range(len(stack.sizes)))
 
 
-def sample_input(width: int, like: torch.Tensor) -> torch.Tensor:
-    """[1, 5, width] of fixed random numbers, on the device and in the dtype of `like`."""
+def sample_input(width: int, like: torch.Tensor, count: int = 5) -> torch.Tensor:
+    """[1, count, width] of fixed random numbers, on the device and in the dtype of `like`."""
     generator = torch.Generator().manual_seed(width)
-    return torch.randn(1, 5, width, generator=generator).to(like)
+    return torch.randn(1, count, width, generator=generator).to(like)

@@ -243,7 +243,7 @@ static void quantize(int32_t kind, const char *x, int64_t inputs, int16_t *to, f
         const int wrong = total(finite) != 0;
         float most = highest(largest);
         *scales++ = wrong ? NAN : most / 32767;
-        Vec factor = splat(most > 0 && !wrong ? 32767 / most : 0);
+        Vec factor = splat(most > FLT_MIN * 32767 && !wrong ? 32767 / most : 0);
         for (int64_t at = start; at < end + end % 2; at += LANES)
             store_int16(to + at, end + end % 2 - at, mul(load(kind, x, at, end), factor));
     }
@@ -262,7 +262,7 @@ static void group_row(int32_t kind, const char *x, int64_t inputs, Group *to) {
             finite = add(finite, sub(value, value));
         }
         const int wrong = total(finite) != 0;
-        const float most = highest(largest), factor = most > 0 && !wrong ? 127 / most : 0;
+        const float most = highest(largest), factor = most > FLT_MIN * 127 && !wrong ? 127 / most : 0; /* finite */
         for (int64_t i = 0; i < GROUP; i++) {
             to->x[i] = (int8_t)(wrong ? 0 : lrintf(values[i] * factor));
             sum += to->x[i];

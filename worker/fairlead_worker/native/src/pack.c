@@ -32,21 +32,22 @@ static float value(const Source *from, int64_t output, int64_t input) {
  * Behind the group's scales [32] come words [4][32]: byte b of word w holds input 8 w + b in its lower nibble and 8 w + b + 4 in its higher
  * one. 8 stands for zero. */
 static void pack_group(const Source *from, int64_t output, int64_t lane, int64_t input, char *to) {
-    float largest = 0, values[GROUP] = {0};
+    float largest = 0, finite = 0, values[GROUP] = {0}; /* x - x is 0, or NaN where x is not finite */
     for (int64_t i = 0; i < GROUP && input + i < from->inputs; i++) {
         values[i] = value(from, output, input + i);
+        finite += values[i] - values[i];
         if (fabsf(values[i]) > fabsf(largest))
             largest = values[i];
     }
-    float scale = largest / -8;
+    float scale = finite == 0 ? largest / -8 : NAN;
     uint32_t bits, words[4] = {0};
     memcpy(&bits, &scale, 4);
-    const uint16_t half = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+    const uint16_t half = (uint16_t)(finite == 0 ? (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 : bits >> 16);
     memcpy(to + 2 * lane, &half, 2);
     bits = (uint32_t)half << 16;
     memcpy(&scale, &bits, 4);
     for (int64_t i = 0; i < GROUP; i++) {
-        const long whole = scale != 0 ? lrintf(values[i] / scale) : 0;
+        const long whole = scale != 0 && finite == 0 ? lrintf(values[i] / scale) : 0;
         const uint32_t nibble = (uint32_t)((whole > 7 ? 7 : whole < -8 ? -8 : whole) + 8);
         words[i / 8] |= nibble << (8 * (i % 4) + i % 8 / 4 * 4);
     }
