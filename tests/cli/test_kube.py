@@ -14,7 +14,7 @@ from fairlead.kube import sections, table, top
 from fairlead.kube.api import Kube, Unanswered
 from fairlead.kube.explain import explain
 from fairlead.kube.facts import Facts, gpus_in_use, needs
-from fairlead.kube.live import Live
+from fairlead.kube.live import Live, ignored_lines
 from fairlead.kube.picture import row, through_proxy
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -136,12 +136,13 @@ def test_without_a_kubeconfig_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_records_that_the_router_does_not_use_are_explained() -> None:
-    forged = {"address": "10.9.9.9:8000", "reason": "unknown_address", "incarnation": "00", "count": 3, "seconds": 12.0}
+    forged = {"address": "10.9.9.9:8000", "reason": "unknown_address", "incarnation": "00", "count": 3, "seconds": 42.0}
     live = Live(ignored=[forged | {"address": f"10.9.9.{number}:8000"} for number in range(7)])
     made = service()
     lines = [line.text for line in explain(Facts(made, live=live), NOW).sections["service"]]
     told = [line for line in lines if "index record" in line]
-    assert "10.9.9.0:8000 ignored for 12 s" in told[0] and "rotate the service's Redis credentials" in told[0]
+    assert "10.9.9.0:8000 ignored for 42 s" in told[0] and "rotate the service's Redis credentials" in told[0]
+    assert "rotate" not in ignored_lines([forged | {"seconds": 12.0}])[0], "a worker that starts"
     assert len(told) == 6 and told[-1].startswith("2 more")
     assert "10.9.9.0:8000" in shown(row(made, [], live))
 

@@ -97,6 +97,18 @@ def test_doctor_names_the_cpu_level_what_is_missing_and_what_it_costs(monkeypatc
     assert processor_level().advice == ""
 
 
+def test_doctor_goes_on_where_the_cpu_level_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(isa.VARIABLE, "sse4")
+    isa.cpu_level.cache_clear()
+    try:
+        with pytest.raises(SystemExit) as left:
+            main(["doctor"])
+    finally:
+        isa.cpu_level.cache_clear()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert left.value.code == 1 and "local mode cannot run: CPU level" in shown and "Redis server" in shown
+
+
 def test_status_shows_a_routers_workers(router: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["status", "--url", f"{router}/v1"])

@@ -143,6 +143,8 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.engine.lookahead import LookaheadScheduler
     from fairlead_worker.engine.rehearsal import rehearse
     from fairlead_worker.engine.scheduler import Scheduler
+    from fairlead_worker.execution.native_forward import NativeForward
+    from fairlead_worker.isa import cpu_level
     from fairlead_worker.model.adapter_source import adapter_folder
     from fairlead_worker.model.cache import ModelCache
     from fairlead_worker.model.draft import load_draft
@@ -206,6 +208,8 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
         vocabulary_size=loaded.vocabulary_size,
         eos_token_ids=loaded.eos_token_ids,
         backend=type(runner.backend).__name__,
+        cpu_level=cpu_level() if loaded.device.type == "cpu" else "",
+        native_decoder=isinstance(runner.forward, NativeForward),
         prompt_format=msgspec.json.encode(prompt_format),
         sampling_defaults=sampling_defaults(loaded.path) if config.generation_config == "auto" else {},
         adapters=tuple(adapters.infos.values()) if adapters is not None else (),

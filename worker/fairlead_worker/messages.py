@@ -334,6 +334,11 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Rows of the model's embedding: a tokenizer may know tokens that the model has no row for."""
     eos_token_ids: tuple[int, ...] = ()
     backend: str = ""
+    """Class of the attention's backend."""
+    cpu_level: str = ""
+    """One of `isa.LEVELS`; empty on another device."""
+    native_decoder: bool = False
+    """A step of the whole model is one native call."""
     prompt_format: bytes = b""
     """`fairlead_index.prompt.PromptFormat` as JSON: the engine process has transformers to make it with, the API process need not."""
     sampling_defaults: dict[str, float] = {}

@@ -14,10 +14,12 @@ Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
 
 NO_ROUTER = "no router is ready"
 SHOWN = 5
-_FORGED = "another client of Redis may be forging records: rotate the service's Redis credentials"
+_LONG = 30.0
+"""Seconds after which an ignored record is no part of a start any more."""
+_FORGED = "; if this lasts, another client of Redis may be forging records: rotate the service's Redis credentials"
 _WHY = {
-    "unknown_address": f"discovery does not name this address. Its pod is starting or gone; if there is no such pod, {_FORGED}",
-    "other_incarnation": f"the worker there reports another incarnation. It is joining the index again; if that lasts, {_FORGED}",
+    "unknown_address": "discovery does not name this address: its pod is starting or gone",
+    "other_incarnation": "the worker there reports another incarnation: it is joining the index again",
 }
 _WAITING = "fairlead_router_queued_requests"  # those that are held included
 
@@ -58,7 +60,9 @@ def ignored_lines(records: Sequence[Body]) -> list[str]:
     lines = []
     for one in records[:SHOWN]:
         why = _WHY.get(str(one.get("reason")), "not trusted")
-        lines.append(f"index record of {one.get('address', '?')} ignored for {one.get('seconds', 0):.0f} s: {why}")
+        seconds = float(one.get("seconds", 0))
+        lasts = _FORGED if seconds >= _LONG else ""
+        lines.append(f"index record of {one.get('address', '?')} ignored for {seconds:.0f} s: {why}{lasts}")
     if len(records) > SHOWN:
         lines.append(f"{len(records) - SHOWN} more index records are ignored: a router's /fairlead/workers lists them")
     return lines

@@ -20,8 +20,8 @@ from fairlead.local.redis import find_redis_server
 
 LEVEL_COSTS = {
     "none": "models run on torch alone, several times slower",
-    "avx2": "prompts take about 2.2 times as long as with AVX512-BF16, decodes as long",
-    "avx512": "prompts take about twice as long as with AVX512-BF16, decodes as long",
+    "avx2": "prompts take about 2.2 times as long in bfloat16 as with AVX512-BF16, decodes as long",
+    "avx512": "prompts take about twice as long in bfloat16 as with AVX512-BF16, decodes as long",
 }
 """Of linear layers in bfloat16 on one core of a Zen 4: 99 GFLOP/s, 108 and 217; one row reads 20 to 25 GB/s of weights at each level."""
 
@@ -106,14 +106,18 @@ def native_kernels() -> Finding:
     try:
         from fairlead_worker import isa
         from fairlead_worker.native import build, library
+
+        level = isa.cpu_level()
     except ImportError as error:
         return Finding(what, "none", advice=f"need the worker's packages: {error}")
+    except isa.CpuLevelError:
+        return Finding(what, "not known", advice=f"set {isa.VARIABLE} right first")
     if not build.LEVELS:
         return Finding(what, f"none for {platform.machine()}", advice="nothing to do: models run on torch alone")
     if not isa.at_least(library.LOWEST):
         return Finding(
             what,
-            f"none at CPU level {isa.cpu_level()}",
+            f"none at CPU level {level}",
             advice=f"nothing to do: the kernels need {library.LOWEST}, and torch computes instead",
         )
     if not build.LIBRARY.exists():

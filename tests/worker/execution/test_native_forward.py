@@ -12,8 +12,9 @@ import torch
 from tests.models import FAMILIES, save_model
 
 from fairlead_worker.engine.plan import Row, StepPlan
+from fairlead_worker.execution import forward as forward_module
 from fairlead_worker.execution import native_forward
-from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps, worst_difference
+from fairlead_worker.execution.check import TOLERANCE, tolerance, trial_pages, trial_steps, worst_difference
 from fairlead_worker.execution.forward import ModuleForward, choose_forward
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.execution.pack import pack
@@ -23,7 +24,7 @@ from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.kernels.registry import make_backend
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.model.structure import recognise
+from fairlead_worker.model.structure import Decoder, recognise
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
 
@@ -72,6 +73,29 @@ def test_every_known_family_runs_natively(family: str, dtype: str, tmp_path: Pat
     with caplog.at_level(logging.INFO):
         assert difference(loaded) < TOLERANCE[loaded.dtype] / 2
     assert f"runs natively: {len(loaded.layers)} layers in one call" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_run_natively_in_a_deep_model_too(quantization: str, dtype: str, tmp_path: Path) -> None:
+    """Inputs next to a half are rounded either way, and each layer makes more of them."""
+    save_model("qwen3", tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=12)
+    assert difference(load_model(str(tmp_path), dtype=dtype, quantization=quantization)) < tolerance(getattr(torch, dtype), quantization)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_another_rope_is_told_whatever_the_weights(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model("qwen3", tmp_path)
+    loaded = load_model(str(tmp_path), dtype="bfloat16", quantization=quantization)
+    known = forward_module.recognise
+
+    def turned_otherwise(*given: Any) -> Decoder:
+        decoder = known(*given)
+        ropes = tuple(lambda count, rope=rope: tuple(part.flip(1) for part in rope(count)) for rope in decoder.ropes)
+        return replace(decoder, ropes=ropes)
+
+    monkeypatch.setattr(forward_module, "recognise", turned_otherwise)
+    assert isinstance(choose_forward(loaded, backend(loaded)), ModuleForward)
 
 
 @pytest.mark.parametrize(("family", "overrides"), SHAPES.values(), ids=SHAPES)

@@ -147,6 +147,11 @@ class _EngineCollector(Collector):
         hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
         hits.add_metric((self._model_name, "host"), host.cached_tokens)
         yield hits
+        if (ready := self._engine.state.ready) is not None:
+            labels = ("model_name", "backend", "cpu_level", "native_decoder")
+            info = GaugeMetricFamily("fairlead_engine_info", "What computes: attention backend, CPU level, native decoder.", labels=labels)
+            info.add_metric((self._model_name, ready.backend, ready.cpu_level, str(ready.native_decoder).lower()), 1)
+            yield info
         start_up = GaugeMetricFamily("fairlead_start_up_seconds", "Time of each phase of the start.", labels=("model_name", "phase"))
         for phase, seconds in self._engine.state.start_up.seconds.items():
             start_up.add_metric((self._model_name, phase), seconds)

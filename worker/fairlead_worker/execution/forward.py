@@ -7,13 +7,14 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from fairlead_worker.execution.check import TOLERANCE, trial_pages, trial_steps, worst_difference
+from fairlead_worker.execution.check import tolerance, trial_pages, trial_steps, worst_difference
 from fairlead_worker.execution.native_forward import NativeForward
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.model.head import Head, find_head
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
+from fairlead_worker.native.linear import NativeLinear
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,9 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
     except UnknownStructure as reason:
         logger.warning("%s runs module by module, not natively: %s", name, reason)
         return modules
-    allowed = TOLERANCE[loaded.dtype]
+    allowed = tolerance(
+        loaded.dtype, next((each.quantization for each in loaded.model.modules() if isinstance(each, NativeLinear)), "none")
+    )
     if not difference <= allowed:
         logger.warning(
             "%s runs module by module, not natively: the logits differ by %.1e of their size, more than %.0e", name, difference, allowed

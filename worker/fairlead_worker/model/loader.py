@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from fairlead_worker.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.fused.library import library
+from fairlead_worker.isa import VARIABLE, cpu_level
 from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
@@ -192,8 +193,8 @@ def _check_native(uri: str, quantization: str, dtype: torch.dtype, device: torch
     if device.type != "cpu":
         raise ModelLoadError(uri, f"{wanted} is for CPUs, and this is {device.type}; leave it out")
     if native() is None:
-        missing = "which does not load here (the log says why)"
-        raise ModelLoadError(uri, f"{wanted} on a CPU needs the native library, {missing}; leave it out")
+        reason = f"this process runs at CPU level none ({VARIABLE})" if cpu_level() == "none" else "the log says why"
+        raise ModelLoadError(uri, f"{wanted} on a CPU needs the native library, which does not load here: {reason}; leave it out")
     if dtype not in DTYPES:
         raise ModelLoadError(uri, f"{wanted} goes with --dtype bfloat16 or float32, not {str(dtype).removeprefix('torch.')}")
 

@@ -69,6 +69,13 @@ def pack_linears(model: PreTrainedModel, quantization: str = "none") -> int:
     """
     # Parents and names alone: a list of the layers would keep their weights.
     sites = [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _packable(child)]
+    if not sites:
+        logger.warning(
+            "%s: no linear layer can be packed: torch computes them, which is slow on a CPU (%s)",
+            type(model).__name__,
+            "--dtype bfloat16 or float32 is faster" if model.dtype not in DTYPES else "their weights are of a library's own kind",
+        )
+        return 0
     make = maker_for([_weight(getattr(parent, name)) for parent, name in sites], quantization)
     if make is None:
         logger.warning("oneDNN cannot pack these weights at CPU level %s: linear layers stay unpacked, and slow", cpu_level())
