@@ -22,7 +22,7 @@ from engine_steps import PAGE, PAGES, ROWS, SHAPES, plans, save
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.isa import cpu_level
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.packed import PackedLinear
+from fairlead_worker.model.packed import PackedLinear, can_pack
 from fairlead_worker.native.linear import NativeLinear, library, packed_bytes
 from fairlead_worker.native.memory import Arena, room
 
@@ -132,7 +132,8 @@ def main() -> None:
                 f"{found['weights_MB']:.0f} MB of weights at {found['read_GBps']:.1f} GB/s "
                 f"of {found['limit_GBps']:.1f}: {found['share']:.2f} (best {found['best_share']:.2f}){verdict}"
             )
-    alone = linears("90M", options.repeats)
+    # Below AVX512 oneDNN packs no bfloat16.
+    alone = linears("90M", options.repeats) if can_pack(torch.bfloat16) else {}
     for rows, times in alone.items():
         print(
             f"linear layers, {rows:>3} rows: {times['native']:.2f} ms, oneDNN {times['onednn']:.2f} ms, "
