@@ -60,11 +60,11 @@ def worker(device: Device, model: Path, *more: str) -> Iterator[Worker]:
             command = [sys.executable, "-m", "fairlead_worker.main", *flags, *more]
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            url = f"http://127.0.0.1:{_logged(process, log, r'listening on http://127.0.0.1:([0-9]+)', ends)}"
+            (port,) = _logged(process, log, r"listening on http://127.0.0.1:([0-9]+)", ends)
+            url = f"http://127.0.0.1:{port}"
             ready = _ready(process, log, url, ends)
             seconds = time.perf_counter() - began
-            said = re.search(r"ready: .*", log.read_text())
-            pages, attention = re.search(r"(\d+) pages.*attention (\w+)", said[0] if said else "").groups()  # type: ignore[union-attr]  # it is ready
+            pages, attention = _logged(process, log, r"ready: .* (\d+) pages .* attention (\w+)\n", ends)
             yield Worker(url, seconds, {"pages": int(pages), "attention": attention, **ready})
         finally:
             process.send_signal(signal.SIGTERM)
@@ -138,13 +138,14 @@ def _ready(process: subprocess.Popen[bytes], log: Path, url: str, ends: float) -
     raise TimeoutError(f"the worker was not ready in time; its log ends: {log.read_text()[-800:]}")
 
 
-def _logged(process: subprocess.Popen[bytes], log: Path, pattern: str, ends: float) -> str:
+def _logged(process: subprocess.Popen[bytes], log: Path, pattern: str, ends: float) -> tuple[str, ...]:
+    """The groups of `pattern` in the worker's log, as soon as they are there."""
     while time.monotonic() < ends:
         if found := re.search(pattern, log.read_text()):
-            return found[1]
+            return found.groups()
         _alive(process, log)
         time.sleep(0.05)
-    raise TimeoutError("the worker did not listen in time")
+    raise TimeoutError(f"the worker's log did not show {pattern!r} in time; it ends: {log.read_text()[-800:]}")
 
 
 def _alive(process: subprocess.Popen[bytes], log: Path) -> None:

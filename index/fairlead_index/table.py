@@ -171,13 +171,10 @@ class PrefixTable:
         if not levels:
             return found
         deeper: dict[str, int] = {}
-        cards, seen = self._card, 0
+        seen = 0
         for depth, mask in levels:
-            fresh = mask & ~seen
-            while fresh:
-                bit = fresh & -fresh
-                fresh ^= bit
-                card = cards[bit]
+            for bit in _bits(mask & ~seen):
+                card = self._card[bit]
                 deeper.setdefault(card.address, depth * card.block_tokens)
             seen = mask
         found.update(deeper)

@@ -19,7 +19,7 @@ from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
 from fairlead_worker.api.metrics import Metrics as WorkerMetrics
 from fairlead_worker.api.start_up import StartUp
-from fairlead_worker.messages import Load
+from fairlead_worker.messages import Load, Ready
 
 ROOT = Path(__file__).parents[2]
 ON = (*PROMETHEUS, "--set=monitoring.podMonitors=true", "--set=monitoring.rules=true", "--set=monitoring.dashboards=true")
@@ -28,7 +28,8 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 
 def registries() -> list[CollectorRegistry]:
     """Those of a worker, a router and the operator, as these processes make them."""
-    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(), start_up=StartUp(0.0)), serving=True)
+    ready = Ready(max_model_len=64, page_size=16, pages=8, model_digest="d", vocabulary_size=10)
+    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(), start_up=StartUp(0.0), ready=ready), serving=True)
     router = RouterMetrics(WorkerTable())
     router.tenants(lambda: [("a", 1, 2)])
     router.watch_token_cache(TokenCache(1 << 20))

@@ -14,8 +14,8 @@ Read = Callable[[str, str], str]  # pod, path → the text; raises UserError
 
 NO_ROUTER = "no router is ready"
 SHOWN = 5
-_LONG = 30.0
-"""Seconds after which an ignored record is no part of a start any more."""
+_START_SECONDS = 30.0
+"""Longer than a starting worker's record is ignored."""
 _FORGED = "; if this lasts, another client of Redis may be forging records: rotate the service's Redis credentials"
 _WHY = {
     "unknown_address": "discovery does not name this address: its pod is starting or gone",
@@ -61,7 +61,7 @@ def ignored_lines(records: Sequence[Body]) -> list[str]:
     for one in records[:SHOWN]:
         why = _WHY.get(str(one.get("reason")), "not trusted")
         seconds = float(one.get("seconds", 0))
-        lasts = _FORGED if seconds >= _LONG else ""
+        lasts = _FORGED if seconds >= _START_SECONDS else ""
         lines.append(f"index record of {one.get('address', '?')} ignored for {seconds:.0f} s: {why}{lasts}")
     if len(records) > SHOWN:
         lines.append(f"{len(records) - SHOWN} more index records are ignored: a router's /fairlead/workers lists them")

@@ -24,7 +24,7 @@ more of them in the next layer. Seen in random models of 2 to 24 layers: 1e-3 an
 
 
 def tolerance(dtype: torch.dtype, quantization: str) -> float:
-    """Return the largest difference of `worst_difference` that is due to rounding. quantization: of `NativeLinear`."""
+    """Return the largest difference of `worst_difference` that is due to rounding. quantization: as `LoadedModel` has it."""
     return max(TOLERANCE[dtype], ROUNDED_TOLERANCE.get(quantization, 0.0))
 
 

@@ -14,7 +14,6 @@ from fairlead_worker.kernels.native import NativeBackend
 from fairlead_worker.model.head import Head, find_head
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.structure import Decoder, UnknownStructure, recognise
-from fairlead_worker.native.linear import NativeLinear
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +97,7 @@ def choose_forward(loaded: LoadedModel, backend: Backend, native: bool = True) -
     except UnknownStructure as reason:
         logger.warning("%s runs module by module, not natively: %s", name, reason)
         return modules
-    allowed = tolerance(
-        loaded.dtype, next((each.quantization for each in loaded.model.modules() if isinstance(each, NativeLinear)), "none")
-    )
+    allowed = tolerance(loaded.dtype, loaded.quantization)
     if not difference <= allowed:
         logger.warning(
             "%s runs module by module, not natively: the logits differ by %.1e of their size, more than %.0e", name, difference, allowed

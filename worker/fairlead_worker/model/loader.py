@@ -81,6 +81,8 @@ class LoadedModel:
     """How it makes embeddings, as its files say or `--pooling`."""
     generates: bool = True
     """False: the files have no head, as those of models made for embeddings."""
+    quantization: str = "none"
+    """To which the native library rounded linear layers: none, int8 or int4."""
     fused: tuple[str, ...] = ()
     """Which of `FUSIONS` were made, on a GPU."""
 
@@ -120,11 +122,13 @@ def load_model(
         check_stored(uri, quantization, config)
     limit = context_length(uri, config, max_model_len)
     torch_dtype = choose_dtype(uri, dtype, config, torch.device(device))
-    in_linears = quantization if quantization == "int8" or (quantization == "int4" and torch.device(device).type == "cpu") else "none"
-    if in_linears != "none":
+    native_quantization = (
+        quantization if quantization == "int8" or (quantization == "int4" and torch.device(device).type == "cpu") else "none"
+    )
+    if native_quantization != "none":
         _check_native(uri, quantization, torch_dtype, torch.device(device))
     given = named if stored else made_at_load(uri, quantization, torch.device(device))
-    groups = Groups() if group is None else groups_of(config, "none" if in_linears != "none" else quantization)
+    groups = Groups() if group is None else groups_of(config, "none" if native_quantization != "none" else quantization)
     files = _check_weights(uri, folder)
     progress("config", 100)
     shards = None if group is None else Shards(group.rank, group.size)
@@ -142,7 +146,7 @@ def load_model(
     fuse_activations(model)
     if model.device.type == "cpu":
         fuse_projections(model)
-        pack_linears(model, in_linears)
+        pack_linears(model, native_quantization)
     else:
         fused = _fuse(model, layers, limit, fuse)
     progress("fuse", 100)
@@ -160,6 +164,7 @@ def load_model(
         shards=shards,
         pooling=read_pooling(folder, config, pooling, matryoshka),
         generates=generates,
+        quantization=native_quantization,
         fused=fused,
     )
 

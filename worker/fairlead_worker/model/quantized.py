@@ -26,7 +26,7 @@ DIVIDED = ("compressed-tensors", "fp8")
 OF_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_packed", ".qweight")
 """How tensors end that are there because weights are quantized. Without them such weights would be taken for plain ones."""
 INT4_GROUP = 128
-"""Inputs that share a scale, where int4 is made at load for a GPU. A multiple of the native library's 32."""
+"""Inputs that share a scale, where int4 is made at load for a GPU."""
 
 
 def check_checkpoint(uri: str, method: str, ranks: int) -> None:

@@ -14,6 +14,14 @@ INLINE Words multiply(int32_t kind, Vec factor, Words weights, Words sum) {
     return as_words(multiply_add(kind, factor, as_floats(weights), as_floats(sum)));
 }
 
+INLINE void fetch(const char *ahead, int64_t size, int passing) {
+    for (int64_t byte = 0; byte < size; byte += 64)
+        if (passing)
+            __builtin_prefetch(ahead + byte, 0, 2);
+        else
+            __builtin_prefetch(ahead + byte, 0, 3);
+}
+
 /* `rows` is a constant at each call, so that the loops over it unroll and `sums` lives in registers. Each sum runs over the inputs in
  * their order, whatever `rows` is: this is why a row's bits do not depend on its company. */
 INLINE void tile(int32_t kind, const Tile *job, const int rows) {
@@ -30,11 +38,7 @@ INLINE void tile(int32_t kind, const Tile *job, const int rows) {
         for (int vec = 0; vec < VECS; vec++)
             sums[row][vec] = load_words(kept + 4 * (PANEL * row + LANES * vec));
     for (int64_t step = 0; step < job->steps; step++) {
-        for (int byte = 0; byte < step_bytes(kind); byte += 64)
-            if (passing)
-                __builtin_prefetch(ahead + byte, 0, 2);
-            else
-                __builtin_prefetch(ahead + byte, 0, 3);
+        fetch(ahead, step_bytes(kind), passing);
 #pragma GCC unroll 2
         for (int half = 0; half < factor_size(kind); half++) {
             Words now[VECS];
@@ -73,11 +77,7 @@ INLINE void tile_of_groups(const Tile *job, const int rows) {
 #pragma GCC unroll 4
             for (int vec = 0; vec < VECS; vec++)
                 sums[row][vec] = splat_word(0);
-        for (int byte = 0; byte < step_bytes(INT4); byte += 64)
-            if (job->passing)
-                __builtin_prefetch(ahead + byte, 0, 2);
-            else
-                __builtin_prefetch(ahead + byte, 0, 3);
+        fetch(ahead, step_bytes(INT4), job->passing);
         for (int word = 0; word < GROUP / 8; word++)
 #pragma GCC unroll 2
             for (int higher = 0; higher < 2; higher++) {
@@ -110,35 +110,32 @@ INLINE void tile_of_groups(const Tile *job, const int rows) {
     }
 }
 
-#define CASE(tile, rows)                                                                                                                   \
+#define CASE(kind, rows)                                                                                                                   \
     case rows:                                                                                                                             \
         if (rows <= TILE_ROWS)                                                                                                             \
-            tile(job, rows);                                                                                                               \
+            kind == INT4 ? tile_of_groups(job, rows) : tile(kind, job, rows);                                                              \
         break;
-#define TILES(name, tile)                                                                                                                  \
+#define TILES(name, kind)                                                                                                                  \
     static void name(const Tile *job, int64_t rows) {                                                                                      \
         switch (rows) {                                                                                                                    \
-            CASE(tile, 1)                                                                                                                  \
-            CASE(tile, 2)                                                                                                                  \
-            CASE(tile, 3)                                                                                                                  \
-            CASE(tile, 4)                                                                                                                  \
-            CASE(tile, 5)                                                                                                                  \
-            CASE(tile, 6)                                                                                                                  \
-            CASE(tile, 7)                                                                                                                  \
-            CASE(tile, 8)                                                                                                                  \
-            CASE(tile, 9)                                                                                                                  \
-            CASE(tile, 10)                                                                                                                 \
-            CASE(tile, 11)                                                                                                                 \
-            CASE(tile, 12)                                                                                                                 \
+            CASE(kind, 1)                                                                                                                  \
+            CASE(kind, 2)                                                                                                                  \
+            CASE(kind, 3)                                                                                                                  \
+            CASE(kind, 4)                                                                                                                  \
+            CASE(kind, 5)                                                                                                                  \
+            CASE(kind, 6)                                                                                                                  \
+            CASE(kind, 7)                                                                                                                  \
+            CASE(kind, 8)                                                                                                                  \
+            CASE(kind, 9)                                                                                                                  \
+            CASE(kind, 10)                                                                                                                 \
+            CASE(kind, 11)                                                                                                                 \
+            CASE(kind, 12)                                                                                                                 \
         }                                                                                                                                  \
     }
-INLINE void float_tile(const Tile *job, const int rows) { tile(FLOAT32, job, rows); }
-INLINE void bfloat16_tile(const Tile *job, const int rows) { tile(BFLOAT16, job, rows); }
-INLINE void int8_tile(const Tile *job, const int rows) { tile(INT8, job, rows); }
-TILES(tile_float, float_tile)
-TILES(tile_bfloat16, bfloat16_tile)
-TILES(tile_int8, int8_tile)
-TILES(tile_int4, tile_of_groups)
+TILES(tile_float, FLOAT32)
+TILES(tile_bfloat16, BFLOAT16)
+TILES(tile_int8, INT8)
+TILES(tile_int4, INT4)
 
 void multiply_tile(int32_t kind, const Tile *job, int64_t rows) {
     if (kind == FLOAT32)
