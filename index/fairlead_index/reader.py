@@ -5,6 +5,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from struct import Struct
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,10 @@ MAX_CANDIDATES: Final = 8
 MOST_ASKS: Final = 3  # for one prompt, while the best candidates are records that the caller does not trust
 MOST_DISTRUSTED: Final = 256  # records that later calls leave out from the start
 DISTRUST_SECONDS: Final = 2.0
+_CANDIDATE: Final = Struct("<dd?8s2s")
+"""Of `route`'s reply, before each address: cached tokens, expected microseconds, whether it fits, epoch, slot."""
+_HOLDER: Final = Struct("<d8s")
+"""Of `match`'s reply, before each address: cached tokens, epoch."""
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
 Trust = Callable[[str, str], bool]
 """Whether a record of an address with an incarnation may be used: whoever can write to Redis can write records of any address."""
@@ -31,7 +36,6 @@ class Candidate(msgspec.Struct, frozen=True):
     """A worker for one prompt. `cached_tokens` of the prompt are expected in its cache; `expected_seconds` to its first token."""
 
     address: str
-    pod: str
     cached_tokens: int
     expected_seconds: float
     fits: bool = True
@@ -109,11 +113,7 @@ class IndexReader:
     async def _route(self, packed: bytes, prompt_tokens: int, exclude: Collection[str], give_up: float) -> Route:
         slots = self._left_out() if self._distrusted else b""
         reply = await self._call("route", packed, prompt_tokens, os.urandom(8), MAX_CANDIDATES, slots, *exclude, give_up=give_up)
-        candidates = [
-            Candidate(_text(address), _text(pod), int(cached), int(microseconds) / 1e6, bool(fits), epoch.hex(), slot)
-            for address, pod, cached, microseconds, fits, epoch, slot in batched(reply[1:], 7)
-        ]
-        return Route(candidates, reply[0])
+        return Route([_candidate(packed) for packed in reply[1:]], reply[0])
 
     def _left_out(self) -> bytes:
         """The slots of records that were not trusted a moment ago and are not now."""
@@ -127,9 +127,13 @@ class IndexReader:
 
     async def match(self, hashes: Hashes) -> dict[str, int]:
         """Tokens of the prompt that each living worker holds, exactly; workers that hold none are left out."""
-        reply = await self._call("match", hash_bytes(hashes))
-        found = [(_text(address), int(tokens), epoch.hex()) for address, tokens, epoch in batched(reply, 3)]
-        return {address: tokens for address, tokens, incarnation in found if self._trusts(address, incarnation)}
+        found = {}
+        for packed in await self._call("match", hash_bytes(hashes)):
+            tokens, epoch = _HOLDER.unpack_from(packed)
+            address = _text(packed[_HOLDER.size :])
+            if self._trusts(address, epoch.hex()):
+                found[address] = int(tokens)
+        return found
 
     async def release(self, reservation: bytes) -> None:
         """Gives a reservation back, at the first token or on failure. A reservation that is never released runs out by itself."""
@@ -179,8 +183,13 @@ def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
     return (flat[at : at + size] for at in range(0, len(flat), size))
 
 
+def _candidate(packed: bytes) -> Candidate:
+    cached, microseconds, fits, epoch, slot = _CANDIDATE.unpack_from(packed)
+    return Candidate(_text(packed[_CANDIDATE.size :]), int(cached), microseconds / 1e6, fits, epoch.hex(), slot)
+
+
 def _text(data: bytes) -> str:
-    return data.decode(errors="replace")  # whoever can write to Redis may have written anything
+    return data.decode("utf-8", "replace")  # whoever can write to Redis may have written anything
 
 
 def parse_workers(reply: list[Any]) -> list[WorkerState]:

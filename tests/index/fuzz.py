@@ -210,7 +210,7 @@ class Fuzz:
                         return f"{name} of {len(chain)} blocks: {_difference_of(answer, truth)}"
                 route = await self.reader.route(chain, len(chain) * BLOCK + 1)
                 await self.reader.release(route.reservation)
-                if {candidate.pod for candidate in route.candidates} - reachable:
+                if {candidate.address.removesuffix(":1") for candidate in route.candidates} - reachable:
                     return f"route names the dead: {route.candidates}"
         except (IndexUnavailable, RedisError) as error:
             return str(error)

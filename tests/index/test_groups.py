@@ -58,7 +58,7 @@ async def test_answers_are_those_of_one_index(server: RedisServer, namespace: st
 
     await eventually(exact)
     route = await reader.route(CHAIN, 64 * BLOCK)
-    assert [each.pod for each in route.candidates] == PODS[:0:-1]
+    assert [each.address for each in route.candidates] == [f"{pod}:1" for pod in PODS[:0:-1]]
     assert route.candidates[0].cached_tokens == 64 * BLOCK - 1
     # Only the winner's time is held once the others were given back.
 
@@ -76,7 +76,7 @@ async def test_answers_are_those_of_one_index(server: RedisServer, namespace: st
     async def turned() -> bool:
         route = await reader.route(CHAIN, 64 * BLOCK)
         await reader.release(route.reservation)
-        return route.candidates[0].pod == "p7"
+        return route.candidates[0].address == "p7:1"
 
     await eventually(turned)
     excluded = await reader.route(CHAIN, 64 * BLOCK, exclude=[f"{pod}:1" for pod in PODS])
@@ -94,7 +94,7 @@ async def test_a_worker_without_room_is_last_whatever_its_group(server: RedisSer
     async def roomy() -> bool:
         route = await reader.route(CHAIN, 256)
         await reader.release(route.reservation)
-        return route.candidates[0].pod == "p0"
+        return route.candidates[0].address == "p0:1"
 
     await eventually(roomy)
     await end(writers, reader)

@@ -316,17 +316,17 @@ async def test_route_prefers_the_cache_until_waiting_costs_more(writers: MakeWri
 
     await eventually(rated)
     route = await reader.route(CHAIN, 257)
-    assert [(c.pod, c.cached_tokens) for c in route.candidates] == [("a", 256), ("b", 0)]
+    assert [(c.address, c.cached_tokens) for c in route.candidates] == [("a:8000", 256), ("b:8000", 0)]
     assert route.candidates[0].expected_seconds == pytest.approx(0.004, abs=1e-4)
     assert route.candidates[1].expected_seconds == pytest.approx(0.257, abs=1e-4)
     await reader.release(route.reservation)
-    assert (await reader.route(CHAIN, 257, exclude=["a:8000"])).candidates[0].pod == "b"
+    assert (await reader.route(CHAIN, 257, exclude=["a:8000"])).candidates[0].address == "b:8000"
     a.report(WorkerLoad(backlog_tokens=100_000, prefill_rate=1000.0))
 
     async def turned() -> bool:
         route = await reader.route(CHAIN, 257)
         await reader.release(route.reservation)
-        return route.candidates[0].pod == "b"
+        return route.candidates[0].address == "b:8000"
 
     await eventually(turned)
 
@@ -338,7 +338,7 @@ async def test_a_pod_without_room_is_passed_over_while_another_has_room(writers:
     busy.report(WorkerLoad(pages_free=90, pages_total=100, page_size=16, backlog_tokens=50_000))
 
     async def first() -> bool:
-        return [c.pod for c in (await reader.route(CHAIN, 256)).candidates] == ["busy", "full"]
+        return [c.address for c in (await reader.route(CHAIN, 256)).candidates] == ["busy:8000", "full:8000"]
 
     await eventually(first)
 
@@ -347,7 +347,7 @@ async def test_a_pod_without_room_is_passed_over_while_another_has_room(writers:
 async def test_prompts_shorter_than_a_block_are_spread_too(writers: MakeWriter, reader: IndexReader) -> None:
     await joined(*(writers(f"p{n}") for n in range(4)))
     routes = [await reader.route([], 3) for _ in range(40)]
-    assert set(Counter(route.candidates[0].pod for route in routes).values()) == {10}
+    assert set(Counter(route.candidates[0].address for route in routes).values()) == {10}
 
 
 @either

@@ -213,7 +213,7 @@ async def test_a_full_redis_keeps_leases_and_takes_removals(
             await asyncio.sleep(0.05)
         assert {worker.pod: worker.load.running for worker in await reader.workers()} == {"a": 1, "b": 0}
         route = await reader.route(CHAIN, 300)
-        assert {each.pod: each.cached_tokens for each in route.candidates} == {"a": 20 * BLOCK, "b": 0} and route.reservation
+        assert {each.address: each.cached_tokens for each in route.candidates} == {"a:1": 20 * BLOCK, "b:1": 0} and route.reservation
         await reader.release(route.reservation)
         a.removed(CHAIN[10:40][::-1])
         await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 10 * BLOCK}))

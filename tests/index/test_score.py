@@ -60,7 +60,8 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
             _set(client, f"fl4:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
         reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8, b"")
-        found = [(reply[at].decode(), reply[at + 2], bool(reply[at + 4]), reply[at + 3]) for at in range(1, len(reply), 7)]
+        rows = [(packed[27:].decode(), *struct.unpack_from("<dd?", packed)) for packed in reply[1:]]
+        found = [(address, cached, fits, microseconds) for address, cached, microseconds, fits in rows]
         homes = ring.homes(int.from_bytes(hashes[:8], "little"), 2) if hashes else ()
         mine = best_starts(workers, hashes, prompt, request, 8, homes)
         assert [(start.address, start.cached, start.fits) for start in mine] == [each[:3] for each in found]
@@ -68,9 +69,8 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
     await scripts.close()
 
 
-def _depths(reply: list[bytes | int]) -> dict[str, int]:
-    pairs = zip(reply[::3], reply[1::3], strict=True)
-    return {address.decode(): int(tokens) // BLOCK for address, tokens in pairs if isinstance(address, bytes)}
+def _depths(reply: list[bytes]) -> dict[str, int]:
+    return {packed[16:].decode(): int(*struct.unpack_from("<d", packed)) // BLOCK for packed in reply}
 
 
 def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) -> None:

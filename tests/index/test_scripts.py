@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -63,9 +64,14 @@ async def allow_recalls(scripts: Scripts) -> None:
     await scripts.redis.execute("DEL", scripts.key("r:recalled"), scripts.key("r:recalled:a:1"))
 
 
+def names_of(route: list[bytes]) -> list[str]:
+    """The candidates' pods."""
+    return [packed[27:].decode().removesuffix(":1") for packed in route[1:]]
+
+
 async def matched(scripts: Scripts, hashes: list[int] = CHAIN) -> dict[str, int]:
     reply = await scripts.call("match", hash_bytes(hashes))
-    return {reply[at].decode(): reply[at + 1] // 4 for at in range(0, len(reply), 3)}
+    return {packed[16:].decode(): int(*struct.unpack_from("<d", packed)) // 4 for packed in reply}
 
 
 async def test_match_names_every_depth(scripts: Scripts) -> None:
@@ -299,10 +305,10 @@ async def test_a_large_fleet_is_scored_by_its_soonest_and_its_holders(scripts: S
 
     await eventually(dead)
     route = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 60, b"")
-    names = [name.decode() for name in route[2::7]]
+    names = names_of(route)
     assert names[:3] == ["p59", "p58", "p57"] and "p07" in names and not any(name.startswith("ghost") for name in names)
     gone = await scripts.call("route", hash_bytes(CHAIN), 64, os.urandom(8), 3, b"", "p59:1", "p58:1")
-    assert [name.decode() for name in gone[2::7]][:1] == ["p57"]
+    assert names_of(gone)[:1] == ["p57"]
 
 
 async def test_the_full_and_the_slow_do_not_crowd_out_the_better_of_a_large_fleet(scripts: Scripts) -> None:
@@ -312,5 +318,5 @@ async def test_the_full_and_the_slow_do_not_crowd_out_the_better_of_a_large_flee
         await (await Pod(scripts, f"slow{n:02}").join()).beat(rate=1000, step=0.5)
     await (await Pod(scripts, "busy").join()).beat(rate=1000, backlog=1500, free=1000, total=1000, page=16)
     route = await scripts.call("route", b"", 2048, os.urandom(8), 8, b"")
-    names = [name.decode() for name in route[2::7]]
+    names = names_of(route)
     assert names[0] == "busy" and all(name.startswith("slow") for name in names[1:])

@@ -1,8 +1,9 @@
--- What every living worker holds of a prompt. ARGV: packed hashes. Returns {address, cached tokens, epoch, ...}; workers that hold nothing are left out.
+-- What every living worker holds of a prompt. ARGV: packed hashes. Returns {HOLDER, ...}, packed: cached tokens (a double),
+-- epoch (8 bytes), address. Workers that hold nothing are left out.
 local p, now = KEYS[1], now_ms()
 local depth, numbers = match(p, ARGV[1], living(p, now), 65536, 65536, nil)
 local slots, reply, size = {}, {}, 0
-local fields, format = struct.unpack, '<d' .. sub(CARD, 2)
+local fields, pack, format = struct.unpack, struct.pack, '<d' .. sub(CARD, 2)
 for i = 1, #numbers do
   local low = numbers[i] % 256
   slots[i] = char((numbers[i] - low) / 256, low)  -- `pack_slot`
@@ -15,8 +16,8 @@ for from = 1, #slots, 1000 do  -- Lua's `unpack` takes no more than a few thousa
     if card then
       local lease, lease_ms, epoch, bt, address = fields(format, card)
       if lease > now and lease <= now + lease_ms then  -- `in_force`
-        reply[size + 1], reply[size + 2], reply[size + 3] = address, depth[numbers[i]] * bt, epoch
-        size = size + 3
+        size = size + 1
+        reply[size] = pack('<dc8c0', depth[numbers[i]] * bt, epoch, address)
       end
     end
   end

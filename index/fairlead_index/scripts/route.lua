@@ -1,6 +1,6 @@
 -- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, packed slots to leave
--- out, addresses to leave out... Returns {reservation, address, pod, cached tokens, expected microseconds, whether it has room, epoch, slot, ...}, best
--- first; {''} when no worker may be used.
+-- out, addresses to leave out... Returns {reservation, CANDIDATE, ...}, best first, each packed as in reader.py (`_CANDIDATE`);
+-- {''} when no worker may be used.
 local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
 local SMALL = 16         -- workers up to which all are scored: SMALL_FLEET in score.py
 local CONSIDERED = 12    -- of a larger fleet: the homes of a cold prompt or its deepest holders, then the soonest
@@ -156,12 +156,10 @@ if tonumber(call('HINCRBYFLOAT', p .. 'r:owed', best.slot, best.cost)) <= best.c
   call('EXPIRE', p .. 'r:owed', KEPT)
 end
 set_ready(p, best.slot, now + 1000 * best.seconds, best.rate, best.step, best.room - best.cost)
-local reply, size = { best.slot .. promise }, 1
+local reply, pack = { best.slot .. promise }, struct.pack
 for i = 1, #all do
   local w = all[i]
-  local _, _, epoch, _, address, pod = fields(HEAD, w.record)
-  reply[size + 1], reply[size + 2], reply[size + 3], reply[size + 4] = address, pod, w.cached, floor(w.seconds * 1e6)
-  reply[size + 5], reply[size + 6], reply[size + 7] = w.late < NO_ROOM and 1 or 0, epoch, w.slot
-  size = size + 7
+  local _, _, epoch, _, address = fields(HEAD, w.record)
+  reply[i + 1] = pack('<ddBc8c2c0', w.cached, floor(w.seconds * 1e6), w.late < NO_ROOM and 1 or 0, epoch, w.slot, address)
 end
 return reply
