@@ -90,7 +90,7 @@ def bandwidth(clock: Callable[[], float]) -> float:
     return best
 
 
-def plans() -> dict[str, StepPlan]:
+def plans(rows: int = ROWS) -> dict[str, StepPlan]:
     requests = [
         Request(
             str(i),
@@ -100,9 +100,9 @@ def plans() -> dict[str, StepPlan]:
             root=0,
             arrival=i,
         )
-        for i in range(ROWS)
+        for i in range(rows)
     ]
-    tables = [array("i", range(i * PAGES, (i + 1) * PAGES)) for i in range(ROWS)]
+    tables = [array("i", range(i * PAGES, (i + 1) * PAGES)) for i in range(rows)]
     return {
         "fill": StepPlan([Row(r, 0, PROMPT, t, samples=False) for r, t in zip(requests, tables, strict=True)]),
         "decode": StepPlan([Row(r, PROMPT, 1, t, samples=True) for r, t in zip(requests, tables, strict=True)]),
