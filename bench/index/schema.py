@@ -19,6 +19,7 @@ from bench.index.server import Numbers, Wire, commands, cpu_seconds, percentile
 from fairlead_index.changes import Changes, pack
 from fairlead_index.connection import SCHEMA
 from fairlead_index.hashing import hash_bytes
+from fairlead_index.reader import unpack_holder
 
 NAMESPACE = "bench/index"
 PREFIX = f"{SCHEMA}:{{{NAMESPACE}}}:"
@@ -115,7 +116,7 @@ def lookups(path: str, chain: "array[int]", pods: int, repeats: int) -> dict[str
     ours = bytes(hiredis.pack_command((*match, 1, PREFIX, hash_bytes(chain))))
     [answer] = wire.ask(ours, 1)
     assert isinstance(answer, list)
-    found = {address.decode(): tokens // BLOCK_TOKENS for address, tokens, _ in zip(*[iter(answer)] * 3, strict=True)}
+    found = {address: tokens // BLOCK_TOKENS for address, tokens, _ in map(unpack_holder, answer)}
     assert found == {f"10.1.0.{pod}:8000": depth for pod, depth in enumerate(reach) if depth}, "the match is wrong"
     peer = b"".join(hiredis.pack_command(("HKEYS", str(value))) for value in chain)
     times: dict[str, list[float]] = {"fairlead": [], "llm-d schema": []}

@@ -129,10 +129,9 @@ class IndexReader:
         """Tokens of the prompt that each living worker holds, exactly; workers that hold none are left out."""
         found = {}
         for packed in await self._call("match", hash_bytes(hashes)):
-            tokens, epoch = _HOLDER.unpack_from(packed)
-            address = _text(packed[_HOLDER.size :])
-            if self._trusts(address, epoch.hex()):
-                found[address] = int(tokens)
+            address, tokens, incarnation = unpack_holder(packed)
+            if self._trusts(address, incarnation):
+                found[address] = tokens
         return found
 
     async def release(self, reservation: bytes) -> None:
@@ -186,6 +185,12 @@ def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
 def _candidate(packed: bytes) -> Candidate:
     cached, microseconds, fits, epoch, slot = _CANDIDATE.unpack_from(packed)
     return Candidate(_text(packed[_CANDIDATE.size :]), int(cached), microseconds / 1e6, fits, epoch.hex(), slot)
+
+
+def unpack_holder(packed: bytes) -> tuple[str, int, str]:
+    """Return address, cached tokens and incarnation of one entry of `match`'s reply."""
+    tokens, epoch = _HOLDER.unpack_from(packed)
+    return _text(packed[_HOLDER.size :]), int(tokens), epoch.hex()
 
 
 def _text(data: bytes) -> str:

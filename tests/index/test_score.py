@@ -12,6 +12,7 @@ from tests.redis_server import RedisServer
 
 from fairlead_index.connection import Scripts, script_source
 from fairlead_index.hashing import hash_bytes
+from fairlead_index.reader import unpack_holder
 from fairlead_index.ring import Ring
 from fairlead_index.score import ScoredWorker, best_starts
 
@@ -70,7 +71,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
 
 
 def _depths(reply: list[bytes]) -> dict[str, int]:
-    return {packed[16:].decode(): int(*struct.unpack_from("<d", packed)) // BLOCK for packed in reply}
+    return {address: tokens // BLOCK for address, tokens, _ in map(unpack_holder, reply)}
 
 
 def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import random
-import struct
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -15,6 +14,7 @@ from tests.redis_server import RedisServer
 from fairlead_index.changes import Changes, pack
 from fairlead_index.connection import Scripts
 from fairlead_index.hashing import block_hashes, hash_bytes
+from fairlead_index.reader import unpack_holder
 
 CHAIN = list(block_hashes(7, range(64), 4))  # 16 blocks of 4 tokens
 
@@ -71,7 +71,7 @@ def names_of(route: list[bytes]) -> list[str]:
 
 async def matched(scripts: Scripts, hashes: list[int] = CHAIN) -> dict[str, int]:
     reply = await scripts.call("match", hash_bytes(hashes))
-    return {packed[16:].decode(): int(*struct.unpack_from("<d", packed)) // 4 for packed in reply}
+    return {address: tokens // 4 for address, tokens, _ in map(unpack_holder, reply)}
 
 
 async def test_match_names_every_depth(scripts: Scripts) -> None:
