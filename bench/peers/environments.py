@@ -19,6 +19,8 @@ PINS = Path(__file__).parent / "pins"
 PYTHON = "3.11"
 TORCH = "2.13.0"
 LLAMA = "0.3.36"
+LLAMA_AT = {"avx2": ("NATIVE=OFF", "AVX=ON", "AVX2=ON", "FMA=ON", "F16C=ON", "BMI2=ON")}
+"""Build options of ggml where `FAIRLEAD_CPU_ISA` forces a level. Otherwise it is built for this machine."""
 LOG_LINES = 8
 
 
@@ -58,6 +60,8 @@ class Recipe:
     @property
     def key(self) -> str:
         made_from = [self.version, PYTHON, (PINS / f"{self.name}.txt").read_text(), LLAMA]
+        if self.name == "llama" and (options := llama_options()):
+            made_from.append(options)
         return f"{self.name}-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:10]}"
 
 
@@ -103,15 +107,20 @@ def unpack_tcmalloc(environment: Environment, say: Say) -> None:
     say.run("unpacking tcmalloc", "dpkg-deb", "-x", environment.found("libtcmalloc-minimal4*.deb"), environment.folder / "tcmalloc")
 
 
+def llama_options() -> list[str]:
+    """Return the build options that hold llama.cpp at the CPU level of this process."""
+    return [f"-DGGML_{option}" for option in LLAMA_AT.get(os.environ.get("FAIRLEAD_CPU_ISA", ""), ())]
+
+
 def build_llama(environment: Environment, say: Say) -> None:
-    """llama.cpp's own server, from the sources that llama-cpp-python carries, for this machine's instruction set."""
+    """llama.cpp's own server, from the sources that llama-cpp-python carries."""
     sources = environment.folder / "sources"
     pip: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", sources]
     say.run("downloading llama.cpp", *pip, f"llama-cpp-python=={LLAMA}")
     say.run("unpacking llama.cpp", "tar", "xzf", environment.found("llama_cpp_python-*.tar.gz"), "-C", sources)
     llama, build = environment.found("convert_hf_to_gguf.py").parent, environment.folder / "build"
     off = ("BUILD_SHARED_LIBS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL")
-    options = ["-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in off)]
+    options = ["-DCMAKE_BUILD_TYPE=Release", *(f"-D{name}=OFF" for name in off), *llama_options()]
     say.run("configuring llama.cpp", environment.tool("cmake"), "-S", llama, "-B", build, *options)
     parallel = str(len(os.sched_getaffinity(0)))
     say.run("building llama.cpp (minutes)", environment.tool("cmake"), "--build", build, "--target", "llama-server", "--parallel", parallel)
