@@ -63,7 +63,7 @@ test-arm: install ## the kernels' tests with Arm's kernels, emulated (needs a cr
 lint: install ## ruff, mypy, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead
+	$(BIN)/mypy common/fairlead_common index/fairlead_index worker/fairlead_worker router/fairlead_router operator/fairlead_operator cli/fairlead
 	$(BIN)/lint-imports
 
 format: install ## let ruff rewrite what it can

@@ -23,8 +23,8 @@ from redis.backoff import NoBackoff
 from tests.redis_cluster import RedisCluster as Servers
 from tests.redis_server import VERSIONS, binary
 
-from fairlead_index.connection import Scripts, script_source
 from fairlead_index.hashing import block_hashes, hash_bytes
+from fairlead_index.redis.scripts import Scripts, script_source
 
 CALLS = 2000
 HASHES = hash_bytes(block_hashes(7, range(64 * 64), 64))

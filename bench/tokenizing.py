@@ -17,9 +17,9 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from fairlead.random_model.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, corpus
-from fairlead_index.hashing import block_hashes
-from fairlead_index.prompt import PromptEncoder, PromptFormat, digest
-from fairlead_index.token_cache import TokenCache
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat, digest
+from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_index.hashing import block_hashes, prompt_root
 
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 BLOCK_TOKENS = 64
@@ -75,7 +75,7 @@ def measure(format: PromptFormat, turns: int, words: int, seed: int) -> dict[str
     plain, cache = PromptEncoder(format), TokenCache(64 << 20)
     cached = PromptEncoder(format, cache)
     chat = conversation(turns, words, seed)
-    root = format.root()
+    root = prompt_root(format)
     rows: list[dict[str, float]] = []
 
     def prepared(encoder: PromptEncoder, messages: Chat) -> Any:

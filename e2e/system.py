@@ -13,7 +13,7 @@ from e2e.cluster import Cluster, images
 PATIENCE = float(os.environ.get("FAIRLEAD_PATIENCE", "1"))  # times as long as on an idle machine: on one with much else to do
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
-CONTROL_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "requirements/control.txt", "index", "worker", "router", "operator", "cli")
+CONTROL_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "requirements/control.txt", *images.PACKAGES)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ FILES = "/etc/fairlead/redis"
 
 AS_ITS_POD = """
 import asyncio, json, sys
-from fairlead_index.access import RedisAccess
-from fairlead_index.client import RedisClient
-from fairlead_index.connection import key_prefix
-from fairlead_index.resp import ReplyError
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.scripts import key_prefix
+from fairlead_index.redis.connection import ReplyError
 async def main(url, commands):
     files = {f"{name}_file": f"/etc/fairlead/redis/{file}" for name, file in (("username",) * 2, ("password",) * 2, ("ca", "ca.crt"))}
     client, said = RedisClient(RedisAccess(url, **files), 5), {}

@@ -24,7 +24,7 @@ for entry in filter(str.isdigit, os.listdir("/proc")):
 
 INDEXED = """
 import asyncio, json, sys
-from fairlead_index.access import RedisAccess
+from fairlead_index.redis.access import RedisAccess
 from fairlead_index.reader import IndexReader
 async def main(url, namespace):
     files = {f"{name}_file": f"/etc/fairlead/redis/{file}" for name, file in (("username",) * 2, ("password",) * 2, ("ca", "ca.crt"))}

@@ -94,8 +94,8 @@ def unpack(folder: Path) -> str:
     if not present("flashinfer_python-0"):
         with tarfile.open(folder / "flashinfer.tar.xz") as archive:
             archive.extractall(site, filter="data")
-    rooms = [str(ROOT / room) for room in ("index", "worker", "router", "operator", "cli", ".")]
-    return ":".join([*rooms, str(site)])
+    packages = [str(ROOT / folder) for folder in ("common", "index", "worker", "router", "operator", "cli", ".")]
+    return ":".join([*packages, str(site)])
 
 
 def present(wheel: str) -> bool:

@@ -14,9 +14,9 @@ from tests.redis_server import RedisServer
 from tests.router.harness import eventually
 
 from fairlead_index.changes import Changes, pack
-from fairlead_index.connection import Scripts, script_source
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.load import WorkerLoad
+from fairlead_index.redis.scripts import Scripts, script_source
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.steering.policies import Wanted

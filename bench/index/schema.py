@@ -17,9 +17,9 @@ import redis
 from bench.index.server import Numbers, Wire, commands, cpu_seconds, percentile
 
 from fairlead_index.changes import Changes, pack
-from fairlead_index.connection import SCHEMA
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.reader import unpack_holder
+from fairlead_index.redis.scripts import SCHEMA
 
 NAMESPACE = "bench/index"
 PREFIX = f"{SCHEMA}:{{{NAMESPACE}}}:"

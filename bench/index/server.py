@@ -14,7 +14,7 @@ import hiredis
 import redis
 
 from fairlead.local.redis import find_redis_server
-from fairlead_index.connection import script_source
+from fairlead_index.redis.scripts import script_source
 
 Numbers = dict[str, float]
 

@@ -1,4 +1,4 @@
-"""The console scripts of all rooms. `pip install fairlead` brings every script, and only an extra brings what most of them import."""
+"""The console scripts of all packages. `pip install fairlead` brings every script, and only an extra brings what most of them import."""
 
 import importlib
 import signal

@@ -21,7 +21,8 @@ from .paths import CHECKOUT, cache_root, content_key, locked
 
 BASE_SUITE = "bookworm"
 BASE_PACKAGES = "ca-certificates,curl,procps,python3,python3-venv,python-is-python3,redis-server"
-WORKER_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "requirements/worker.txt", "index", "worker", "router", "operator", "cli")
+PACKAGES = ("common", "index", "worker", "router", "operator", "cli")
+WORKER_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "requirements/worker.txt", *PACKAGES)
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "*.egg-info", "build", "dist", "libfairlead.*")
 _EPOCH = 1_600_000_000
 

@@ -1,4 +1,1 @@
-"""The shared language of the rooms: prompts to tokens, tokens to block hashes, and the Redis index of who holds which block.
-
-Imports no other room.
-"""
+"""The Redis index of which worker holds which prefix block, with its writer, its readers and the score. Imports `fairlead_common` alone."""

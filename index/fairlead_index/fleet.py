@@ -13,12 +13,12 @@ import struct
 import time
 from typing import Final
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.connection import REDIS_ERRORS, Scripts
 from fairlead_index.ledger import NOWHERE, Change, Ledger, Position
 from fairlead_index.order import Order
-from fairlead_index.pause import Pause
 from fairlead_index.reader import Trust, WorkerState, parse_workers
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_index.score import PRIOR_RATE, ScoredWorker, ready_key
 
 __all__ = ["FleetReader"]

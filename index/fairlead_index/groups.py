@@ -10,10 +10,9 @@ from collections.abc import Collection, Coroutine, Sequence
 from hashlib import blake2b, sha1
 from typing import Any, Final, TypeVar
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.reader import MAX_CANDIDATES, Candidate, Hashes, IndexReader, Route, Trust, WorkerState
+from fairlead_index.reader import MAX_CANDIDATES, Candidate, Hashes, IndexReader, IndexUnavailable, Route, Trust, WorkerState
+from fairlead_index.redis.access import RedisAccess
 from fairlead_index.score import SLACK
 
 MOST_GROUPS: Final = 64

@@ -15,6 +15,8 @@ from hashlib import blake2b
 
 from xxhash import xxh3_64_intdigest
 
+from fairlead_common.prompts.encoder import PromptFormat
+
 Tokens = Sequence[int]  # fastest as an array("I"), which is one
 
 _PERSON = b"fairlead-block-1"  # a new way to chain hashes gets a new name here, and so never meets the old one
@@ -33,6 +35,11 @@ def chain_root(model: str, tokenizer: str, block_tokens: int, adapter: str = "",
         state.update(len(data).to_bytes(4, "little"))  # length-prefixed: no two field lists share an encoding
         state.update(data)
     return int.from_bytes(state.digest(), "little")
+
+
+def prompt_root(prompt_format: PromptFormat, adapter: str = "", salt: str = "") -> int:
+    """Return the root of the block hashes of prompts in `prompt_format`. `adapter`: the adapter's digest."""
+    return chain_root(prompt_format.model_digest, prompt_format.tokenizer_digest, prompt_format.block_tokens, adapter, salt)
 
 
 def extend(parent: int, tokens: Tokens) -> int:

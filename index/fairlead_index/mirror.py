@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.connection import REDIS_ERRORS, Scripts
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hashes_from_bytes
-from fairlead_index.pause import Pause
-from fairlead_index.reader import Trust
+from fairlead_index.reader import IndexUnavailable, Trust
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_index.table import PrefixTable
 
 __all__ = ["MirrorReader", "MirrorStats"]

@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.connection import REDIS_ERRORS, Scripts
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.load import WorkerLoad
-from fairlead_index.pause import Pause
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 
 __all__ = ["Candidate", "IndexReader", "IndexUnavailable", "Route", "WorkerState"]
 
@@ -30,6 +29,10 @@ _HOLDER: Final = Struct("<d8s")
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
 Trust = Callable[[str, str], bool]
 """Whether a record of an address with an incarnation may be used: whoever can write to Redis can write records of any address."""
+
+
+class IndexUnavailable(Exception):
+    """The index did not answer in time. Steer without it: it never decides whether a request is served."""
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from fairlead_index.access import RedisAccess
 from fairlead_index.changes import Change, Changes, pack
-from fairlead_index.connection import REDIS_ERRORS, Scripts, eviction_advice
 from fairlead_index.load import WorkerCard, WorkerLoad
-from fairlead_index.pause import Pause
-from fairlead_index.resp import ReplyError
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.connection import ReplyError
+from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts, eviction_advice
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 

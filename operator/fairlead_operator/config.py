@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from fairlead_index.access import has_password, parse
+from fairlead_index.redis.access import has_password, parse
 from fairlead_operator.settings import Settings
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairlead_index.split import Split
+from fairlead_common.canary_split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.children import Object, gateway, network_policy, redis, router, worker
 from fairlead_operator.observed import Observed

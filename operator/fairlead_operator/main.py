@@ -9,7 +9,7 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from fairlead_index.access import shown
+from fairlead_index.redis.access import shown
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.running import operate
 

@@ -12,7 +12,7 @@ import asyncio
 import ctypes
 import gc
 
-from fairlead_index import memory
+from fairlead_common import memory
 
 PERIOD = 60.0  # seconds
 YOUNG = 20_000  # objects made until the youngest are looked through: the passes under way have fewer, so that few of theirs grow old

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairlead_index.split import SplitReport
+from fairlead_common.canary_split import SplitReport
 from fairlead_operator import names
 from fairlead_operator.causes.happened import Happened
 from fairlead_operator.scaling.decision import Decision

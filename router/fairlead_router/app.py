@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from fairlead_index.echo import brief, quoted
-from fairlead_index.split import SplitReport
+from fairlead_common.canary_split import SplitReport
+from fairlead_common.truncate import brief, quoted
 from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
 from fairlead_router.errors import ApiError, Headers, unavailable

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from fairlead_index.pause import Pause
+from fairlead_index.redis.backoff import Pause
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from fairlead_index.access import RedisAccess, shown
 from fairlead_index.groups import MOST_GROUPS
+from fairlead_index.redis.access import RedisAccess, shown
 
 IndexMode = Literal["auto", "mirror", "remote"]
 OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]

@@ -1,6 +1,6 @@
 """Errors: OpenAI's shape, or that of the path's API."""
 
-from fairlead_index.dialects import errors as dialects
+from fairlead_common.protocols import errors as protocol_errors
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -33,7 +33,7 @@ class ApiError(Exception):
 def error_body(
     message: str, kind: str, param: str | None = None, code: str | int | None = None, path: str = "", status: int = 500
 ) -> bytes:
-    return dialects.document(path, status, message, kind, param, code)
+    return protocol_errors.document(path, status, message, kind, param, code)
 
 
 def unavailable(message: str, retry_after: int) -> ApiError:

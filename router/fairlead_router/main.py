@@ -7,8 +7,8 @@ import sys
 
 from pydantic import ValidationError
 
-from fairlead_index.access import has_password
-from fairlead_index.memory import settle_collector
+from fairlead_common.memory import settle_collector
+from fairlead_index.redis.access import has_password
 from fairlead_router import access_log
 from fairlead_router.config import read_config
 from fairlead_router.server import RouterServer

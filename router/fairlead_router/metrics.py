@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead_index.token_cache import TokenCache
+from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_router.distribution import Distribution
 from fairlead_router.fleet.workers import WorkerTable
 

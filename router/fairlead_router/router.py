@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead_index.connection import Scripts
-from fairlead_index.discovery import source_of
-from fairlead_index.token_cache import TokenCache
+from fairlead_common.discovery import source_of
+from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_index.redis.scripts import Scripts
 from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
 from fairlead_router.fleet.coming import Coming

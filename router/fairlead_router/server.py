@@ -8,8 +8,8 @@ from time import monotonic
 
 import uvloop
 
-from fairlead_index.framing import bound_unsent
-from fairlead_index.guard import Guard
+from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from fairlead_index.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 CLOSE = 1e-4
 """Of numbers with a fraction: the sums of a matrix product depend on the batch."""

@@ -4,8 +4,7 @@ import json
 import random
 from typing import Any
 
-from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
 
 GENERATING = (COMPLETIONS, CHAT, RESPONSES, MESSAGES)
 HI = [{"role": "user", "content": "hi"}]

@@ -29,8 +29,7 @@ from tests.api.bodies import HI, Bodies
 from tests.api.fleet import Pair
 from tests.api.raw import raw
 
-from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
 
 AT_ONCE = 16
 HANGS = 180.0

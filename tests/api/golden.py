@@ -20,9 +20,9 @@ import aiohttp
 from tests.api.answers import gathered, same, whole
 from tests.api.fleet import Pair
 
-from fairlead_index.dialects import CHAT, COMPLETIONS
-from fairlead_index.dialects.messages import MessagesBody
-from fairlead_index.dialects.responses import ResponsesBody
+from fairlead_common.protocols.messages import MessagesBody
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS
+from fairlead_common.protocols.responses import ResponsesBody
 
 AT_ONCE = 8
 SIGNS = {"with a call": '"name": "weather", "arg', "with reasoning": '"reasoning_content"', "with thinking": '"type": "thinking"'}

@@ -9,7 +9,7 @@ import pytest
 from tests.api.bodies import HI, Bodies
 from tests.api.fleet import Pair
 
-from fairlead_index.dialects import COUNT_TOKENS, MESSAGES
+from fairlead_common.protocols.paths import COUNT_TOKENS, MESSAGES
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 CONTEXT = "context"

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.api.fleet import Pair
 from tests.worker.api.process import until
 
-from fairlead_index.dialects import COUNT_TOKENS
+from fairlead_common.protocols.paths import COUNT_TOKENS
 
 MOST_MIB = 110
 """A text needs some 90 while it is tokenized; four at once, and kept, would be several times that."""

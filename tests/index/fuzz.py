@@ -21,9 +21,8 @@ from tests.index.link import Link
 from tests.index.pair import Pair
 from tests.index.world import BLOCK, World
 
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.mirror import MirrorReader
-from fairlead_index.reader import IndexReader
+from fairlead_index.reader import IndexReader, IndexUnavailable
 
 PODS = 64
 RACKS = 4

@@ -11,8 +11,9 @@ from tests.index.test_access import works
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import VERSIONS, RedisServer, binary
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.access_rules import (
+from fairlead_index.groups import namespace_of
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.access_rules import (
     CannotManageUsers,
     Role,
     acl_rules,
@@ -22,9 +23,8 @@ from fairlead_index.access_rules import (
     load_functions,
     user_name,
 )
-from fairlead_index.client import RedisClient
-from fairlead_index.connection import Scripts, key_prefix, library_name, library_source
-from fairlead_index.groups import namespace_of
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.scripts import Scripts, key_prefix, library_name, library_source
 
 A, B = "prod/a*", "prod/b"  # no Kubernetes name has a star; the rules hold for any
 ROLES: tuple[Role, ...] = ("worker", "router")

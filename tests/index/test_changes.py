@@ -5,7 +5,7 @@ import random
 import pytest
 
 from fairlead_index.changes import RUN_BLOCKS, SLACK, Change, Changes
-from fairlead_index.connection import script_source
+from fairlead_index.redis.scripts import script_source
 
 
 class Listener:

@@ -8,12 +8,11 @@ from tests.index.conftest import either, eventually
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
-from fairlead_index.connection import SCHEMA
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import GroupedReader, group_namespaces, index_reader, namespace_of
 from fairlead_index.hashing import block_hashes
 from fairlead_index.load import WorkerCard, WorkerLoad
-from fairlead_index.reader import IndexReader
+from fairlead_index.reader import IndexReader, IndexUnavailable
+from fairlead_index.redis.scripts import SCHEMA
 from fairlead_index.writer import IndexWriter
 
 BLOCK, GROUPS = 4, 3

@@ -10,9 +10,9 @@ from tests.index.conftest import either
 from tests.index.runs import along
 from tests.redis_server import RedisServer
 
-from fairlead_index.connection import Scripts, script_source
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.reader import unpack_holder
+from fairlead_index.redis.scripts import Scripts, script_source
 from fairlead_index.ring import Ring
 from fairlead_index.score import ScoredWorker, best_starts
 

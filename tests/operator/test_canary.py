@@ -12,7 +12,7 @@ from tests.operator.simulated.api import Body
 from tests.operator.simulated.cluster import SERVICE, WORKER, Cluster
 from tests.operator.simulated.deployments import ReplicaSet
 
-from fairlead_index.split import Durations, Side, SplitReport
+from fairlead_common.canary_split import Durations, Side, SplitReport
 from fairlead_operator.api import InvalidManifest
 from fairlead_operator.children import router, worker
 from fairlead_operator.names import CANARY_FAILED

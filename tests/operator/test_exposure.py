@@ -9,7 +9,7 @@ import yaml
 from tests.operator.manifests import SETTINGS, manifest, service
 from tests.operator.test_desired import NOW
 
-from fairlead_index.paths import INFERENCE
+from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router, worker
 from fairlead_operator.desired import desired

@@ -15,7 +15,7 @@ from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
 COMMAND = [sys.executable, "-m", "fairlead_operator.main"]
 ROOT = Path(__file__).parents[2]
-SOURCES = os.pathsep.join(str(ROOT / room) for room in ("operator", "index"))
+SOURCES = os.pathsep.join(str(ROOT / folder) for folder in ("operator", "index", "common"))
 FLAGS = [
     "--worker-image=w:1",
     "--router-image=r:1",

@@ -19,9 +19,9 @@ from tests.operator.manifests import service
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer, free_port, present
 
-from fairlead_index.access_rules import CannotManageUsers
-from fairlead_index.connection import library_name
-from fairlead_index.resp import ReplyError
+from fairlead_index.redis.access_rules import CannotManageUsers
+from fairlead_index.redis.connection import ReplyError
+from fairlead_index.redis.scripts import library_name
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
 from fairlead_operator.config import OperatorConfig

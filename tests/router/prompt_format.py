@@ -3,7 +3,7 @@
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from fairlead_index.prompt import PromptFormat, digest
+from fairlead_common.prompts.encoder import PromptFormat, digest
 
 MODEL = "stand-in"
 BLOCK_TOKENS = 16

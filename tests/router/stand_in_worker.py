@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import msgspec
 from tests.router.prompt_format import encoded, make_format
 
-from fairlead_index.hashing import block_hashes, tokens_from_bytes
+from fairlead_common.prompts.encoder import PromptFormat
+from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
 from fairlead_index.load import WorkerCard, WorkerLoad
-from fairlead_index.prompt import PromptFormat
 from fairlead_index.writer import IndexWriter
 
 
@@ -266,7 +266,7 @@ class StandIn:
         exchange.request = Received(exchange.request.path, headers, list(tokens) if tokens else None, body[4 * count :])
         self.received.append(exchange.request)
         if tokens:
-            hashes = block_hashes(self.format.root(), tokens, self.format.block_tokens)
+            hashes = block_hashes(prompt_root(self.format), tokens, self.format.block_tokens)
             exchange.cached = self.format.block_tokens * sum(1 for block in hashes if block in self._cache)
             exchange.hashes = hashes
             exchange.backlog = len(tokens) - exchange.cached

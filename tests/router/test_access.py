@@ -12,7 +12,7 @@ import yaml
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, StandIn, answers
 
-from fairlead_index.hashing import block_hashes
+from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.salts import cache_salt
 from fairlead_router.serving.admission import AHEAD_REQUESTS
 from fairlead_router.tenancy.tenants import KeyFileError, read_keys
@@ -102,7 +102,7 @@ async def test_tenants_hash_their_prompts_apart(fleet: Fleet, tmp_path: Path) ->
         hashes[key] = list((await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20), caller.salt)).hashes)
     plain = await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20))
     assert not set(hashes[ANNA]) & set(hashes[BORIS]) and not set(plain.hashes) & set(hashes[ANNA] + hashes[BORIS])
-    root = worker.format.root(salt=cache_salt(SECRET.encode(), "tenant:anna"))
+    root = prompt_root(worker.format, salt=cache_salt(SECRET.encode(), "tenant:anna"))
     assert hashes[ANNA] == list(block_hashes(root, plain.tokens, worker.format.block_tokens)), "as the worker hashes them"
 
 

@@ -6,7 +6,7 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import answers
 
-from fairlead_index.hashing import block_hashes
+from fairlead_index.hashing import block_hashes, prompt_root
 
 SPACE = "tests/adapters"
 TOKENS = list(b"sixteen byte blk" * 8)
@@ -31,7 +31,7 @@ async def test_its_blocks_are_looked_for_under_its_content(fleet: Fleet) -> None
         router = await fleet.router(*workers, redis_url=redis.url, index_namespace=SPACE)
         await eventually(lambda: all(worker.joined for worker in workers), "both joined")
         holder = workers[1]
-        holder.computed(0, block_hashes(holder.format.root("d1"), TOKENS, 16))
+        holder.computed(0, block_hashes(prompt_root(holder.format, "d1"), TOKENS, 16))
 
         async def matched(**fields: str) -> int:
             answer = await router.client.post("/query", json={"model": "stand-in", "token_ids": TOKENS} | fields)

@@ -9,10 +9,10 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 
 from fairlead_index.changes import Changes, pack
-from fairlead_index.connection import Scripts
 from fairlead_index.hashing import block_hashes
 from fairlead_index.load import WorkerCard
 from fairlead_index.reader import IndexReader
+from fairlead_index.redis.scripts import Scripts
 from fairlead_index.writer import IndexWriter
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.workers import Worker, WorkerTable

@@ -11,8 +11,8 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.test_access import ANNA, ask, key_file
 
+from fairlead_common.http.connection_limiter import Guard
 from fairlead_index.fleet import FleetReader
-from fairlead_index.guard import Guard
 from fairlead_router import background
 from fairlead_router.background import keep
 from fairlead_router.fleet.formats import PromptFormats

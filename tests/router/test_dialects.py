@@ -10,7 +10,7 @@ from tests.router.harness import Fleet
 from tests.router.stand_in_worker import Exchange
 from tests.router.test_access import ANNA, BORIS, key_file
 
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
 
 TURN = [{"role": "user", "content": "hello"}]
 BODIES: dict[str, dict[str, Any]] = {

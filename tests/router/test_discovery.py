@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import make_format
 
-from fairlead_index.discovery import DnsSource, FileSource, StaticSource, Unresolved, source_of
+from fairlead_common.discovery import DnsSource, FileSource, StaticSource, Unresolved, source_of
 from fairlead_router.config import RouterConfig, read_config
 from fairlead_router.fleet.discovery import follow
 from fairlead_router.fleet.workers import WorkerTable

@@ -9,7 +9,7 @@ from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn
 
-from fairlead_index.prompt import PromptFormat
+from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_router.fleet import formats
 
 

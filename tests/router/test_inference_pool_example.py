@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from fairlead_index.paths import INFERENCE
+from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_operator.api import InferenceService
 from fairlead_operator.names import WORKER, WORKER_ADMIN_PORT, WORKER_PORT, index_namespace, selector, workers_service
 from fairlead_router.config import read_config

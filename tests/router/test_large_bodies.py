@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.router.harness import Fleet, eventually
 from tests.router.test_access import ANNA, BORIS, ask, guarded
 
-from fairlead_index.memory import LARGE
+from fairlead_common.memory import LARGE
 from fairlead_router.request.prompts import INLINE_BYTES, Prompt, Prompts
 from fairlead_router.request.turns import Turns
 

@@ -22,7 +22,7 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 from tests.router.test_process import router_process, until_ready
 
-from fairlead_index.hashing import block_hashes, tokens_from_bytes
+from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
 from fairlead_index.reader import IndexReader
 from fairlead_router.interop.picker.certificates import self_signed
 from fairlead_router.interop.picker.ext_proc_pb2 import BUFFERED, NONE, STREAMED
@@ -162,7 +162,7 @@ async def test_conversations_go_where_their_prefix_is_and_reservations_end(fleet
             await eventually(lambda: reserved(False), "released when the answer begins")
             holder = next(worker for worker in workers if worker.address == home)
             tokens = tokens_from_bytes(passed[: 4 * int(headers["x-fairlead-prompt-tokens"])])
-            hashes = block_hashes(holder.format.root(), tokens, 16)
+            hashes = block_hashes(prompt_root(holder.format), tokens, 16)
             holder._index.stored(hashes)
 
             async def known(home: str = home, hashes: Any = hashes) -> bool:

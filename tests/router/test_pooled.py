@@ -5,7 +5,7 @@ import pytest
 from tests.router.harness import Fleet
 from tests.router.stand_in_worker import Exchange
 
-from fairlead_index.pooled import EMBEDDINGS, NO_GENERATION, POOLED
+from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION, POOLED
 
 TEXT = "a ring that guides a rope " * 20
 

@@ -8,7 +8,7 @@ from tests.router.harness import Fleet
 from tests.router.prompt_format import make_format
 from tokenizers import Tokenizer, processors
 
-from fairlead_index.prompt import PromptEncoder, PromptFormat, digest
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat, digest
 
 
 def with_a_beginning() -> PromptFormat:

@@ -11,8 +11,8 @@ from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import encoded, make_format
 from tests.router.stand_in_worker import Exchange
 
-from fairlead_index.hashing import block_hashes
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
+from fairlead_index.hashing import block_hashes, prompt_root
 
 
 async def test_a_completion_is_passed_both_ways_tokenized_once(fleet: Fleet) -> None:
@@ -303,4 +303,4 @@ async def test_the_hashes_are_the_workers(fleet: Fleet) -> None:
     router = await fleet.router(worker)
     prompt = await router.server.router.prompts.read("/v1/completions", json.dumps({"prompt": "a" * 40}).encode())
     format = make_format()
-    assert list(prompt.hashes) == list(block_hashes(format.root(), prompt.tokens, 16)) and len(prompt.hashes) == 2
+    assert list(prompt.hashes) == list(block_hashes(prompt_root(format), prompt.tokens, 16)) and len(prompt.hashes) == 2

@@ -8,7 +8,7 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 
-from fairlead_index.hashing import block_hashes
+from fairlead_index.hashing import block_hashes, prompt_root
 
 SPACE = "tests/queries"
 TOKENS = list(b"sixteen byte blk" * 8)
@@ -22,7 +22,7 @@ async def asked(fleet: Fleet) -> AsyncIterator[tuple[RunningRouter, StandIn, Sta
         whole, some = [await fleet.worker(redis=(redis.url, SPACE)) for _ in range(2)]
         router = await fleet.router(whole, some, redis_url=redis.url, index_namespace=SPACE)
         await eventually(lambda: whole.joined and some.joined, "both joined")
-        hashes = block_hashes(whole.format.root(), TOKENS, BLOCK)
+        hashes = block_hashes(prompt_root(whole.format), TOKENS, BLOCK)
         assert whole._index is not None and some._index is not None
         whole._index.stored(hashes)
         some._index.stored(hashes[:3])

@@ -11,7 +11,7 @@ from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, dies_at_once
 from tests.router.test_access import ANNA, BORIS, ask, guarded, key_file
 
-from fairlead_index.connection import Scripts
+from fairlead_index.redis.scripts import Scripts
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.tenancy.quota import Account, Accounts

@@ -19,7 +19,7 @@ from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn, dies_at_once
 from tests.router.test_process import router_process
 
-from fairlead_index.split import Durations, Split, SplitReport
+from fairlead_common.canary_split import Durations, Split, SplitReport
 from fairlead_router.request.prompts import conversation_of
 from fairlead_router.steering.split import LEEWAY, leans_to_canary
 

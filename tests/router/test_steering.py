@@ -10,7 +10,7 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 
-from fairlead_index.hashing import block_hashes
+from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_operator import index_status
 from fairlead_operator.reconcile.prober import Prober
@@ -51,7 +51,7 @@ async def steered(
 async def indexed(redis: RedisServer, namespace: str, worker: StandIn, router: RunningRouter | None = None) -> None:
     """Until the index knows that the worker holds its last prompt, and the router's copy, if any."""
     reader = IndexReader(redis.url, namespace, deadline=1)
-    hashes = block_hashes(worker.format.root(), worker.received[-1].tokens, 16)
+    hashes = block_hashes(prompt_root(worker.format), worker.received[-1].tokens, 16)
 
     policy = router.server.router.policy if router is not None else None
     mirrored = policy._mirrored if isinstance(policy, PrefixAware) else None
@@ -201,7 +201,7 @@ async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fl
     for talk in talks:
         homes.append((await router.complete(talk)).headers["x-fairlead-pod"])
         home = holder(workers, homes[-1])
-        wanted = Wanted(len(talk), block_hashes(home.format.root(), home.received[-1].tokens or [], 16))
+        wanted = Wanted(len(talk), block_hashes(prompt_root(home.format), home.received[-1].tokens or [], 16))
         await eventually(lambda: held(wanted, home.address) == len(talk) // 16 * 16, "it is mirrored")  # noqa: B023 (awaited here)
     redis.kill()
     await eventually(lambda: policy.index == "unavailable", "its absence is noticed", 5)

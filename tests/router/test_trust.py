@@ -16,13 +16,13 @@ from tests.redis_server import RedisServer, present
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import StandIn
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.access_rules import ensure_user, user_name
 from fairlead_index.changes import Changes, pack
-from fairlead_index.client import RedisClient
-from fairlead_index.connection import Scripts, key_prefix
-from fairlead_index.hashing import block_hashes
-from fairlead_index.resp import ReplyError
+from fairlead_index.hashing import block_hashes, prompt_root
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.access_rules import ensure_user, user_name
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.connection import ReplyError
+from fairlead_index.redis.scripts import Scripts, key_prefix
 from fairlead_router.fleet.trust import Trust
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
@@ -200,7 +200,7 @@ async def test_a_workers_credential_steers_its_own_service_at_worst(
 
     encoder = routers[0][0].server.router.formats.current.encoder  # type: ignore[union-attr]
     tokens = [encoder.encode_text(prompt("a", number)) for number in range(PROMPTS)]
-    blocks = [block_hashes(trap.format.root(), each, 16) for each in tokens]
+    blocks = [block_hashes(prompt_root(trap.format), each, 16) for each in tokens]
     assert all(len(each) > 2 for each in blocks)
     attacker = Attacker(RedisAccess(redis.url, user_name("worker", A), str(tmp_path / "password")), A, trap.address, services[A])
     attack = asyncio.create_task(attacker.attack(blocks))
@@ -344,7 +344,7 @@ async def test_a_query_and_a_redirect_name_no_other_address(fleet: Fleet, redis:
     settings = {"redis_url": redis.url, "index_namespace": A, "steering": "redirect", "index_mode": "remote"}
     router = await fleet.router(worker, **settings)
     tokens = list(range(64))
-    hashes = block_hashes(worker.format.root(), tokens, 16)
+    hashes = block_hashes(prompt_root(worker.format), tokens, 16)
     attacker = Attacker(RedisAccess(redis.url), A, "10.9.9.9:1", [worker])
     await attacker.join("evil", "10.9.9.9:1", [hashes])
     await attacker.store_for_others([hashes])

@@ -9,7 +9,7 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, RunningRouter, eventually
 from tests.router.stand_in_worker import Exchange, answers, answers_when_all_have_come
 
-from fairlead_index.hashing import block_hashes
+from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_router.steering.prefix_aware import PrefixAware
 
@@ -129,7 +129,7 @@ async def test_a_conversation_stays_with_its_holder_beside_idle_workers_that_are
     reader = IndexReader(redis.url, NAMESPACE, deadline=1)
     holder = next(worker for worker in fleet.workers if worker.pod == first)
     assert holder.joined, "of equals the index's own best is taken"
-    hashes = block_hashes(holder.format.root(), holder.received[-1].tokens or [], holder.format.block_tokens)
+    hashes = block_hashes(prompt_root(holder.format), holder.received[-1].tokens or [], holder.format.block_tokens)
 
     async def known() -> bool:
         return bool(await reader.match(hashes))

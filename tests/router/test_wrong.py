@@ -8,8 +8,7 @@ import pytest
 from tests.router.harness import Fleet, RunningRouter
 from tests.router.stand_in_worker import Exchange
 
-from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.pooled import EMBEDDINGS
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RESPONSES
 
 TURN = [{"role": "user", "content": "hello"}]
 WRONG: list[tuple[str, Any, str | None, str]] = [

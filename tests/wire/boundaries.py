@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from tests.wire.streams import splits
 from uvicorn.server import ServerState
 
-from fairlead_index.guard import Guard
+from fairlead_common.http.connection_limiter import Guard
 from fairlead_router.wire.client import ClientConnection, Request
 from fairlead_router.wire.reply import Reply
 from fairlead_worker.api.connections import Connections

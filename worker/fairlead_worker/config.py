@@ -11,9 +11,9 @@ from typing import Annotated, Literal, NoReturn, Self
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from fairlead_index.access import RedisAccess, parse, shown
-from fairlead_index.discovery import source_of
+from fairlead_common.discovery import source_of
 from fairlead_index.groups import MOST_GROUPS
+from fairlead_index.redis.access import RedisAccess, parse, shown
 from fairlead_worker.leader_worker_set import GroupEnvironment
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, choose
 

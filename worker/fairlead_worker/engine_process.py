@@ -26,7 +26,7 @@ from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
-    from fairlead_index.prompt import PromptFormat
+    from fairlead_common.prompts.encoder import PromptFormat
     from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.loop import Adapters
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
@@ -389,7 +389,7 @@ def _grammars(
 def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_model_len: int) -> "PromptFormat":
     from transformers import AutoTokenizer
 
-    from fairlead_index.prompt import PromptFormat
+    from fairlead_common.prompts.encoder import PromptFormat
     from fairlead_worker.model.errors import ModelLoadError
 
     try:

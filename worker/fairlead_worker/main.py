@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from fairlead_index.access import has_password
+from fairlead_index.redis.access import has_password
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.imports import uncollected
 from fairlead_worker.isa import CpuLevelError, cpu_level

@@ -340,7 +340,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     native_decoder: bool = False
     """A step of the whole model is one native call."""
     prompt_format: bytes = b""
-    """`fairlead_index.prompt.PromptFormat` as JSON: the engine process has transformers to make it with, the API process need not."""
+    """A `PromptFormat` as JSON. The engine process makes it with transformers, which API processes lack."""
     sampling_defaults: dict[str, float] = {}
     """temperature, top_p, top_k, min_p, repetition_penalty where the model's authors recommend one and the configuration lets them."""
     adapters: tuple[AdapterInfo, ...] = ()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fairlead.errors import UserError
 from fairlead.local.process import Guard, Process, last_lines
-from fairlead_index.access import RedisAccess
-from fairlead_index.client import RedisClient
-from fairlead_index.connection import REDIS_ERRORS
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.scripts import REDIS_ERRORS
 
 logger = logging.getLogger(__name__)
 

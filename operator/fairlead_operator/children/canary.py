@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.split import Split
+from fairlead_common.canary_split import Split
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import Object, pods

@@ -5,7 +5,7 @@ Made only where the cluster serves these kinds (`Observed.served`). The route's 
 
 from collections.abc import Collection
 
-from fairlead_index.paths import INFERENCE, MODELS
+from fairlead_common.http.inference_paths import INFERENCE, MODELS
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.exposure import Gateway

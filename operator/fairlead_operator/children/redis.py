@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fairlead_index.access_rules import Role, user_name
+from fairlead_index.redis.access_rules import Role, user_name
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import Object, secrets

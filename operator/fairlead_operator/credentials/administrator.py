@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.client import RedisClient
-from fairlead_index.resp import ReplyError
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.connection import ReplyError
 
 TIMEOUT = 5.0  # seconds for one command
 _REFUSED = frozenset({"WRONGPASS", "NOAUTH"})

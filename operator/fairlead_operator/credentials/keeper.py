@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.access_rules import CannotManageUsers
-from fairlead_index.client import RedisClient
-from fairlead_index.connection import REDIS_ERRORS
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.access_rules import CannotManageUsers
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.scripts import REDIS_ERRORS
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
 from fairlead_operator.credentials.contents import Contents

@@ -6,7 +6,7 @@ Imports no cryptography: `fairlead up` renders the same objects where the operat
 import hashlib
 import hmac
 
-from fairlead_index.access_rules import USER_PREFIX, Role
+from fairlead_index.redis.access_rules import USER_PREFIX, Role
 
 ROLES: tuple[Role, ...] = ("worker", "router")
 

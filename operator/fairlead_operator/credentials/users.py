@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from fairlead_index.access_rules import Role, delete_user, ensure_user, list_users, load_functions, user_name
-from fairlead_index.client import RedisClient
+from fairlead_index.redis.access_rules import Role, delete_user, ensure_user, list_users, load_functions, user_name
+from fairlead_index.redis.client import RedisClient
 from fairlead_operator.credentials.administrator import hashes_of
 from fairlead_operator.credentials.contents import Contents
 from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of

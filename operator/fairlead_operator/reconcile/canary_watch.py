@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from fairlead_index.split import Split, SplitReport
+from fairlead_common.canary_split import Split, SplitReport
 from fairlead_operator.observed import CanarySeen
 from fairlead_operator.reconcile.prober import Prober, RouterSilent
 from fairlead_operator.reconcile.repeated import Repeated

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from fairlead_index.pooled import EMBEDDINGS, NO_GENERATION
-from fairlead_index.split import SplitReport
+from fairlead_common.canary_split import SplitReport
+from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
 from fairlead_operator.api import InferenceService
 from fairlead_operator.loading_status import LoadingSeen
 from fairlead_operator.reconcile.demand_client import DemandClient

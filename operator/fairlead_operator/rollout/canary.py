@@ -8,7 +8,7 @@ this very revision. That it was rolled back stands on its ControllerRevision. So
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from fairlead_index.split import Split
+from fairlead_common.canary_split import Split
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status import CanaryStatus

@@ -1,6 +1,6 @@
 """Is a canary worse than what it would replace? In words for people, or nothing."""
 
-from fairlead_index.split import Side, SplitReport
+from fairlead_common.canary_split import Side, SplitReport
 from fairlead_operator.api.canary import Canary
 
 NOISE = 0.01  # seconds: a difference of first tokens below this is nobody's complaint

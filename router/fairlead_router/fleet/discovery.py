@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 
-from fairlead_index.discovery import Source, Unresolved
+from fairlead_common.discovery import Source, Unresolved
 from fairlead_router.fleet.workers import WorkerTable
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat
-from fairlead_index.token_cache import TokenCache
+from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat
+from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_index.hashing import prompt_root
 from fairlead_router.wire.pool import Pool
 from fairlead_router.wire.upstream import Head, UpstreamError
 
@@ -187,4 +188,4 @@ def _read(tag: str, body: bytes, packed: bool, cache: TokenCache) -> KnownFormat
         if not unpacking.eof:
             raise ValueError(f"its gzip form is cut off, or holds more than {MAX_BYTES >> 20} MiB")
     encoder = PromptEncoder(msgspec.json.decode(body, type=PromptFormat), cache)
-    return KnownFormat(tag, encoder, encoder.format.root())
+    return KnownFormat(tag, encoder, prompt_root(encoder.format))

@@ -8,9 +8,9 @@ from operator import attrgetter
 from time import monotonic
 from typing import Any
 
+from fairlead_common.http.inference_paths import with_port
 from fairlead_index.load import WorkerLoad
 from fairlead_index.order import Order
-from fairlead_index.paths import with_port
 from fairlead_index.ring import Ring
 from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_router.fleet.adapters import Adapter, Told, merged

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from fairlead_index.echo import quoted
-from fairlead_index.errors import IndexUnavailable
-from fairlead_index.hashing import block_hashes
+from fairlead_common.truncate import quoted
+from fairlead_index.hashing import block_hashes, prompt_root
+from fairlead_index.reader import IndexUnavailable
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
@@ -88,7 +88,7 @@ class Queries:
             return query, _hashes(given), block_tokens
         if query.token_ids is None:
             raise _invalid("token_ids", "is missing: give the prompt's token ids")
-        root = known.format.root(self._adapter(query), salt(query.cache_salt or ""))
+        root = prompt_root(known.format, self._adapter(query), salt(query.cache_salt or ""))
         return query, block_hashes(root, array("I", query.token_ids), block_tokens), block_tokens
 
     def _known(self, query: _Query) -> KnownFormat:

@@ -4,8 +4,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fairlead_index.dialects import COMPLETIONS
-from fairlead_index.pooled import POOLED
+from fairlead_common.protocols.paths import COMPLETIONS, POOLED
 from fairlead_router.request import pooled
 
 _COMPLETION_TOKENS = 16

@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 import xxhash
 
-from fairlead_index.chat_request import encoding_of
-from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.dialects.chats import is_dialect, read_chat
-from fairlead_index.echo import quoted
-from fairlead_index.hashing import block_hashes
-from fairlead_index.memory import LARGE, give_back
-from fairlead_index.pooled import EMBEDDINGS, POOLED
-from fairlead_index.prompt import PromptError
+from fairlead_common.memory import LARGE, give_back
+from fairlead_common.prompts.chat_request import encoding_of
+from fairlead_common.prompts.encoder import PromptError
+from fairlead_common.protocols.chats import is_dialect, read_chat
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, POOLED, RESPONSES
+from fairlead_common.truncate import quoted
+from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.formats import KnownFormat, PromptFormats
@@ -176,7 +175,7 @@ class Prompts:
         if tokens is None:
             return guess
         digest = adapter.digest if adapter is not None else ""
-        root = known.format.root(digest, salt) if digest or salt else known.root
+        root = prompt_root(known.format, digest, salt) if digest or salt else known.root
         hashes = block_hashes(root, tokens, known.format.block_tokens)
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation, digest)
 

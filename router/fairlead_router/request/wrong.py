@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from fairlead_index.dialects import CHAT, COMPLETIONS
-from fairlead_index.dialects.chats import is_dialect, read_chat
-from fairlead_index.echo import brief
-from fairlead_index.pooled import EMBEDDINGS, POOLED
-from fairlead_index.prompt import PromptError
+from fairlead_common.prompts.encoder import PromptError
+from fairlead_common.protocols.chats import is_dialect, read_chat
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, POOLED
+from fairlead_common.truncate import brief
 from fairlead_router.errors import ApiError
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Coroutine
 from typing import Any
 
-from fairlead_index.connection import Scripts
+from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
 from fairlead_router.metrics import Metrics

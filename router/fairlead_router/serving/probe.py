@@ -7,7 +7,7 @@ a second.
 import asyncio
 from time import monotonic
 
-from fairlead_index.pooled import EMBEDDINGS, NO_GENERATION
+from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.call import Call

@@ -7,7 +7,7 @@ from time import monotonic
 
 import msgspec
 
-from fairlead_index.dialects import errors as dialects
+from fairlead_common.protocols import errors as protocol_errors
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, error_body, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
@@ -28,7 +28,7 @@ MOST_LOST = 3
 """Workers that may die under one request before it is taken for the cause."""
 DYING_SECONDS = 0.05
 """A worker lost this soon after it got a request was dying anyway, as when all are killed at once: it counts for half."""
-_ERROR_EVENTS = (b'data: {"error"', dialects.EVENT_NAME)
+_ERROR_EVENTS = (b'data: {"error"', protocol_errors.EVENT_NAME)
 """How a worker ends a stream that it cannot go on with."""
 _HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
@@ -204,7 +204,7 @@ class Proxy:
             return
         lead = b"" if reply.last.endswith(b"\n\n") or not reply.last else b"\n\n"  # an event cut in two would swallow ours
         document = error_body(message, "server_error", code="stream_cut", path=call.path)
-        reply.end(lead + dialects.event(call.path, document))
+        reply.end(lead + protocol_errors.event(call.path, document))
 
     def _began(self, call: Call, head: Head) -> None:
         call.status = head.status

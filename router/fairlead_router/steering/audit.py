@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
-from fairlead_index.errors import IndexUnavailable
+from fairlead_index.reader import IndexUnavailable
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.metrics import Metrics
 from fairlead_router.steering.policies import Choice, Wanted

@@ -8,12 +8,11 @@ from itertools import chain, islice
 
 from prometheus_client import Counter
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.fleet import FleetReader
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.mirror import MirrorReader
-from fairlead_index.reader import Trust
+from fairlead_index.reader import IndexUnavailable, Trust
+from fairlead_index.redis.access import RedisAccess
 from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, best_starts
 from fairlead_router.background import keep
 from fairlead_router.fleet.workers import Worker, WorkerTable

@@ -5,10 +5,9 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.groups import GroupedReader, index_reader
-from fairlead_index.reader import IndexReader, Route
+from fairlead_index.reader import IndexReader, IndexUnavailable, Route
+from fairlead_index.redis.access import RedisAccess
 from fairlead_router.background import keep
 from fairlead_router.config import IndexMode
 from fairlead_router.fleet.trust import Trust

@@ -13,7 +13,7 @@ from time import monotonic
 import xxhash
 from prometheus_client import Counter
 
-from fairlead_index.split import Side, Split, SplitReport
+from fairlead_common.canary_split import Side, Split, SplitReport
 from fairlead_router.background import keep
 from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
 from fairlead_router.steering.policies import Choice, Policy, Tried, Wanted

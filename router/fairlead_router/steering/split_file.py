@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead_index.split import Split
+from fairlead_common.canary_split import Split
 
 logger = logging.getLogger(__name__)
 

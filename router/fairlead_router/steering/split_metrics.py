@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead_index.split import SplitReport
+from fairlead_common.canary_split import SplitReport
 
 _LABELS = ["side", "revision"]
 QUANTILES = (0.5, 0.9)

@@ -7,10 +7,9 @@ import asyncio
 from collections.abc import Collection
 from time import monotonic
 
-from fairlead_index.errors import IndexUnavailable
 from fairlead_index.fleet import FleetReader
 from fairlead_index.groups import GroupedReader
-from fairlead_index.reader import MAX_CANDIDATES, IndexReader, Route
+from fairlead_index.reader import MAX_CANDIDATES, IndexReader, IndexUnavailable, Route
 from fairlead_index.score import CONSIDERED
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.steering.alone import soonest_start

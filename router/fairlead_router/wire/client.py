@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_index.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
-from fairlead_index.guard import Guard
+from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.reply import Reply
 

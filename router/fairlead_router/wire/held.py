@@ -1,6 +1,6 @@
 """An answer that begins before its worker's: a stream that is held gets its 200 and signs of life, so that nothing gives it up."""
 
-from fairlead_index.dialects import errors as dialects
+from fairlead_common.protocols import errors as protocol_errors
 from fairlead_router.wire.reply import Reply
 
 
@@ -17,8 +17,8 @@ class HeldStream:
             self.begun = True
             kind = (b"content-type", b"text/event-stream; charset=utf-8")
             self._reply.start(200, [kind, (b"cache-control", b"no-cache"), (b"x-request-id", self._id.encode())])
-        self._reply.write(dialects.keep_alive(self._path))
+        self._reply.write(protocol_errors.keep_alive(self._path))
 
     def fail(self, document: bytes) -> None:
         """The end: the error as the last event."""
-        self._reply.end(dialects.event(self._path, document))
+        self._reply.end(protocol_errors.event(self._path, document))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from fairlead_index.discovery import split_address
+from fairlead_common.discovery import split_address
 from fairlead_router.wire.keepalive import end_when_unheard
 from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, Unreachable
 

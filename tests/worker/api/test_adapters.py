@@ -18,8 +18,8 @@ from tests.router.harness import eventually, running_router
 from tests.worker.api.process import WorkerProcess, until
 from transformers import AutoModelForCausalLM
 
-from fairlead_index.hashing import block_hashes
-from fairlead_index.prompt import PromptFormat
+from fairlead_common.prompts.encoder import PromptFormat
+from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_worker.api.adapters import Adapters
 from fairlead_worker.api.engine_client import EngineClient
@@ -137,7 +137,7 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
     worker.complete(model="first", prompt=prompt, max_tokens=1)
     tokens = worker.post("/tokenize", prompt=prompt).json()["tokens"]
     format = fast.decode(worker.client.get("/internal/prompt-format").content, type=PromptFormat)
-    hashes = block_hashes(format.root(worker.load()["adapters"]["first"]["digest"]), tokens, format.block_tokens)
+    hashes = block_hashes(prompt_root(format, worker.load()["adapters"]["first"]["digest"]), tokens, format.block_tokens)
     reader = IndexReader(worker_redis(worker), "test/lora")
 
     async def told() -> bool:
@@ -145,7 +145,7 @@ async def test_the_index_knows_an_adapters_blocks_by_its_digest(worker: WorkerPr
 
     try:
         await eventually(told, "all blocks are told")
-        assert not await reader.match(block_hashes(format.root(), tokens, format.block_tokens))
+        assert not await reader.match(block_hashes(prompt_root(format), tokens, format.block_tokens))
     finally:
         await reader.close()
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_index.prompt import PromptEncoder, PromptFormat
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 
 PROMPT = "The quick brown fox jumps over the lazy dog and runs away from the cat. " * 4
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell me of the sea."}]

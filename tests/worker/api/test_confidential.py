@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.worker.api.process import WorkerProcess, until
 
-from fairlead_index.prompt import PromptEncoder, PromptFormat
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 
 SECRET = "xyzzy"
 EVERYTHING = """

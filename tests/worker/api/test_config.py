@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from fairlead_index.access import shown
+from fairlead_index.redis.access import shown
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.main import _listen
 

@@ -7,10 +7,10 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types.responses import response_create_params
 
-from fairlead_index.dialects import MESSAGES, RESPONSES
-from fairlead_index.dialects.chats import read_chat
-from fairlead_index.dialects.reading import PASSED_ON
-from fairlead_index.errors import PromptError
+from fairlead_common.errors import PromptError
+from fairlead_common.protocols.chats import read_chat
+from fairlead_common.protocols.fields import PASSED_ON
+from fairlead_common.protocols.paths import MESSAGES, RESPONSES
 from fairlead_worker.api.dialects.fields import BODIES, NOTES
 from fairlead_worker.api.dialects.request import as_chat, renamed
 from fairlead_worker.api.errors import ApiError, invalid

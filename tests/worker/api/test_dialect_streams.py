@@ -9,8 +9,8 @@ import openai
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead_index.dialects.messages import MessagesBody
-from fairlead_index.dialects.responses import ResponsesBody
+from fairlead_common.protocols.messages import MessagesBody
+from fairlead_common.protocols.responses import ResponsesBody
 from fairlead_worker.api.choice import Piece
 from fairlead_worker.api.dialects.messages import MessagesWriter
 from fairlead_worker.api.dialects.responses import ResponsesWriter

@@ -11,8 +11,8 @@ from tests.router.harness import eventually
 from tests.worker.api.conftest import NAMESPACE
 from tests.worker.api.process import WorkerProcess, until
 
-from fairlead_index.hashing import block_hashes
-from fairlead_index.prompt import PromptFormat
+from fairlead_common.prompts.encoder import PromptFormat
+from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_worker.api.lifecycle import FAILED_SECONDS
 
@@ -22,7 +22,7 @@ async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redi
     shared.complete(prompt=prompt, max_tokens=1)
     tokens = shared.post("/tokenize", prompt=prompt).json()["tokens"]
     format = json.decode(shared.client.get("/internal/prompt-format").content, type=PromptFormat)
-    hashes = block_hashes(format.root(), tokens, format.block_tokens)
+    hashes = block_hashes(prompt_root(format), tokens, format.block_tokens)
     reader = IndexReader(redis.url, NAMESPACE)
     address = f"127.0.0.1:{shared.port}"
 

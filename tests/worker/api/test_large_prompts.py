@@ -5,7 +5,7 @@ import contextlib
 import threading
 from unittest.mock import MagicMock
 
-from fairlead_index.memory import LARGE
+from fairlead_common.memory import LARGE
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
 

@@ -10,7 +10,7 @@ import torch
 from tests.worker.api.process import WorkerProcess
 from transformers import AutoModelForCausalLM
 
-from fairlead_index.prompt import PromptEncoder, PromptFormat
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 
 PROMPT = "The quick brown fox jumps over the lazy dog and runs away from the cat. " * 3
 

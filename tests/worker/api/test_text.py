@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from fairlead_index.prompt import PromptEncoder, PromptFormat
-from fairlead_index.text_stream import TextStream
+from fairlead_common.prompts.detokenizer import TextStream
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.choice import Choice, SequenceFailed
 from fairlead_worker.api.logprobs import token_bytes
 from fairlead_worker.api.stops import StopScanner

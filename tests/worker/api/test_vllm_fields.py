@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.bad_words import token_sequences
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.api.sampling import truncated

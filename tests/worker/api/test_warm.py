@@ -9,7 +9,7 @@ import pytest
 from tests.redis_server import RedisServer, free_port
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_index.access import RedisAccess
+from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
 from fairlead_worker.api.engine_client import EngineClient, EngineGone
 from fairlead_worker.api.warm import bearer

@@ -49,8 +49,8 @@ def test_a_killed_holders_lock_is_free_at_once(tmp_path: Path) -> None:
         "from fairlead_worker.model.progress import no_progress\n"
         "with ModelCache(Path(sys.argv[1]), 'gone').turn(sys.argv[2], no_progress): os.kill(os.getpid(), 9)"
     )
-    rooms = Path(__file__).parents[3]
-    environment = {"PYTHONPATH": f"{rooms / 'worker'}:{rooms / 'index'}"}
+    root = Path(__file__).parents[3]
+    environment = {"PYTHONPATH": f"{root / 'worker'}:{root / 'index'}:{root / 'common'}"}
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path), URI], env=environment, timeout=60).returncode == -9
     said: list[str] = []
     with ModelCache(tmp_path).turn(URI, lambda phase, *_: said.append(phase)):

@@ -8,7 +8,7 @@ import pytest
 from tests.worker.parsing.samples import SAMPLES, SCHEMAS, Sample
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from fairlead_index.prompt import PromptEncoder, PromptFormat
+from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.messages import Output
 from fairlead_worker.parsing.events import gather

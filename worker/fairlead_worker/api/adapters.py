@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairlead_index.echo import brief, quoted
+from fairlead_common.truncate import brief, quoted
 from fairlead_worker.api.engine_client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig

@@ -7,8 +7,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+from fairlead_common.protocols.paths import COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
 from fairlead_worker.api import chat, completions, embeddings, lora, openapi, similarity, state, tokenized
 from fairlead_worker.api.dialects import messages, responses
 from fairlead_worker.api.http import Exchange, Gate

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
 
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fairlead_index.chat_request import encoding_of
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.chat_request import encoding_of
+from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.choice import Choice, Piece
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation import Prepared, checked_sampling, prepare

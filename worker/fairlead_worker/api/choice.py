@@ -6,7 +6,7 @@ Streamed and whole answers go through the same code, so that they cannot differ.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.stops import StopScanner
 from fairlead_worker.messages import Output, Timing, TokenLogprobs
 from fairlead_worker.parsing.events import AnswerParser, Event, Text

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fairlead_index.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
-from fairlead_index.guard import Guard, Limits
+from fairlead_common.http.connection_limiter import Guard, Limits
+from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_worker.api.errors import ApiError
 
 LOOK_SECONDS = 1.0

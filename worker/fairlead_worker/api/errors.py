@@ -1,6 +1,6 @@
 """Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or in that of the API that was asked."""
 
-from fairlead_index.dialects import errors as dialects
+from fairlead_common.protocols import errors as protocol_errors
 
 RETRY_OTHER = ("x-fairlead-retry", "other")
 """Tells the router that another pod may well answer."""
@@ -31,11 +31,11 @@ class ApiError(Exception):
 
     def body(self, path: str = "") -> bytes:
         """The document, as the API of `path` has it."""
-        return dialects.document(path, self.status, self.message, self.type, self.param, self.code)
+        return protocol_errors.document(path, self.status, self.message, self.type, self.param, self.code)
 
     def event(self, path: str = "") -> bytes:
         """The last event of a stream that broke."""
-        return dialects.event(path, self.body(path))
+        return protocol_errors.event(path, self.body(path))
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
+from fairlead_common.protocols.paths import EMBEDDINGS, RERANKS, SCORES
 from fairlead_worker.api.dialects import fields as dialects
 from fairlead_worker.api.pooled_schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from fairlead_worker.api.refused import HINTS, REFUSALS, shown

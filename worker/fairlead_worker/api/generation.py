@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.pooled import NO_GENERATION
+from fairlead_common.protocols.paths import NO_GENERATION
+from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.bad_words import token_sequences
 from fairlead_worker.api.choice import Choice
 from fairlead_worker.api.engine_client import Submission
@@ -89,7 +90,7 @@ def prepare(
     """
     base = checked_sampling(worker, wanted)
     # An adapter's prefixes are not told to peers: they would compute them with the bare model.
-    root = worker.encoder.format.root(adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
+    root = prompt_root(worker.encoder.format, adapter.digest, wanted.salt) if adapter else worker.plain_root(wanted.salt)
     number = adapter.number if adapter else 0
     submissions, choices = [], []
     prompts = [truncated(prompt, wanted.truncate, wanted.max_tokens, worker.max_model_len) for prompt in prompts]

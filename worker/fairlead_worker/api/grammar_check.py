@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from fairlead_index.echo import brief
+from fairlead_common.truncate import brief
 from fairlead_worker.api.errors import ApiError, busy, invalid
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint, Setup, Verdict

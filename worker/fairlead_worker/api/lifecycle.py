@@ -14,8 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from fairlead_index.framing import bound_unsent
-from fairlead_index.memory import settle_collector
+from fairlead_common.http.framing import bound_unsent
+from fairlead_common.memory import settle_collector
 from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
 from fairlead_worker.api.engine_child import EngineChild

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.choice import Piece
 from fairlead_worker.messages import TokenLogprobs
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairlead_index.metric_names import with_aliases
+from fairlead_common.metric_aliases import with_aliases
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.histogram import PlainHistogram
 from fairlead_worker.messages import Drafts, HostLoad, Step

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 from starlette.routing import BaseRoute, Route
 
-from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.dialects.reading import PASSED_ON
-from fairlead_index.pooled import EMBEDDINGS, RERANKS, SCORES
-from fairlead_index.pooled import POOLED as POOLED_PATHS
+from fairlead_common.protocols.fields import PASSED_ON
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
+from fairlead_common.protocols.paths import POOLED as POOLED_PATHS
 from fairlead_worker.api.dialects.fields import BODIES as DIALECTS
 from fairlead_worker.api.dialects.fields import NOTES as DIALECT_NOTES
 from fairlead_worker.api.fields import ENDPOINTS, NOTES, OWN_NOTES, POOLED, POOLED_NOTES, TOKEN_NOTES, TOKENS

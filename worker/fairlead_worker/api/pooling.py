@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.prompt import PromptError, PromptTooLong
+from fairlead_common.prompts.encoder import PromptError, PromptTooLong
+from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.answering import CACHED_HEADER, USAGE_HEADER
 from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.errors import ApiError, failed, invalid
@@ -69,7 +70,7 @@ async def pooled(worker: Worker, exchange: Exchange, request: PooledRequest, tex
     size = sum(len(text) for _, text in texts)
     tokens = await worker.encode(lambda: [_tokens(worker, name, text, by.salt) for name, text in texts], size)
     with worker.adapters.use(model) as adapter:
-        root = worker.encoder.format.root(adapter.digest, by.salt) if adapter else worker.plain_root(by.salt)
+        root = prompt_root(worker.encoder.format, adapter.digest, by.salt) if adapter else worker.plain_root(by.salt)
         priority = (request.priority or 0) if by.priority is None else by.priority
         tenant = (request.user or "") if by.tenant is None else by.tenant
         number, sampling = adapter.number if adapter else 0, Sampling(max_tokens=1)

@@ -3,9 +3,9 @@
 from array import array
 from collections.abc import Callable, Sequence
 
-from fairlead_index.access import RedisAccess
 from fairlead_index.groups import namespace_of
 from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.messages import CacheEvent, Load

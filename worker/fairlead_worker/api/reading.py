@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.tools import ToolUse
 from fairlead_worker.grammar.constraint import Constraint, Thought

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.echo import brief
+from fairlead_common.truncate import brief
 from fairlead_worker.api.choice import Piece, SequenceFailed
 from fairlead_worker.api.engine_client import Generation
 from fairlead_worker.api.errors import ApiError, busy, failed, invalid

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fairlead_index.echo import brief
+from fairlead_common.truncate import brief
 from fairlead_worker.api.errors import invalid, too_long
 from fairlead_worker.api.refused import refuse
 from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from fairlead_index.echo import brief
+from fairlead_common.truncate import brief
 from fairlead_worker.api.errors import ApiError, invalid
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.echo import brief
+from fairlead_common.truncate import brief
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import CommonRequest
 from fairlead_worker.grammar.constraint import Constraint, Kind

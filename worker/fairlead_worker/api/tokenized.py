@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.echo import quoted
+from fairlead_common.truncate import quoted
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.http import Exchange

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.echo import quoted
+from fairlead_common.truncate import quoted
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.schema import ChatRequest
 from fairlead_worker.grammar.constraint import Constraint

@@ -15,10 +15,10 @@ from array import array
 
 import msgspec
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.discovery import source_of
+from fairlead_common.discovery import source_of
+from fairlead_common.http.inference_paths import with_port
 from fairlead_index.hashing import tokens_from_bytes
-from fairlead_index.paths import with_port
+from fairlead_index.redis.access import RedisAccess
 from fairlead_worker.api.engine_client import Submission
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig

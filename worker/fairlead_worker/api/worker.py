@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from fairlead_index.echo import quoted
-from fairlead_index.memory import LARGE, give_back
-from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
-from fairlead_index.token_cache import TokenCache
+from fairlead_common.memory import LARGE, give_back
+from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
+from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_common.truncate import quoted
+from fairlead_index.hashing import prompt_root
 from fairlead_worker.api.adapters import Adapters
 from fairlead_worker.api.engine_client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
@@ -81,7 +82,7 @@ class Worker:
 
     def plain_root(self, salt: str) -> int:
         """The root number of a prompt for the bare model: no adapter has a part in its KV."""
-        root = self.encoder.format.root(salt=salt)
+        root = prompt_root(self.encoder.format, salt=salt)
         self.plain_roots[root] = None
         self.plain_roots.move_to_end(root)
         if len(self.plain_roots) > MOST_ROOTS:

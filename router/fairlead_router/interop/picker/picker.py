@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from fairlead_index.discovery import split_address
-from fairlead_index.echo import brief
-from fairlead_index.paths import is_inference
+from fairlead_common.discovery import split_address
+from fairlead_common.http.inference_paths import is_inference
+from fairlead_common.truncate import brief
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.coming import Coming

@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.dialects import MESSAGES, RESPONSES, messages, responses
-from fairlead_index.dialects.reading import PASSED_ON
+from fairlead_common.protocols import messages, responses
+from fairlead_common.protocols.fields import PASSED_ON
+from fairlead_common.protocols.paths import MESSAGES, RESPONSES
 
 BODIES: dict[str, tuple[type[msgspec.Struct], Any]] = {
     RESPONSES: (responses.ResponsesBody, responses),

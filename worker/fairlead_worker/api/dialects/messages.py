@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
-from fairlead_index.dialects.messages import RENAMED, MessagesBody, chat_body, hides_thinking
+from fairlead_common.protocols.messages import RENAMED, MessagesBody, chat_body, hides_thinking
 from fairlead_worker.api.answering import answer
 from fairlead_worker.api.chat import counted_chat, prepared_chat
 from fairlead_worker.api.choice import Piece

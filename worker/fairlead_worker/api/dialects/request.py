@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fairlead_index.errors import PromptError
+from fairlead_common.errors import PromptError
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.schema import ChatRequest, converted
 

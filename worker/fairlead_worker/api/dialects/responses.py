@@ -4,8 +4,8 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from fairlead_index.dialects.responses import RENAMED, ResponsesBody, chat_body
-from fairlead_index.prompt import PromptEncoder
+from fairlead_common.prompts.encoder import PromptEncoder
+from fairlead_common.protocols.responses import RENAMED, ResponsesBody, chat_body
 from fairlead_worker.api.answering import answer
 from fairlead_worker.api.chat import prepared_chat
 from fairlead_worker.api.choice import Piece

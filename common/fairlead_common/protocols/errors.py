@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.echo import MESSAGE_CHARACTERS, brief
+from fairlead_common.protocols.paths import COUNT_TOKENS, MESSAGES, RESPONSES
+from fairlead_common.truncate import MESSAGE_CHARACTERS, brief
 
 _ANTHROPIC = {
     400: "invalid_request_error",

@@ -3,7 +3,7 @@
 import pytest
 from tests.admin_paths import ROUTER, WORKER, variants
 
-from fairlead_index.paths import INFERENCE, is_inference, with_port
+from fairlead_common.http.inference_paths import INFERENCE, is_inference, with_port
 
 
 @pytest.mark.parametrize("path", [*INFERENCE, "/v1/models/qwen", "/v1/models/org/name", "/v1/models/org%2Fname", "/v1/models/a.b-c"])

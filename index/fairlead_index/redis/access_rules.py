@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import quote
 
-from fairlead_index.client import RedisClient
-from fairlead_index.connection import key_prefix, library_name, library_source
-from fairlead_index.resp import ReplyError
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.connection import ReplyError
+from fairlead_index.redis.scripts import key_prefix, library_name, library_source
 
 Role = Literal["worker", "router"]
 

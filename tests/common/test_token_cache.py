@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.index.test_prompt import CHATML, LLAMA3, QWEN, TOOLS
-from tests.index.tokenizers_made_here import KINDS, SPECIAL, format_of
+from tests.common.test_encoder import CHATML, LLAMA3, QWEN, TOOLS
+from tests.common.tokenizers_made_here import KINDS, SPECIAL, format_of
 from tokenizers import Tokenizer
 
-from fairlead_index import prompt
-from fairlead_index.cuts import Cuts, affixes
-from fairlead_index.prompt import PromptEncoder, PromptError
-from fairlead_index.token_cache import ENTRY_OVERHEAD, Key, TokenCache
+from fairlead_common.prompts import encoder as prompt
+from fairlead_common.prompts.encoder import PromptEncoder, PromptError
+from fairlead_common.prompts.split_points import Cuts, affixes
+from fairlead_common.prompts.token_cache import ENTRY_OVERHEAD, Key, TokenCache
 
 LLAMA2 = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'assistant' %} {{ m['content'] }}{{ eos_token }}"

@@ -8,9 +8,9 @@ from hashlib import sha1, sha256
 from importlib.resources import files
 from typing import Any, Final, cast
 
-from fairlead_index.access import RedisAccess
-from fairlead_index.client import RedisClient
-from fairlead_index.resp import RedisError, ReplyError
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.redis.client import RedisClient
+from fairlead_index.redis.connection import RedisError, ReplyError
 
 SCHEMA: Final = "fl4"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from fairlead_index.access import Address, RedisAccess
-from fairlead_index.resp import Command, Connection, RedisError, ReplyError, connect
+from fairlead_index.redis.access import Address, RedisAccess
+from fairlead_index.redis.connection import Command, Connection, RedisError, ReplyError, connect
 
 REDIRECTIONS: Final = 3
 _LEFT_BEHIND: Final = frozenset({"READONLY", "NOAUTH", "WRONGPASS", "NOREPLICAS"})

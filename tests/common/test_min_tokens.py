@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.index.test_prompt import CHATML
-from tests.index.tokenizers_made_here import KINDS, SPECIAL, format_of
+from tests.common.test_encoder import CHATML
+from tests.common.tokenizers_made_here import KINDS, SPECIAL, format_of
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from fairlead_index.least_tokens import LeastTokens
-from fairlead_index.prompt import PromptEncoder, PromptTooLong
+from fairlead_common.prompts.encoder import PromptEncoder, PromptTooLong
+from fairlead_common.prompts.min_tokens import LeastTokens
 
 ODD = [
     "<mask>",

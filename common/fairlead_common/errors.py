@@ -1,4 +1,4 @@
-"""What a caller of this room can act on."""
+"""Errors of a prompt that cannot be made."""
 
 
 class PromptError(ValueError):
@@ -16,7 +16,3 @@ class PromptTooLong(PromptError):
     def __init__(self, field: str, least: int, most: int) -> None:
         super().__init__(field, f"has at least {least} tokens, and at most {most} are taken")
         self.least, self.most = least, most
-
-
-class IndexUnavailable(Exception):
-    """The index did not answer in time. Steer without it: it never decides whether a request is served."""

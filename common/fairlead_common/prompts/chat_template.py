@@ -14,8 +14,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from fairlead_index.echo import brief
-from fairlead_index.errors import PromptError
+from fairlead_common.errors import PromptError
+from fairlead_common.truncate import brief
 
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead_index.metric_names import with_aliases
+from fairlead_common.metric_aliases import with_aliases
 
 
 def test_a_family_is_shown_again_whole_under_each_other_name() -> None:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead_index.dialects import CHAT, MESSAGES, RESPONSES, errors
-from fairlead_index.dialects.chats import read_chat
-from fairlead_index.dialects.messages import MessagesBody
-from fairlead_index.dialects.responses import ResponsesBody
-from fairlead_index.errors import PromptError
+from fairlead_common.errors import PromptError
+from fairlead_common.protocols import errors
+from fairlead_common.protocols.chats import read_chat
+from fairlead_common.protocols.messages import MessagesBody
+from fairlead_common.protocols.paths import CHAT, MESSAGES, RESPONSES
+from fairlead_common.protocols.responses import ResponsesBody
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 

@@ -2,8 +2,7 @@
 
 from urllib.parse import unquote
 
-from fairlead_index.dialects import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
-from fairlead_index.pooled import POOLED
+from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
 
 MODELS = "/v1/models"
 INFERENCE = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, *POOLED, "/tokenize", "/detokenize", MODELS)

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from fairlead_index.errors import PromptError
-from fairlead_index.messages import json_type
+from fairlead_common.errors import PromptError
+from fairlead_common.prompts.messages import json_type
 
 
 class ChatsOwn(msgspec.Struct, frozen=True, kw_only=True):

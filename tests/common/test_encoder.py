@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from fairlead_index.prompt import PromptEncoder, PromptError, PromptFormat
+from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat
 
 CHATML = """{% for message in messages %}
 {{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}

@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from fairlead_index import messages as chat
-from fairlead_index.cuts import Cuts, affixes
-from fairlead_index.echo import brief
-from fairlead_index.errors import PromptError, PromptTooLong
-from fairlead_index.hashing import chain_root
-from fairlead_index.least_tokens import LeastTokens
-from fairlead_index.text_stream import TextStream
-from fairlead_index.token_cache import Key, TokenCache
+from fairlead_common.errors import PromptError, PromptTooLong
+from fairlead_common.prompts import messages as chat
+from fairlead_common.prompts.detokenizer import TextStream
+from fairlead_common.prompts.min_tokens import LeastTokens
+from fairlead_common.prompts.split_points import Cuts, affixes
+from fairlead_common.prompts.token_cache import Key, TokenCache
+from fairlead_common.truncate import brief
 
 __all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
 
@@ -72,10 +71,6 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
             model_uri=model_uri,
             special_tokens=dict(tokenizer.special_tokens_map),
         )
-
-    def root(self, adapter: str = "", salt: str = "") -> int:
-        """The root of the block hashes of prompts in this format."""
-        return chain_root(self.model_digest, self.tokenizer_digest, self.block_tokens, adapter, salt)
 
 
 def digest(text: str) -> str:

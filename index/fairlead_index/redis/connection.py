@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import hiredis
 
-from fairlead_index.access import Address
+from fairlead_index.redis.access import Address
 
 Command = tuple[bytes | str | int | float, ...]
 

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from fairlead_index.guard import TURNS, Guard
+from fairlead_common.http.connection_limiter import TURNS, Guard
 
 
 async def test_a_start_that_fails_takes_no_turn_from_the_others() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead_index.dialects import COUNT_TOKENS, MESSAGES, RESPONSES, messages, responses
+from fairlead_common.protocols import messages, responses
+from fairlead_common.protocols.paths import COUNT_TOKENS, MESSAGES, RESPONSES
 
 _RESPONSES = msgspec.json.Decoder(responses.ResponsesBody)
 _MESSAGES = msgspec.json.Decoder(messages.MessagesBody)

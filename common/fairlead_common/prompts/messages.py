@@ -3,9 +3,9 @@
 import json
 from typing import Any, Literal
 
-from fairlead_index.chat_template import ChatTemplate
-from fairlead_index.echo import quoted
-from fairlead_index.errors import PromptError
+from fairlead_common.errors import PromptError
+from fairlead_common.prompts.chat_template import ChatTemplate
+from fairlead_common.truncate import quoted
 
 ContentStyle = Literal["text", "parts", "both"]
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from fairlead_index.dialects.reading import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
-from fairlead_index.messages import json_type
+from fairlead_common.prompts.messages import json_type
+from fairlead_common.protocols.fields import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
 
 LOGPROBS = "message.output_text.logprobs"
 NOT_STORED = "nothing is stored here; send the whole conversation in input"

@@ -1,0 +1,1 @@
+"""Requests to token ids and back, the same in the router and in the worker."""

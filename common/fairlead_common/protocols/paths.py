@@ -1,0 +1,17 @@
+"""The paths of the inference APIs."""
+
+from typing import Final
+
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+EMBEDDINGS = "/v1/embeddings"
+SCORES = ("/score", "/v1/score")
+RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
+"""`/v1` as in Jina's API, `/v2` as in Cohere's."""
+POOLED = (EMBEDDINGS, *SCORES, *RERANKS)
+"""Paths whose answers are pooled hidden states. They generate no text."""
+NO_GENERATION = "generation_not_served"
+"""Error code of the 400 that a model without a language model head returns for every other path."""

@@ -1,0 +1,1 @@
+"""Redis: access, ACL rules, connections, failover and scripts."""
