@@ -12,9 +12,9 @@ from tests.index.runs import along
 from tests.redis_server import RedisServer
 
 from fairlead_index.changes import Changes, pack
-from fairlead_index.connection import Scripts
 from fairlead_index.hashing import block_hashes, hash_bytes
 from fairlead_index.reader import unpack_holder
+from fairlead_index.redis.scripts import Scripts
 
 CHAIN = list(block_hashes(7, range(64), 4))  # 16 blocks of 4 tokens
 
@@ -79,6 +79,16 @@ async def test_match_names_every_depth(scripts: Scripts) -> None:
         await (await Pod(scripts, f"pod{number}").join()).apply("S", CHAIN[:depth])
     assert sorted((await matched(scripts)).values()) == [1, 9, 9, 16]
     assert await matched(scripts, []) == {}
+
+
+async def test_records_of_the_log_have_ids_that_grow_with_time(scripts: Scripts) -> None:
+    """A mirror reads what is larger than what it read last. After a failover a number is used again, so the time has to decide."""
+    pod = await Pod(scripts, "a").join()
+    await scripts.redis.execute("SET", scripts.key("r:mirrored"), 1)
+    for depth in range(1, 60):
+        await pod.apply("S", CHAIN[:1] if depth % 2 else [])
+    ids = [name.split(b"-") for name, _ in await scripts.redis.execute("XRANGE", scripts.key("log"), "-", "+")]
+    assert len(ids) > 50 and all(len(time) == 16 for _, time in ids), "seconds and six digits of microseconds"
 
 
 async def test_a_batch_sent_twice_counts_once_and_a_missing_one_is_a_gap(scripts: Scripts) -> None:

@@ -85,15 +85,15 @@ local function pack_live(w)
 end
 
 -- Numbers a change of what mirrors show, and logs it while a mirror follows. `r:mirrored` is set by mirrors and expires when they stop.
--- A record's id is its number, so that a mirror sees that it missed one, and the time (seconds, then the digits of the microseconds), so that a mirror does not take a record
--- that was told after a failover for the lost one with the same number. `told` in `meta` is the newest id, logged or not. A log that begins later
+-- A record's id is its number, so that a mirror sees that it missed one, and the time in microseconds, so that a mirror does not take a record that was
+-- told after a failover for the lost one with the same number: the later is the larger, and so it is read. `told` in `meta` is the newest id, logged or not. A log that begins later
 -- starts with an empty record under that id: so a mirror finds the record that its snapshot ended with. What follows `record` is set in `meta`.
 -- `state`: `logged`, `told`, `logging` of `meta`.
 local function tell(p, state, mirrored, record, ...)
   local logged, told, logging = unpack(state)
   local t = call('TIME')
   local number = tonumber(logged or 0) + 1
-  local id = number .. '-' .. t[1] .. t[2]
+  local id = number .. '-' .. t[1] .. sub('00000' .. t[2], -6)
   if mirrored then
     if logging ~= '1' then
       call('HSET', p .. 'meta', 'logging', 1)
