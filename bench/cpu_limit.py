@@ -29,8 +29,8 @@ from fairlead_worker.native.memory import Arena, room
 
 TARGETS = {"90M": 0.55, "500M": 0.70}
 """Of the machine's read bandwidth, bfloat16."""
-"""With 8 rows a CPU without products of bfloat16 is bound by its float32 products: below AVX512 these rows have no target."""
 STEP_ROWS = (1, 4, 8)
+"""A CPU without products of bfloat16 computes 8 rows more slowly than it reads the weights: there 8 rows have no target."""
 PROBE = 768 << 20
 Times = dict[str, list[float]]
 

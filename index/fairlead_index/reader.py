@@ -22,9 +22,9 @@ MAX_CANDIDATES: Final = 8
 MOST_ASKS: Final = 3  # for one prompt, while the best candidates are records that the caller does not trust
 MOST_DISTRUSTED: Final = 256  # records that later calls leave out from the start
 DISTRUST_SECONDS: Final = 2.0
-_CANDIDATE: Final = Struct("<dd?8s2s")
+_CANDIDATE: Final = Struct("<qq?8s2s")
 """Of `route`'s reply, before each address: cached tokens, expected microseconds, whether it fits, epoch, slot."""
-_HOLDER: Final = Struct("<d8s")
+_HOLDER: Final = Struct("<q8s")
 """Of `match`'s reply, before each address: cached tokens, epoch."""
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
 Trust = Callable[[str, str], bool]
@@ -187,17 +187,17 @@ def batched(flat: list[Any], size: int) -> Iterator[list[Any]]:
 
 def _candidate(packed: bytes) -> Candidate:
     cached, microseconds, fits, epoch, slot = _CANDIDATE.unpack_from(packed)
-    return Candidate(_text(packed[_CANDIDATE.size :]), int(cached), microseconds / 1e6, fits, epoch.hex(), slot)
+    return Candidate(_text(packed[_CANDIDATE.size :]), cached, microseconds / 1e6, fits, epoch.hex(), slot)
 
 
 def unpack_holder(packed: bytes) -> tuple[str, int, str]:
     """Return address, cached tokens and incarnation of one entry of `match`'s reply."""
     tokens, epoch = _HOLDER.unpack_from(packed)
-    return _text(packed[_HOLDER.size :]), int(tokens), epoch.hex()
+    return _text(packed[_HOLDER.size :]), tokens, epoch.hex()
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")  # whoever can write to Redis may have written anything
+    return data.decode("utf-8", "replace")  # A forged record may hold any bytes.
 
 
 def parse_workers(reply: list[Any]) -> list[WorkerState]:

@@ -11,7 +11,7 @@ from tests.index.runs import along
 from tests.redis_server import RedisServer
 
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.reader import unpack_holder
+from fairlead_index.reader import IndexReader, unpack_holder
 from fairlead_index.redis.scripts import Scripts, script_source
 from fairlead_index.ring import Ring
 from fairlead_index.score import ScoredWorker, best_starts
@@ -61,7 +61,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
             _set(client, f"fl4:{{{namespace}}}:", slot, worker)
         request = os.urandom(8)
         reply = await scripts.redis.execute("EVAL", route, 1, scripts.prefix, hashes, prompt, request, 8, b"")
-        rows = [(packed[27:].decode(), *struct.unpack_from("<dd?", packed)) for packed in reply[1:]]
+        rows = [(packed[27:].decode(), *struct.unpack_from("<qq?", packed)) for packed in reply[1:]]
         found = [(address, cached, fits, microseconds) for address, cached, microseconds, fits in rows]
         homes = ring.homes(int.from_bytes(hashes[:8], "little"), 2) if hashes else ()
         mine = best_starts(workers, hashes, prompt, request, 8, homes)
@@ -84,6 +84,28 @@ def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) 
     client.hset(prefix + "live", slot, record)
     client.setrange(prefix + "leases", 8 * int.from_bytes(slot, "big"), struct.pack("<d", NOW + 1000))
     client.hset(prefix + "r:owed", slot, worker.owed)
+
+
+@either
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 1e300])
+async def test_a_forged_record_without_sensible_numbers_ends_no_call(server: RedisServer, namespace: str, number: float) -> None:
+    """A worker may write any record of its service. The answer may rank it wrongly, but the others are still found."""
+    scripts = Scripts(server.url, namespace, timeout=5)
+    reader = IndexReader(server.url, namespace, deadline=5)
+    hashes = range(1, 9)
+    for address in ("a:1", "b:1"):
+        epoch = os.urandom(8)
+        _, slot = await scripts.call("join", address, address, "r", BLOCK, epoch, 10**6, 16)
+        await scripts.call("apply", slot, epoch, 1, *along("S", list(hashes)))
+    record = await scripts.redis.execute("HGET", scripts.key("live"), slot)
+    load = struct.pack("<8d", *[number] * 8)
+    for forged in (record[:24] + struct.pack("<d", number) + record[32:], record[: -len(load)] + load):
+        await scripts.redis.execute("HSET", scripts.key("live"), slot, forged)
+        route = await reader.route(hashes, 9 * BLOCK)
+        assert "a:1" in {each.address for each in route.candidates}
+        assert (await reader.match(hashes))["a:1"] == 8 * BLOCK
+    await reader.close()
+    await scripts.close()
 
 
 @pytest.mark.parametrize(("prompt", "page", "cached"), [(48, 16, 32), (49, 16, 48), (48, 0, 47), (48, 4, 44), (1, 16, 0)])

@@ -1,4 +1,4 @@
--- What every living worker holds of a prompt. ARGV: packed hashes. Returns {HOLDER, ...}, packed: cached tokens (a double),
+-- What every living worker holds of a prompt. ARGV: packed hashes. Returns {HOLDER, ...}, packed: cached tokens (8 bytes),
 -- epoch (8 bytes), address. Workers that hold nothing are left out.
 local p, now = KEYS[1], now_ms()
 local depth, numbers = match(p, ARGV[1], living(p, now), 65536, 65536, nil)
@@ -17,7 +17,7 @@ for from = 1, #slots, 1000 do  -- Lua's `unpack` takes no more than a few thousa
       local lease, lease_ms, epoch, bt, address = fields(format, card)
       if lease > now and lease <= now + lease_ms then  -- `in_force`
         size = size + 1
-        reply[size] = pack('<dc8c0', depth[numbers[i]] * bt, epoch, address)
+        reply[size] = pack('<i8c8c0', depth[numbers[i]] * bt, epoch, address)
       end
     end
   end

@@ -160,6 +160,6 @@ local reply, pack = { best.slot .. promise }, struct.pack
 for i = 1, #all do
   local w = all[i]
   local _, _, epoch, _, address = fields(HEAD, w.record)
-  reply[i + 1] = pack('<ddBc8c2c0', w.cached, floor(w.seconds * 1e6), w.late < NO_ROOM and 1 or 0, epoch, w.slot, address)
+  reply[i + 1] = pack('<i8i8Bc8c2c0', w.cached, floor(w.seconds * 1e6), w.late < NO_ROOM and 1 or 0, epoch, w.slot, address)
 end
 return reply
