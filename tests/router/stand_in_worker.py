@@ -155,6 +155,8 @@ class StandIn:
     formats_sent: int = 0
     packs: bool = True
     """It sends its format under gzip to who takes that."""
+    tells: bool = True
+    """It tells the index what it stores."""
     address: str = ""
     host: str = "127.0.0.1"
 
@@ -183,7 +185,7 @@ class StandIn:
     def computed(self, tokens: int, hashes: Sequence[int]) -> None:
         self.backlog -= tokens
         self._cache.update(hashes)
-        if self._index is not None:
+        if self._index is not None and self.tells:
             self._index.stored(hashes)
 
     @property
