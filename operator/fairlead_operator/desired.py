@@ -5,11 +5,12 @@ from datetime import datetime
 
 from fairlead_common.canary_split import Split
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.children import Object, gateway, network_policy, redis, router, worker
-from fairlead_operator.observed import Observed
+from fairlead_operator.children import gateway, network_policy, redis, router, worker
+from fairlead_operator.objects import Object
+from fairlead_operator.observed import Decision, Observed
+from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
-from fairlead_operator.scaling.decision import Decision
 from fairlead_operator.scaling.sizing import sized, with_size
 from fairlead_operator.settings import Settings
 from fairlead_operator.status import verdict
@@ -30,7 +31,7 @@ def desired(service: InferenceService, observed: Observed, settings: Settings, n
     """Same inputs, same objects: no I/O, no clock, no randomness, and no memory beside what the cluster shows."""
     service, decision = sized(service, observed)
     trial = canary.plan(service, observed, now)
-    step = next_step(service, observed, trial.sides.stable or worker.revision(service), now)
+    step = next_step(service, observed, trial.sides.stable or worker_revision(service), now)
     said = verdict(service, observed, step, now, trial)
     return Desired(
         objects=[

@@ -13,7 +13,8 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes.silence import written
 from fairlead_operator.children.groups import KIND, NOT_BELOW, grouped
-from fairlead_operator.observed import Body, Observed, component_of, ended, instant, ready_at
+from fairlead_operator.objects import Body, component_of, ended, instant, ready_at
+from fairlead_operator.observed import Observed
 from fairlead_operator.rollout.step import SURGE
 from fairlead_operator.rollout.strategy import TAKEN_UP, revision_of
 

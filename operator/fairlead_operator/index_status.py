@@ -10,7 +10,8 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api.status import IndexStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, IndexSeen, RedisSeen, component_of, ready_at
+from fairlead_operator.objects import Body, component_of, ready_at
+from fairlead_operator.observed import IndexSeen, RedisSeen
 
 LONG = 120.0  # seconds: a Redis that fails over, or is moved to another node, is back by then
 STEP = 10  # percent

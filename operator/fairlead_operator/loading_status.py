@@ -1,34 +1,15 @@
 """`status.loading`, and what the Ready message says of a load: of the pod that is furthest behind. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import replace
 
 from fairlead_operator import names
-from fairlead_operator.api.loading import LoadingStatus, Phase
+from fairlead_operator.api.loading import LoadingStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, component_of, ready_at
+from fairlead_operator.objects import Body, component_of, ready_at
+from fairlead_operator.observed import PHASES, LoadingSeen
 
-STEP = 5  # percent
 MOST = 8  # pods of one service that are asked: the ones furthest behind look alike, and a thousand that start together are not all asked
-_ORDER = {phase: place for place, phase in enumerate(get_args(Phase))}
-
-
-@dataclass(frozen=True)
-class LoadingSeen:
-    """What one worker answered while it was not ready."""
-
-    phase: str = "Starting"
-    percent: int = 0
-    total_bytes: int = 0
-
-    @classmethod
-    def of(cls, page: Mapping[str, Any]) -> "LoadingSeen | None":
-        """From `GET /ready` (docs/contracts.md); None for a worker that does not load: it drains, has failed, or is of an older release."""
-        if page.get("stage") not in _ORDER:
-            return None
-        percent = max(0, min(100, int(page.get("percent") or 0)))
-        return cls(page["stage"], percent - percent % STEP, int(page.get("total_bytes") or 0))
 
 
 def pods_to_ask(pods: Iterable[Body]) -> dict[str, str]:
@@ -52,7 +33,7 @@ def said(before: LoadingStatus | None, pods: Iterable[Body], seen: Mapping[str, 
         return None
     if not known:
         return before if before is not None and before.pod in asked else None
-    pod, load = min(known.items(), key=lambda item: (_ORDER[item[1].phase], item[1].percent, item[0]))
+    pod, load = min(known.items(), key=lambda item: (PHASES[item[1].phase], item[1].percent, item[0]))
     return LoadingStatus.model_validate({"phase": load.phase, "percent": load.percent, "total_bytes": load.total_bytes, "pod": pod})
 
 

@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 from fairlead_common.canary_split import SplitReport
-from fairlead_operator import names
-from fairlead_operator.causes.happened import Happened
-from fairlead_operator.scaling.decision import Decision
-from fairlead_operator.scaling.needs import Need
+from fairlead_operator.api.loading import Phase
+from fairlead_operator.objects import Body, is_canary
 
-if TYPE_CHECKING:
-    from fairlead_operator.loading_status import LoadingSeen
-
-Body = Mapping[str, Any]
+LOADING_STEP = 5  # percent
+PHASES = {phase: place for place, phase in enumerate(get_args(Phase))}
+"""Phases of a load, in their order."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +75,52 @@ class Contest:
 
 
 @dataclass(frozen=True)
+class LoadingSeen:
+    """What one worker answered while it was not ready."""
+
+    phase: str = "Starting"
+    percent: int = 0
+    total_bytes: int = 0
+
+    @classmethod
+    def of(cls, page: Mapping[str, Any]) -> "LoadingSeen | None":
+        """From `GET /ready` (docs/contracts.md); None for a worker that does not load: it drains, has failed, or is of an older release."""
+        if page.get("stage") not in PHASES:
+            return None
+        percent = max(0, min(100, int(page.get("percent") or 0)))
+        return cls(page["stage"], percent - percent % LOADING_STEP, int(page.get("total_bytes") or 0))
+
+
+@dataclass(frozen=True)
+class Happened:
+    """The newest telling Event of one pod."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Need:
+    """At one moment. `more`: workers that should be there, 0 while those that are there do; `fewest`: with so few it would still hold."""
+
+    at: float  # seconds since the epoch
+    more: int
+    fewest: int
+    idle_seconds: float  # since anybody asked anything of a worker that served, 0 while that is not known
+    asked: bool  # requests are there now
+    lately: bool = False  # or came in the last window, by ways that a router sees only for a moment
+    why: str = ""  # of `more`
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`reason`: in words, empty while nothing changes."""
+
+    wanted: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that `desired` may know beside the service itself."""
 
@@ -95,7 +137,7 @@ class Observed:
     pod_events: Mapping[str, Happened] = field(default_factory=dict)  # pod → its newest telling Event, of pods that hang
     canary: CanarySeen | None = None  # None: nobody was asked yet
     quiet_since: float = 0.0  # seconds since the epoch from which on no worker has left, as far as this process has seen
-    loading: Mapping[str, "LoadingSeen"] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
+    loading: Mapping[str, LoadingSeen] = field(default_factory=dict)  # pod → how far it is, of those that are not ready
     needs: tuple[Need, ...] = ()  # of the last minutes, by what routers said; oldest first
     stalls_at: float | None = None  # seconds since the epoch at which workers of several pods have not got on for too long
     contests: tuple[Contest, ...] = ()  # as far as this process has seen
@@ -150,27 +192,3 @@ class Replicas:
     @property
     def rolled_out(self) -> bool:
         return self.current and self.updated == self.wanted == self.total
-
-
-def is_canary(pod: Body) -> bool:
-    return ((pod.get("metadata") or {}).get("labels") or {}).get(names.TRACK) == names.CANARY_TRACK
-
-
-def component_of(body: Body) -> str:
-    return str(((body.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, ""))
-
-
-def ended(pod: Body) -> bool:
-    """Evicted, say: it stays on the list for days, and another has taken its place."""
-    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-
-
-def ready_at(pod: Body) -> float | None:
-    """Since when it is ready, in seconds since the epoch; None: it is not."""
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return next((instant(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None)
-
-
-def instant(text: Any) -> float:
-    """An RFC 3339 time in seconds since the epoch; 0.0 for none."""
-    return datetime.fromisoformat(str(text)).timestamp() if text else 0.0

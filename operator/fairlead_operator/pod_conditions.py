@@ -6,7 +6,8 @@ from fairlead_operator import causes, names
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.containers import has_served
 from fairlead_operator.conditions import Conditions
-from fairlead_operator.observed import Body, Observed, Replicas, component_of
+from fairlead_operator.objects import Body, component_of
+from fairlead_operator.observed import Observed, Replicas
 
 
 def weights_ready(say: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:

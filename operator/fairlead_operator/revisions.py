@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object
+from fairlead_operator.objects import Object
 
 KIND = "ControllerRevision"
 KEPT = 5  # revisions of one component, the wanted one included
@@ -47,6 +47,40 @@ def _defaults(part: type[BaseModel]) -> dict[str, Any]:
     """Asked of pydantic once for each model: it inspects every factory's signature anew, which was half of the time of `desired`."""
     fields = part.model_fields.items()
     return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+
+
+def worker_revision(service: InferenceService) -> str:
+    """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
+    shaping = said(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | _of_index(service)
+    return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
+
+
+def router_revision(service: InferenceService) -> str:
+    """Return a digest of what the spec says about router pods."""
+    choices = ("policy", "index_mode", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
+    routing = said(service.spec.routing, *choices)
+    parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
+    if service.spec.access is not None:
+        parts.append(said(service.spec.access))
+    if service.spec.exposure.picks_endpoints:
+        parts.append("picker")
+    if service.spec.rollout.canary is not None:
+        parts.append("split")  # that there may be canaries; their weight is no part of a router
+    if service.spec.image_pull_secrets:
+        parts.append(said(service.spec, "image_pull_secrets"))
+    if scales_to_zero(service):
+        parts.append("ready without workers")
+    return names.digest(parts)
+
+
+def scales_to_zero(service: InferenceService) -> bool:
+    """Whether routers must be there for requests while no worker is, or nobody would learn of them."""
+    return service.spec.scaling is not None and service.spec.scaling.idle_seconds is not None
+
+
+def _of_index(service: InferenceService) -> dict[str, object]:
+    """What the spec says about the index. Workers and routers must agree on it, so both are rolled when it changes."""
+    return said(service.spec.routing, "index_groups")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from datetime import datetime
 from fairlead_operator import causes, gateway_status, index_status, loading_status, names, pod_conditions, refusals, traffic
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import Cause, contested, creation, silence
-from fairlead_operator.children import router
 from fairlead_operator.conditions import Conditions, find
 from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.revisions import router_revision
 from fairlead_operator.rollout.canary import NO_TRIAL, Plan
 from fairlead_operator.rollout.step import Step
 
@@ -155,7 +155,7 @@ def _obstacle(
         words = "No worker runs; the next request is held until one does" if asleep else "spec.replicas is 0: nothing serves"
         return Cause("ScaledToZero", words, fault=False)
     if routers.ready == 0 or not routers.rolled_out:
-        cause = causes.of_pods(observed.pods, names.ROUTER, router.revision(service), observed.pod_events)
+        cause = causes.of_pods(observed.pods, names.ROUTER, router_revision(service), observed.pod_events)
         if cause is not None and cause.fault:
             return cause
         if silent is not None:

@@ -12,6 +12,7 @@ from tests.operator.test_desired import objects, restricted
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router
 from fairlead_operator.reconcile.prober import Asked, Prober
+from fairlead_operator.revisions import router_revision
 from fairlead_operator.settings import Settings
 from fairlead_router.config import read_config
 
@@ -43,9 +44,9 @@ def test_the_limits_are_the_routers_flags() -> None:
 
 
 def test_only_what_changes_the_router_restarts_it() -> None:
-    plain = router.revision(service())
-    assert plain == router.revision(service(routing={"holdTimeout": "30s", "replicas": 7}))
-    assert len({plain, router.revision(service(**KEYS)), router.revision(service(routing={"holdTimeout": "31s"}))}) == 3
+    plain = router_revision(service())
+    assert plain == router_revision(service(routing={"holdTimeout": "30s", "replicas": 7}))
+    assert len({plain, router_revision(service(**KEYS)), router_revision(service(routing={"holdTimeout": "31s"}))}) == 3
 
 
 def test_without_an_index_each_router_is_told_how_many_divide_the_rates() -> None:

@@ -14,9 +14,10 @@ from tests.operator.simulated.deployments import ReplicaSet
 
 from fairlead_common.canary_split import Durations, Side, SplitReport
 from fairlead_operator.api import InvalidManifest
-from fairlead_operator.children import router, worker
+from fairlead_operator.children import router
 from fairlead_operator.names import CANARY_FAILED
 from fairlead_operator.observed import CanarySeen
+from fairlead_operator.revisions import router_revision, worker_revision
 
 CANARY, CONFIG = ("Deployment", "qwen-worker-canary"), ("ConfigMap", "qwen-split")
 ASKED = {"weight": 20, "pause": "1m", "minRequests": 50}
@@ -242,7 +243,7 @@ def test_a_newer_edit_replaces_the_canary_which_is_judged_anew() -> None:
         cluster.edit(engine={"maxNumSeqs": number})
         cluster.run(25.0)
         assert cluster.running() == old and cluster.stable() == before
-    newest = worker.revision(service(engine={"maxNumSeqs": 9}, replicas=2))
+    newest = worker_revision(service(engine={"maxNumSeqs": 9}, replicas=2))
     cluster.run(300.0, until=lambda: cluster.phase == "Judging" and cluster.split["revision"] == newest)
     began = cluster.api.now
     cluster.run(900.0, until=lambda: cluster.running() != old)
@@ -267,7 +268,7 @@ def test_a_first_revision_that_never_served_is_corrected_at_once() -> None:
     cluster.run(120.0)
     cluster.edit(engine={"args": []})
     cluster.run(10.0)
-    assert cluster.running() == worker.revision(service(engine={"maxNumSeqs": 1}, replicas=2)) and CANARY not in cluster.api.objects
+    assert cluster.running() == worker_revision(service(engine={"maxNumSeqs": 1}, replicas=2)) and CANARY not in cluster.api.objects
     cluster.settle()
 
 
@@ -366,10 +367,10 @@ def test_whatever_is_edited_it_converges_and_the_operator_may_end_whenever(seed:
 
 
 def test_what_routers_are_told_is_no_part_of_their_revision() -> None:
-    plain = router.revision(service())
-    one = router.revision(service(rollout={"canary": {}}))
-    assert one != plain and one == router.revision(service(rollout={"canary": {"weight": 50, "pause": "Manual", "replicas": 3}}))
-    assert worker.revision(service()) == worker.revision(service(rollout={"canary": {"weight": 50}}))
+    plain = router_revision(service())
+    one = router_revision(service(rollout={"canary": {}}))
+    assert one != plain and one == router_revision(service(rollout={"canary": {"weight": 50, "pause": "Manual", "replicas": 3}}))
+    assert worker_revision(service()) == worker_revision(service(rollout={"canary": {"weight": 50}}))
     made = {made["kind"]: made for made in router.objects(service(rollout={"canary": {}}), SETTINGS)}
     container = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert "--split-file=/etc/fairlead/split/split.json" in container["args"]

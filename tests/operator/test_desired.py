@@ -12,9 +12,9 @@ from tests.operator.manifests import SETTINGS, manifest, service
 from tests.operator.test_crd_on_apiserver import REFUSED
 
 from fairlead_operator.api import InferenceService, InvalidManifest
-from fairlead_operator.children import worker
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import worker_revision
 from fairlead_router.config import read_config
 from fairlead_worker.config import WorkerConfig
 
@@ -107,14 +107,14 @@ def restricted(pod: Any) -> None:
 def test_the_revision_is_of_the_pods_and_not_of_their_number(left: dict[str, Any], right: dict[str, Any]) -> None:
     one, other = service(**json.loads(json.dumps(left))), service(**json.loads(json.dumps(right)))
     same = worker_pod(one)["spec"] == worker_pod(other)["spec"]
-    assert not (worker.revision(one) == worker.revision(other) and not same), "pods that differ have revisions that differ"
+    assert not (worker_revision(one) == worker_revision(other) and not same), "pods that differ have revisions that differ"
     scaled = service(**json.loads(json.dumps({**left, "replicas": 7, "routing": {"replicas": 5}})))
-    assert worker.revision(scaled) == worker.revision(one)
+    assert worker_revision(scaled) == worker_revision(one)
 
 
 def test_an_operator_with_other_defaults_keeps_the_revision() -> None:
     # Pinned: when this changes, an upgrade of the operator gives every running service a new revision.
-    assert worker.revision(service()) == "c51d9689d7"
+    assert worker_revision(service()) == "c51d9689d7"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_adapters_are_loaded_from_where_models_come_from() -> None:
     many = [{"name": f"a{number}", "uri": "file:///a"} for number in range(9)]
     assert "--max-loras=9" in worker_args(service(model={"adapters": many}))
     fewer = service(model={"uri": "pvc://models/big", "adapters": adapters[:2]})
-    assert len({worker.revision(each) for each in (one, fewer, service(model={"uri": "pvc://models/big"}))}) == 3, "a change is a rollout"
+    assert len({worker_revision(each) for each in (one, fewer, service(model={"uri": "pvc://models/big"}))}) == 3, "a change is a rollout"
 
 
 @pytest.mark.parametrize(

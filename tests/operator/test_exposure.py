@@ -11,9 +11,9 @@ from tests.operator.test_desired import NOW
 
 from fairlead_common.http.inference_paths import INFERENCE
 from fairlead_operator.api import InferenceService, InvalidManifest
-from fairlead_operator.children import router, worker
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import router_revision, worker_revision
 
 NAMESPACE = "kubernetes.io/metadata.name"
 ALL = frozenset({"HTTPRoute", "InferencePool"})
@@ -119,8 +119,8 @@ def test_admin_ports_are_in_no_service_and_the_two_sides_agree_on_them() -> None
 def test_exposure_restarts_nothing_but_routers_that_become_pickers() -> None:
     plain, gateway = service(), service(exposure={"gateway": {"name": "g"}})
     picked = service(exposure={"gateway": {"name": "g", "backend": "EndpointPicker"}})
-    assert len({worker.revision(one) for one in (plain, gateway, picked)}) == 1
-    assert router.revision(plain) == router.revision(gateway) != router.revision(picked)
+    assert len({worker_revision(one) for one in (plain, gateway, picked)}) == 1
+    assert router_revision(plain) == router_revision(gateway) != router_revision(picked)
 
 
 def test_a_route_to_the_routers_has_no_timeout_that_cuts_streams() -> None:

@@ -15,10 +15,12 @@ from fairlead.kube.sections import component
 from fairlead.local.workloads import workloads
 from fairlead_operator import group_view
 from fairlead_operator.api import InferenceService, InvalidManifest
-from fairlead_operator.children import Object, groups, worker
+from fairlead_operator.children import groups
 from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
+from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout.step import DRAIN, SURGE
 from fairlead_operator.unsupported import unsupported
 from fairlead_worker.config import WorkerConfig
@@ -151,7 +153,7 @@ def test_annotations_for_the_set_reach_it() -> None:
 
 def test_leaders_are_what_is_counted() -> None:
     one = service(engine=ENGINE, replicas=2)
-    revision = worker.revision(one)
+    revision = worker_revision(one)
     leaders = [pod(f"qwen-worker-{group}", revision) for group in range(2)]
     followers = [pod(f"qwen-worker-{group}-1", revision, of="follower") for group in range(2)]
     plan = look(one, *leaders, *followers)
@@ -164,7 +166,7 @@ def test_leaders_are_what_is_counted() -> None:
 
 def test_a_follower_that_cannot_run_is_the_cause_that_is_told() -> None:
     one = service(engine=ENGINE)
-    revision = worker.revision(one)
+    revision = worker_revision(one)
     leader = pod("qwen-worker-0", revision, ready=False)
     leader["status"]["containerStatuses"] = [container({"running": {}})]
     plan = look(one, leader, pod("qwen-worker-0-1", revision, ready=False, waits=20, of="follower"))
@@ -174,7 +176,7 @@ def test_a_follower_that_cannot_run_is_the_cause_that_is_told() -> None:
 
 def test_a_rollout_has_the_bounds_of_any_other_and_auto_drains_where_no_follower_has_room() -> None:
     one = service(engine=ENGINE, replicas=2)
-    revision = worker.revision(one)
+    revision = worker_revision(one)
     old = [pod(f"qwen-worker-{group}", "old") for group in range(2)]
 
     assert bounds(look(one, *old)) == {**SURGE, "partition": 0}
@@ -200,10 +202,10 @@ def test_a_pause_holds_every_group_and_its_end_begins_with_a_surge() -> None:
 
 def test_what_does_not_get_on_is_said_at_the_deadline() -> None:
     one = service(engine=ENGINE, rollout={"progressDeadline": "10m"})
-    starting = pod("qwen-worker-0", worker.revision(one), ready=False, made=500)
+    starting = pod("qwen-worker-0", worker_revision(one), ready=False, made=500)
     plan = look(one, starting, body=live(one, written=550))
     assert condition(plan, "Progressing")[1] == "RollingOut" and plan.wake_at == NOW.timestamp() + 100
-    late = look(one, pod("qwen-worker-0", worker.revision(one), ready=False, made=700), body=live(one, written=750))
+    late = look(one, pod("qwen-worker-0", worker_revision(one), ready=False, made=700), body=live(one, written=750))
     status, reason, message = condition(late, "Progressing")
     assert (status, reason) == ("False", "ProgressDeadlineExceeded") and "LeaderWorkerSet qwen-worker has not got on for 10m" in message
 
@@ -245,7 +247,7 @@ def test_the_example_is_accepted_and_is_what_it_says() -> None:
 
 def test_kubectl_fairlead_shows_the_set_and_its_followers() -> None:
     one = service(engine=ENGINE)
-    revision = worker.revision(one)
+    revision = worker_revision(one)
     pods = [pod("qwen-worker-0", revision, ready=False), pod("qwen-worker-0-1", revision, ready=False, waits=20, of="follower")]
     facts = Facts({}, deployments={"worker": group_view.as_deployment(live(one), pods)}, pods=pods)
     told = [line.text for line in component(facts, "worker", {})]

@@ -13,8 +13,8 @@ from fairlead_operator import causes
 from fairlead_operator.children import worker
 from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.loading_status import LoadingSeen, pods_to_ask, size
-from fairlead_operator.observed import Observed
+from fairlead_operator.loading_status import pods_to_ask, size
+from fairlead_operator.observed import LoadingSeen, Observed
 from fairlead_operator.reconcile.loading_watch import LoadingWatch
 from fairlead_operator.reconcile.prober import Prober
 

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from tests.operator.manifests import container, pod
 
-from fairlead_operator.causes import Happened
 from fairlead_operator.causes.happened import newest
+from fairlead_operator.observed import Happened
 from fairlead_operator.reconcile import announcer, pod_events, repeated
 from fairlead_operator.reconcile.announcer import Announcer
 from fairlead_operator.reconcile.client import ApiRefused, Cluster

@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 from tests.operator.manifests import SETTINGS, service
 
-from fairlead_operator.children import router, worker
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed, RedisSeen
+from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.settings import Settings
 
 FILES = ("username", "password", "ca.crt", "tls.crt", "tls.key")
@@ -105,8 +105,8 @@ def test_credentials_change_no_revision() -> None:
 def test_groups_reach_both_sides_and_roll_both() -> None:
     assert all("--index-groups=4" in spec["containers"][0]["args"] for spec in pods(SETTINGS, indexGroups=4).values())
     one, four = service(), service(routing={"indexGroups": 4})
-    assert router.revision(one) != router.revision(four) and worker.revision(one) != worker.revision(four)
-    assert worker.revision(service(routing={"indexGroups": 1})) == worker.revision(one)
+    assert router_revision(one) != router_revision(four) and worker_revision(one) != worker_revision(four)
+    assert worker_revision(service(routing={"indexGroups": 1})) == worker_revision(one)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
 from fairlead_operator.api import InferenceService, ServiceSpec
-from fairlead_operator.children import worker
 from fairlead_operator.desired import desired
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import KEPT, KIND, said
+from fairlead_operator.revisions import KEPT, KIND, said, worker_revision
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPECS = [{"engine": {"maxNumSeqs": number}} for number in range(1, 9)]
@@ -125,7 +124,7 @@ def test_a_revision_that_lost_its_labels_is_found_again(
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     cluster = Cluster(server, namespace)
     with operator(server.kubeconfig, namespace, router.url):
-        name = f"qwen-worker-{worker.revision(InferenceService.parse(cluster.create()))}"
+        name = f"qwen-worker-{worker_revision(InferenceService.parse(cluster.create()))}"
         eventually(lambda: cluster.get("deployments", "qwen-worker"))
     cluster.patch("controllerrevisions", name, {"metadata": {"labels": None}})
     with operator(server.kubeconfig, namespace, router.url, worker_image="worker:2"):

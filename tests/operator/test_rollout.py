@@ -12,11 +12,12 @@ from fairlead_operator.children import worker
 from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout.room import Departures
 from fairlead_operator.rollout.step import DRAIN, SURGE
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-NEW = worker.revision(service())
+NEW = worker_revision(service())
 INSUFFICIENT = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/3 nodes are available"
 
 
@@ -176,7 +177,7 @@ def revisions_of(*services: InferenceService) -> tuple[Any, ...]:
 
 def test_back_to_a_revision_by_its_name_or_its_digest() -> None:
     first = service(engine={"maxNumSeqs": 7})
-    digest = worker.revision(first)
+    digest = worker_revision(first)
     kept = revisions_of(first, service())
     for name in (f"qwen-worker-{digest}", digest):
         plan = look(Observed(revisions=kept), rollout={"revision": name})
@@ -187,7 +188,7 @@ def test_back_to_a_revision_by_its_name_or_its_digest() -> None:
 
 def test_a_revision_that_is_not_kept_changes_nothing_and_says_which_are() -> None:
     first = service(engine={"maxNumSeqs": 7})
-    digest = worker.revision(first)
+    digest = worker_revision(first)
     observed = seen(deployment=live(digest), revisions=revisions_of(first))
     plan = look(observed, rollout={"revision": "qwen-worker-0123456789"})
     assert "--max-num-seqs=7" in workers(plan)["template"]["spec"]["containers"][0]["args"], "as it runs"
@@ -198,7 +199,7 @@ def test_a_revision_that_is_not_kept_changes_nothing_and_says_which_are() -> Non
 def test_a_revision_of_a_deleted_service_of_this_name_is_not_taken_for_one_of_ours() -> None:
     first = service(engine={"maxNumSeqs": 7})
     left = revisions_of(replace(first, uid="uid-0"))
-    plan = look(Observed(revisions=left), rollout={"revision": f"qwen-worker-{worker.revision(first)}"})
+    plan = look(Observed(revisions=left), rollout={"revision": f"qwen-worker-{worker_revision(first)}"})
     assert said(plan)[1] == "RevisionNotFound"
     assert "--max-num-seqs=256" in workers(plan)["template"]["spec"]["containers"][0]["args"]
 
@@ -206,7 +207,7 @@ def test_a_revision_of_a_deleted_service_of_this_name_is_not_taken_for_one_of_ou
 def test_revisions_that_workers_run_are_kept_beyond_the_last_five() -> None:
     kept = revisions_of(*(service(engine={"maxNumSeqs": number}) for number in range(1, 10)))
     numbered = tuple({**body, "revision": number} for number, body in enumerate(kept, start=1))
-    oldest = worker.revision(service(engine={"maxNumSeqs": 1}))
+    oldest = worker_revision(service(engine={"maxNumSeqs": 1}))
     plan = look(Observed(revisions=numbered, pods=(pod("a", oldest),)))
     names = {made["metadata"]["name"] for made in plan.objects if made["kind"] == "ControllerRevision"}
     assert f"qwen-worker-{oldest}" in names and len([name for name in names if "-worker-" in name]) == 6

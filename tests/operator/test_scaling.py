@@ -14,13 +14,13 @@ from tests.operator.manifests import SETTINGS, container, deployment, pod, servi
 
 from fairlead_operator.api.scaling import Scaling
 from fairlead_operator.children import router
-from fairlead_operator.children import worker as worker_pods
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import Observed
+from fairlead_operator.observed import Need, Observed
+from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.scaling.costs import deletion_costs
 from fairlead_operator.scaling.decision import decided, recent
 from fairlead_operator.scaling.demand import Demand, Report
-from fairlead_operator.scaling.needs import BUSIEST, WINDOW, Fleet, Need, need
+from fairlead_operator.scaling.needs import BUSIEST, WINDOW, Fleet, need
 from fairlead_operator.scaling.standing import standing
 from fairlead_router.config import read_config
 
@@ -319,8 +319,8 @@ def test_the_pod_whose_cache_saved_least_and_that_runs_least_costs_least() -> No
 def test_only_routers_of_services_that_go_to_zero_are_told_so() -> None:
     target = {"max": 3, "target": {"ttft": "2s"}}
     plain, sized, zero = service(), service(scaling=target), service(scaling={**target, "min": 0})
-    assert router.revision(plain) == router.revision(sized) == router.revision(service(scaling={"min": 0, "max": 3}))
-    assert router.revision(zero) != router.revision(plain) and worker_pods.revision(zero) == worker_pods.revision(plain)
+    assert router_revision(plain) == router_revision(sized) == router_revision(service(scaling={"min": 0, "max": 3}))
+    assert router_revision(zero) != router_revision(plain) and worker_revision(zero) == worker_revision(plain)
     assert read_config(router.arguments(zero, SETTINGS)).ready_without_workers
     assert not read_config(router.arguments(sized, SETTINGS)).ready_without_workers
 

@@ -10,12 +10,14 @@ from tests.operator.simulated.operator import finished
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object, secrets, worker
+from fairlead_operator.children import secrets, worker
+from fairlead_operator.objects import Object
 from fairlead_operator.reconcile import secret_writer
 from fairlead_operator.reconcile.applier import Applier
 from fairlead_operator.reconcile.client import ApiRefused
 from fairlead_operator.reconcile.secret_writer import SecretWriter
 from fairlead_operator.reconcile.store import Store
+from fairlead_operator.revisions import worker_revision
 
 ENGINE = {"tensorParallel": 16, "nodes": 2}
 
@@ -55,7 +57,7 @@ def test_the_secret_of_a_group_is_random_and_no_literal() -> None:
         (container,) = pods[template]["spec"]["containers"]
         env = {each["name"]: each for each in container["env"]}
         assert env["NODES_SECRET"]["valueFrom"] == {"secretKeyRef": {"name": secret["metadata"]["name"], "key": "secret"}}
-        assert env["FAIRLEAD_NODES_SECRET"]["value"] == f"$(NODES_SECRET)-{worker.revision(one)}"
+        assert env["FAIRLEAD_NODES_SECRET"]["value"] == f"$(NODES_SECRET)-{worker_revision(one)}"
         assert list(env).index("NODES_SECRET") < list(env).index("FAIRLEAD_NODES_SECRET"), "the kubelet expands what stands before"
     values = []
     for _ in range(2):

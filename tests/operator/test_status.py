@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.operator.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator import causes
-from fairlead_operator.children import worker
 from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed, ProbeResult
+from fairlead_operator.revisions import worker_revision
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}
@@ -153,7 +153,7 @@ def test_quota_and_stalled_rollouts_are_named() -> None:
 
 
 def test_pods_of_the_wanted_revision_speak_first_and_those_that_go_are_silent() -> None:
-    wanted = worker.revision(service())
+    wanted = worker_revision(service())
     old = pod("a-old", revision="old", phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "old"}})])
     new = pod("z-new", revision=wanted, phase="Running", containerStatuses=[container({"terminated": {**FAILED, "message": "new"}})])
     cause = causes.of_pods([old, new], "worker", wanted)

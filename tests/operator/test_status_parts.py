@@ -10,16 +10,15 @@ from tests.operator.manifests import SETTINGS, container, deployment, pod, servi
 from fairlead_operator import traffic, transitions
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.traffic import TrafficStatus
-from fairlead_operator.causes import Happened
-from fairlead_operator.children import worker
 from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import Observed, ProbeResult, TrafficSeen
+from fairlead_operator.observed import Happened, Observed, ProbeResult, TrafficSeen
+from fairlead_operator.revisions import worker_revision
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}
 LOADING = {"worker": deployment("worker", 2, ready=0), "router": deployment("router", 2)}
-REVISION = worker.revision(service())
+REVISION = worker_revision(service())
 PROVEN = ProbeResult(1, True, "", 0, NOW.timestamp())
 
 

@@ -10,7 +10,7 @@ from fairlead.kube.live import Live, look
 from fairlead.kube.picture import through_proxy
 from fairlead_operator import group_view, names
 from fairlead_operator.children import groups
-from fairlead_operator.observed import component_of
+from fairlead_operator.objects import component_of
 
 Body = Mapping[str, Any]
 T = TypeVar("T")

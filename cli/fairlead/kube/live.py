@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlead.errors import UserError
 from fairlead_operator import names
-from fairlead_operator.observed import component_of
+from fairlead_operator.objects import component_of
 
 Body = Mapping[str, Any]
 Read = Callable[[str, str], str]  # pod, path → the text; raises UserError

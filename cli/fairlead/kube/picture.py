@@ -9,7 +9,7 @@ from fairlead.errors import UserError
 from fairlead.kube.api import Kube, Unanswered
 from fairlead.kube.live import NO_ROUTER, Live, ignored_lines, is_ready, look
 from fairlead_operator import causes, names
-from fairlead_operator.observed import component_of
+from fairlead_operator.objects import component_of
 
 Body = Mapping[str, Any]
 READERS = 8  # services that are read at the same time

@@ -9,8 +9,9 @@ from fairlead.kube.facts import GPU, Facts
 from fairlead.kube.live import is_ready
 from fairlead.kube.picture import row
 from fairlead_operator import causes, names
-from fairlead_operator.causes.happened import Happened, newest
-from fairlead_operator.observed import component_of
+from fairlead_operator.causes.happened import newest
+from fairlead_operator.objects import component_of
+from fairlead_operator.observed import Happened
 
 Body = Mapping[str, Any]
 MOST_EVENTS = 8

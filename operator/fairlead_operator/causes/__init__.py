@@ -6,6 +6,7 @@ keeps changing what is ours.
 """
 
 from fairlead_operator.causes.cause import Cause
-from fairlead_operator.causes.pods import Happened, of_pod, of_pods
+from fairlead_operator.causes.pods import of_pod, of_pods
+from fairlead_operator.observed import Happened
 
 __all__ = ["Cause", "Happened", "of_pod", "of_pods"]

@@ -6,7 +6,8 @@ from typing import Any
 
 from fairlead_operator.causes import weights
 from fairlead_operator.causes.cause import Cause, last_line, short, told
-from fairlead_operator.causes.happened import Happened, probe_failed
+from fairlead_operator.causes.happened import probe_failed
+from fairlead_operator.observed import Happened
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
 _CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "PostStartHookError"}

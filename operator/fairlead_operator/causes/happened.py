@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fairlead_operator.causes.cause import Cause, told
+from fairlead_operator.observed import Happened
 
 MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 PROBE = {"Unhealthy"}
@@ -21,14 +21,6 @@ _MOUNT_ADVICE = (
     (r"permission denied|access denied", "The storage refuses this node: check its credentials and exports."),
     (r"timed out waiting", "The storage does not answer: see the CSI driver's pods and kubectl describe pvc."),
 )
-
-
-@dataclass(frozen=True)
-class Happened:
-    """The newest telling Event of one pod."""
-
-    reason: str
-    message: str
 
 
 def newest(events: Sequence[Mapping[str, Any]]) -> Happened | None:

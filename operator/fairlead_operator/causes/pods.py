@@ -11,7 +11,8 @@ from fairlead_operator import names
 from fairlead_operator.causes import scheduling
 from fairlead_operator.causes.cause import Cause, short, told
 from fairlead_operator.causes.containers import of_container
-from fairlead_operator.causes.happened import Happened, node_gone, of_event
+from fairlead_operator.causes.happened import node_gone, of_event
+from fairlead_operator.observed import Happened
 
 __all__ = ["Happened", "of_pod", "of_pods"]
 

@@ -7,7 +7,6 @@ environment variable by which they say themselves of which revision they are the
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,25 +15,12 @@ import msgspec
 from fairlead_common.canary_split import Split
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object, pods
-from fairlead_operator.revisions import NO_FAILURE, Failure, find
+from fairlead_operator.children import pods
+from fairlead_operator.objects import Object
+from fairlead_operator.revisions import find
+from fairlead_operator.rollout.sides import Sides
 
-NO_SPLIT = Split()
 SPLIT_FILE = PurePosixPath("/etc/fairlead/split/split.json")
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Which revisions run beside each other."""
-
-    stable: str = ""  # the revision that the main Deployment stays on; empty: the wanted one, whether a canary is still there or not
-    live: Mapping[str, Any] | None = None  # what it runs now: its template, should its ControllerRevision be gone
-    replicas: int | None = None  # of the canary; None: there is none
-    split: Split = NO_SPLIT  # what the routers are told
-    failure: Failure = NO_FAILURE  # how the wanted revision was rolled back: remembered on its ControllerRevision
-
-
-ONE_SIDE = Sides()
 
 
 def objects(service: InferenceService, revision: str, template: Object, sides: Sides, settle: int) -> list[Object]:

@@ -9,7 +9,7 @@ from fairlead_common.http.inference_paths import INFERENCE, MODELS
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.exposure import Gateway
-from fairlead_operator.children import Object
+from fairlead_operator.objects import Object
 
 HTTP_ROUTE, INFERENCE_POOL = "HTTPRoute", "InferencePool"
 _POOLS = "inference.networking.k8s.io"

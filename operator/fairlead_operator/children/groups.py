@@ -8,7 +8,8 @@ from copy import deepcopy
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object, secrets
+from fairlead_operator.children import secrets
+from fairlead_operator.objects import Object
 from fairlead_operator.rollout.step import Step
 
 API_VERSION, KIND = "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"

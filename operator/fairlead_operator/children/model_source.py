@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fairlead_operator.api import ServiceSpec
 from fairlead_operator.api.cache import ModelCache, downloaded, from_bucket
 from fairlead_operator.api.spec import Model
-from fairlead_operator.children import Object
+from fairlead_operator.objects import Object
 
 MODEL_MOUNT = "/mnt/model"
 DRAFT_MOUNT = "/mnt/draft"

@@ -6,7 +6,8 @@ do nothing; where a namespace denies everything by default they are what lets th
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object, groups
+from fairlead_operator.children import groups
+from fairlead_operator.objects import Object
 from fairlead_operator.settings import Settings
 
 _NAMESPACE = "kubernetes.io/metadata.name"  # the API server puts it on every namespace, and lets nobody change it

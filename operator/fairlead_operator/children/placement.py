@@ -1,7 +1,7 @@
 """On which nodes workers may run. Everything else of scheduling (selectors, priority, runtime class) goes through `spec.podTemplate`."""
 
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object
+from fairlead_operator.objects import Object
 
 PRODUCT = "nvidia.com/gpu.product"  # set by NVIDIA's GPU feature discovery
 TAINT = "nvidia.com/gpu"  # what clusters keep their GPU nodes free of other pods with

@@ -4,7 +4,8 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object, security
+from fairlead_operator.children import security
+from fairlead_operator.objects import Object
 
 GRACE_MARGIN = 15  # seconds after the drain timeout in which a process that overran it is still asked, not killed
 

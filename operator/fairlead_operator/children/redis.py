@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from fairlead_index.redis.access_rules import Role, user_name
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object, secrets
+from fairlead_operator.children import secrets
 from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of
+from fairlead_operator.objects import Object
 from fairlead_operator.observed import RedisSeen
-from fairlead_operator.revisions import said
 from fairlead_operator.settings import Settings
 
 MOUNT = "/etc/fairlead/redis"
@@ -67,8 +67,3 @@ def mounts(settings: Settings) -> list[Object]:
     """Return the mount of that volume: the whole folder, as the kubelet never renews the file of a subPath."""
     mount = {"name": "redis", "mountPath": MOUNT, "readOnly": True}
     return [mount] if settings.redis_url and settings.redis_files else []
-
-
-def shaping(service: InferenceService) -> dict[str, object]:
-    """What the spec says about the index: both sides of it must be of one mind, so both are rolled when it changes."""
-    return said(service.spec.routing, "index_groups")

@@ -1,14 +1,14 @@
 """The routers: a Deployment behind the Service that clients use."""
 
 from pathlib import PurePosixPath
-from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.fields import seconds
-from fairlead_operator.children import Object, canary, pods, redis, security
+from fairlead_operator.children import canary, pods, redis, security
+from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
-from fairlead_operator.revisions import pinned, said
+from fairlead_operator.revisions import pinned, router_revision, said, scales_to_zero
 from fairlead_operator.rollout.step import SURGE
 from fairlead_operator.rollout.strategy import pausing
 from fairlead_operator.settings import Settings
@@ -16,32 +16,10 @@ from fairlead_operator.settings import Settings
 KEY_FILE = PurePosixPath("/etc/fairlead/keys/keys.yaml")
 
 
-def revision(service: InferenceService) -> str:
-    choices = ("policy", "index_mode", "index_groups", "steering", "metrics_names", "hold_timeout", "max_expected_ttft", "args")
-    routing = said(service.spec.routing, *choices)
-    parts: list[Any] = [routing, said(service.spec.rollout, "drain_timeout"), service.served_model_name]
-    if service.spec.access is not None:
-        parts.append(said(service.spec.access))
-    if service.spec.exposure.picks_endpoints:
-        parts.append("picker")
-    if service.spec.rollout.canary is not None:
-        parts.append("split")  # that there may be canaries; their weight is no part of a router
-    if service.spec.image_pull_secrets:
-        parts.append(said(service.spec, "image_pull_secrets"))
-    if _to_zero(service):
-        parts.append("ready without workers")
-    return names.digest(parts)
-
-
-def _to_zero(service: InferenceService) -> bool:
-    """Whether routers must be there for requests while no worker is, or nobody would learn of them."""
-    return service.spec.scaling is not None and service.spec.scaling.idle_seconds is not None
-
-
 def objects(service: InferenceService, settings: Settings, observed: Observed | None = None) -> list[Object]:
     """A template is kept, among the ControllerRevisions that are seen, before it is used. Routers always surge: they need no GPU."""
     seen = observed or Observed()
-    pin = pinned(service, names.ROUTER, revision(service), _template(service, settings), seen.revisions)
+    pin = pinned(service, names.ROUTER, router_revision(service), _template(service, settings), seen.revisions)
     paused = pausing(service, seen.deployments.get(names.ROUTER))
     budget = pods.disruption_budget(service, names.ROUTER, 1)
     return [_service(service), *pin.revisions, _deployment(service, pin.template, paused), budget]
@@ -102,7 +80,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     }
     volumes = [{"name": "tmp", "emptyDir": {}}, *_volumes(service), *redis.volumes(service, settings, names.ROUTER)]
     spec = pods.pod_spec(service, names.ROUTER, container, volumes)
-    return pods.labelled(service, names.ROUTER, revision(service), {"spec": spec})
+    return pods.labelled(service, names.ROUTER, router_revision(service), {"spec": spec})
 
 
 def _volumes(service: InferenceService) -> list[Object]:
@@ -150,5 +128,5 @@ def arguments(service: InferenceService, settings: Settings) -> list[str]:
         flags["api-keys-file"] = KEY_FILE
         if not settings.redis_url:
             flags["router-replicas"] = routing.replicas
-    alone = ["--ready-without-workers"] if _to_zero(service) else []
+    alone = ["--ready-without-workers"] if scales_to_zero(service) else []
     return [f"--{flag}={value}" for flag, value in flags.items() if value != ""] + alone + list(routing.args)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
-from fairlead_operator.children import Object
+from fairlead_operator.objects import Object
 
 KIND = "Secret"
 GENERATED = "<generated>"  # stands for a random value, which the applier draws: `desired` has no randomness

@@ -8,12 +8,13 @@ from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
-from fairlead_operator.children import Object, canary, groups, pods, redis, security
-from fairlead_operator.children.canary import ONE_SIDE, Sides
+from fairlead_operator.children import canary, groups, pods, redis, security
 from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.children.placement import placement
-from fairlead_operator.revisions import pinned, said
+from fairlead_operator.objects import Object
+from fairlead_operator.revisions import pinned, worker_revision
+from fairlead_operator.rollout.sides import ONE_SIDE, Sides
 from fairlead_operator.rollout.step import Step
 from fairlead_operator.settings import Settings
 
@@ -22,12 +23,6 @@ WORKERS_MOST_LORAS = 8  # the worker's own default of --max-loras
 SETTLE = 10  # seconds: cluster DNS keeps the workers' addresses for 5, and without an index routers know new workers from there alone
 STARTUP_PERIOD, STARTUP_FAILURES = 5, 60  # seconds, probes: for the process to answer at all, from a cold disk
 # A load takes what it takes (kubeai#179): /health is 200 while it gets on, and the worker ends one that is stuck, saying where.
-
-
-def revision(service: InferenceService) -> str:
-    """A digest of what the user's spec says about worker pods: an operator of another version or configuration has the same."""
-    shaping = said(service.spec, "model", "engine", "resources", "pod_template", "image_pull_secrets") | redis.shaping(service)
-    return names.digest([shaping, said(service.spec.rollout, "drain_timeout"), service.served_model_name])
 
 
 def gpus(service: InferenceService, settings: Settings) -> int:
@@ -44,8 +39,8 @@ def objects(
     sides: Sides = ONE_SIDE,
 ) -> list[Object]:
     """`revisions`: the ControllerRevisions that are seen. A template is kept before it is used. `step`: of the rollout; None: its first."""
-    step, seen = step or Step(revision(service)), list(revisions)
-    tried = revision(service) if sides.stable else step.revision
+    step, seen = step or Step(worker_revision(service)), list(revisions)
+    tried = worker_revision(service) if sides.stable else step.revision
     pin = pinned(service, names.WORKER, tried, _template(service, settings), seen, step.in_use | {sides.stable}, sides.failure)
     stable = canary.stable_template(service, sides, seen)
     return [
@@ -111,7 +106,7 @@ def _template(service: InferenceService, settings: Settings) -> Object:
     if service.spec.pod_template is not None:
         extra = service.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         template = merged(template, extra)
-    return pods.labelled(service, names.WORKER, revision(service), template)
+    return pods.labelled(service, names.WORKER, worker_revision(service), template)
 
 
 def _container(service: InferenceService, settings: Settings, source: ModelSource) -> Object:
@@ -127,7 +122,7 @@ def _container(service: InferenceService, settings: Settings, source: ModelSourc
             {"name": "HOME", "value": "/tmp"},  # the root file system is read-only; kernels are compiled into ~/.cache
             *source.env,
             *_warming(service, settings),
-            *groups.environment(service, revision(service)),
+            *groups.environment(service, worker_revision(service)),
         ],
         "ports": [
             {"name": "http", "containerPort": names.WORKER_PORT, "protocol": "TCP"},

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairlead_operator.observed import Contest, component_of
+from fairlead_operator.objects import component_of
+from fairlead_operator.observed import Contest
 from fairlead_operator.reconcile.difference import replicas_set_by
 from fairlead_operator.reconcile.store import Key
 

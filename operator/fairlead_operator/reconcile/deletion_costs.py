@@ -7,7 +7,8 @@ from typing import Any
 
 from fairlead_operator import names
 from fairlead_operator.index_status import ready_routers
-from fairlead_operator.observed import Body, Observed, component_of
+from fairlead_operator.objects import Body, component_of
+from fairlead_operator.observed import Observed
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.demand_client import DemandClient, RouterDeaf
 from fairlead_operator.scaling.costs import ANNOTATION, changed, deletion_costs

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from fairlead_operator.observed import Need
 from fairlead_operator.reconcile.demand_client import RouterDeaf
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.repeated import Repeated
 from fairlead_operator.scaling.decision import decided, recent
 from fairlead_operator.scaling.demand import Demand, Report
-from fairlead_operator.scaling.needs import WINDOW, Need, need
+from fairlead_operator.scaling.needs import WINDOW, need
 from fairlead_operator.scaling.standing import Standing
 
 LOOK = 5.0  # seconds between two questions to a router that has requests

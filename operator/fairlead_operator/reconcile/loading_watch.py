@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 
-from fairlead_operator.loading_status import LoadingSeen
+from fairlead_operator.observed import LoadingSeen
 from fairlead_operator.reconcile.prober import Prober
 from fairlead_operator.reconcile.repeated import Repeated
 

@@ -18,7 +18,8 @@ from fairlead_operator.desired import Desired, desired
 from fairlead_operator.index_status import ready_routers, router_to_ask
 from fairlead_operator.loading_status import pods_to_ask
 from fairlead_operator.metrics import Metrics
-from fairlead_operator.observed import Observed, ProbeResult, RedisSeen, component_of
+from fairlead_operator.objects import component_of
+from fairlead_operator.observed import Decision, Observed, ProbeResult, RedisSeen
 from fairlead_operator.reconcile import deletion_costs
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.canary_watch import CanaryWatch
@@ -32,7 +33,6 @@ from fairlead_operator.reconcile.pod_events import PodEvents
 from fairlead_operator.reconcile.prober import Asked, Prober
 from fairlead_operator.reconcile.store import Owner, Store
 from fairlead_operator.rollout.room import Departures
-from fairlead_operator.scaling.decision import Decision
 from fairlead_operator.scaling.standing import standing
 from fairlead_operator.settings import Settings
 from fairlead_operator.unsupported import unsupported

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from fairlead_operator import names
-from fairlead_operator.observed import component_of
+from fairlead_operator.objects import component_of
 
 Body = Mapping[str, Any]
 WINDOW = 32768  # bytes of a dictionary that deflate looks back on

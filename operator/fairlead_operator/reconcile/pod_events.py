@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fairlead_operator.causes.containers import has_served
-from fairlead_operator.causes.happened import Happened, newest
+from fairlead_operator.causes.happened import newest
+from fairlead_operator.observed import Happened
 from fairlead_operator.reconcile.client import ApiRefused, Cluster
 from fairlead_operator.reconcile.repeated import Repeated
 

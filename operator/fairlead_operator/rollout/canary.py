@@ -13,11 +13,11 @@ from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.status import CanaryStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.children import router, worker
-from fairlead_operator.children.canary import ONE_SIDE, Sides
-from fairlead_operator.observed import Body, Observed, Replicas, component_of, instant, is_canary, ready_at
-from fairlead_operator.revisions import Failure, failure_of, find, is_of
+from fairlead_operator.objects import Body, component_of, instant, is_canary, ready_at
+from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.revisions import Failure, failure_of, find, is_of, router_revision, worker_revision
 from fairlead_operator.rollout.judgement import error_problem, figures, ttft_problem
+from fairlead_operator.rollout.sides import ONE_SIDE, Sides
 from fairlead_operator.rollout.strategy import revision_of
 
 
@@ -126,7 +126,7 @@ class _Trial:
     @classmethod
     def of(cls, service: InferenceService, observed: Observed) -> "_Trial":
         main, canary = (_template(observed.deployments.get(one)) for one in (names.WORKER, names.CANARY))
-        wanted, asked = worker.revision(service), service.spec.rollout.canary
+        wanted, asked = worker_revision(service), service.spec.rollout.canary
         size = asked.replicas if asked is not None and _size(observed.deployments.get(names.WORKER)) else 0
         uid = str(((observed.deployments.get(names.CANARY) or {}).get("metadata") or {}).get("uid", ""))
         running = revision_of(main) or _last_good(service, observed, wanted)
@@ -200,7 +200,7 @@ def _routers_know(service: InferenceService, observed: Observed) -> bool:
     """Whether every router is one that splits."""
     deployment = observed.deployments.get(names.ROUTER)
     routers = Replicas.of(deployment, service.spec.routing.replicas)
-    return revision_of(_template(deployment)) == router.revision(service) and routers.rolled_out
+    return revision_of(_template(deployment)) == router_revision(service) and routers.rolled_out
 
 
 def _ready_since(observed: Observed, revision: str, size: int) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.observed import Body, component_of, instant
+from fairlead_operator.objects import Body, component_of, instant
 
 # What a worker that leaves its node gives back, in the words of kube-scheduler's plugins (NodeResourcesFit, NodePorts, InterPodAffinity,
 # PodTopologySpread, NodeVolumeLimits, VolumeRestrictions, DynamicResources). Where none of them stands, a drained worker would be lost

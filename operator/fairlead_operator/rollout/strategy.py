@@ -14,7 +14,8 @@ from typing import Any
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.causes import Cause
-from fairlead_operator.observed import Body, Observed, component_of, ended, instant, is_canary
+from fairlead_operator.objects import Body, component_of, ended, instant, is_canary
+from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import is_of
 from fairlead_operator.rollout import room
 from fairlead_operator.rollout.step import Step

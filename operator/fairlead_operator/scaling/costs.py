@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from fairlead_operator import names
-from fairlead_operator.observed import Body, component_of
+from fairlead_operator.objects import Body, component_of
 from fairlead_operator.scaling.demand import Report, WorkerSeen
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"

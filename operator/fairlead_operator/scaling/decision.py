@@ -1,18 +1,10 @@
 """The number of workers, from the one that is and what was needed lately. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fairlead_operator.api.scaling import Scaling
-from fairlead_operator.scaling.needs import WINDOW, Need
-
-
-@dataclass(frozen=True)
-class Decision:
-    """`reason`: in words, empty while nothing changes."""
-
-    wanted: int
-    reason: str = ""
+from fairlead_operator.observed import Decision, Need
+from fairlead_operator.scaling.needs import WINDOW
 
 
 def decided(scaling: Scaling, current: int | None, needs: Sequence[Need]) -> Decision:

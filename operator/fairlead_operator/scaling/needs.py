@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from statistics import fmean
 
+from fairlead_operator.observed import Need
 from fairlead_operator.scaling.demand import Demand
 
 WINDOW = 15.0  # seconds: routers average what comes over as many, so a step of load is whole after that time
@@ -17,19 +18,6 @@ FULL = 0.9  # of the requests that a worker can run
 SPARE = 0.8  # a smaller fleet must do with this part of what it could: between the two sizes nothing is changed
 OWN_SHARE = 0.25  # of the target is left for waiting, where the prompts alone take longer than it
 CATCH_UP = 5.0  # times the seconds until more workers serve: what has piled up by then is gone, and causes no second raise
-
-
-@dataclass(frozen=True)
-class Need:
-    """At one moment. `more`: workers that should be there, 0 while those that are there do; `fewest`: with so few it would still hold."""
-
-    at: float  # seconds since the epoch
-    more: int
-    fewest: int
-    idle_seconds: float  # since anybody asked anything of a worker that served, 0 while that is not known
-    asked: bool  # requests are there now
-    lately: bool = False  # or came in the last window, by ways that a router sees only for a moment
-    why: str = ""  # of `more`
 
 
 @dataclass(frozen=True)

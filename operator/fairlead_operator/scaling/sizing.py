@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.api.status import ScalingStatus
-from fairlead_operator.observed import Observed
-from fairlead_operator.scaling.decision import Decision, decided
+from fairlead_operator.observed import Decision, Observed
+from fairlead_operator.scaling.decision import decided
 from fairlead_operator.scaling.standing import current_size
 
 

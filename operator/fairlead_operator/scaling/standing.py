@@ -7,7 +7,8 @@ from typing import Any
 from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.api.scaling import Scaling
-from fairlead_operator.observed import Body, Observed, component_of, ended, instant, ready_at
+from fairlead_operator.objects import Body, component_of, ended, instant, ready_at
+from fairlead_operator.observed import Observed
 from fairlead_operator.scaling.needs import Fleet
 
 START_SECONDS, SHORTEST, LONGEST = 60.0, 5.0, 900.0

@@ -8,7 +8,8 @@ from tests.operator.simulated.api import Api, Body
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.observed import CanarySeen, Observed, ProbeResult, component_of
+from fairlead_operator.objects import component_of
+from fairlead_operator.observed import CanarySeen, Observed, ProbeResult
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
 from fairlead_operator.reconcile.client import ApiRefused
 from fairlead_operator.reconcile.kinds import REVISIONS

@@ -1,0 +1,36 @@
+"""Kubernetes objects as dicts: those that this package makes, and what it reads from those of the API server. Pure."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from fairlead_operator import names
+
+Object = dict[str, Any]
+"""An object for server-side apply."""
+Body = Mapping[str, Any]
+"""An object as the API server has it."""
+
+
+def is_canary(pod: Body) -> bool:
+    return ((pod.get("metadata") or {}).get("labels") or {}).get(names.TRACK) == names.CANARY_TRACK
+
+
+def component_of(body: Body) -> str:
+    return str(((body.get("metadata") or {}).get("labels") or {}).get(names.COMPONENT, ""))
+
+
+def ended(pod: Body) -> bool:
+    """Evicted, say: it stays on the list for days, and another has taken its place."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def ready_at(pod: Body) -> float | None:
+    """Since when it is ready, in seconds since the epoch; None: it is not."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return next((instant(one.get("lastTransitionTime")) for one in conditions if one["type"] == "Ready" and one["status"] == "True"), None)
+
+
+def instant(text: Any) -> float:
+    """An RFC 3339 time in seconds since the epoch; 0.0 for none."""
+    return datetime.fromisoformat(str(text)).timestamp() if text else 0.0
