@@ -10,8 +10,8 @@ import signal
 import sys
 
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.reconcile.prober import Prober
-from fairlead_operator.running import operate
+from fairlead_operator.polling.prober import Prober
+from fairlead_operator.run import operate
 
 
 async def run(config: OperatorConfig, router: str) -> None:

@@ -13,7 +13,7 @@ from fairlead_operator.rollout import canary
 from fairlead_operator.rollout.strategy import next_step
 from fairlead_operator.scaling.sizing import sized, with_size
 from fairlead_operator.settings import Settings
-from fairlead_operator.status import verdict
+from fairlead_operator.status.verdict import verdict
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsError
 
 from fairlead_index.redis.access import shown
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.running import operate
+from fairlead_operator.run import operate
 
 log = logging.getLogger("fairlead_operator")
 

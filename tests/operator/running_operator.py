@@ -11,8 +11,8 @@ from typing import Any, cast
 from tests.operator.answering import Answering
 
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.reconcile.prober import Prober
-from fairlead_operator.running import operate
+from fairlead_operator.polling.prober import Prober
+from fairlead_operator.run import operate
 
 
 class Router:

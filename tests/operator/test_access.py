@@ -11,7 +11,7 @@ from tests.operator.test_desired import objects, restricted
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router
-from fairlead_operator.reconcile.prober import Asked, Prober
+from fairlead_operator.polling.prober import Asked, Prober
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.settings import Settings
 from fairlead_router.config import read_config

@@ -10,8 +10,8 @@ from tests.operator.manifests import container, deployment, pod
 from fairlead_operator import causes
 from fairlead_operator.causes import creation, silence
 from fairlead_operator.causes.cause import LONGEST, told
+from fairlead_operator.kube.difference import slim_managed_fields
 from fairlead_operator.observed import Happened
-from fairlead_operator.reconcile.difference import slim_managed_fields
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 MINE = {"app.kubernetes.io/component": "worker"}

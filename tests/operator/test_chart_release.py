@@ -13,8 +13,8 @@ from tests.operator.manifests import manifest
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
+from fairlead_operator.kube.kinds import kind_of
 from fairlead_operator.names import FIELD_MANAGER
-from fairlead_operator.reconcile.kinds import kind_of
 
 PREVIOUS = Path(__file__).parent / "data" / "fairlead-0.1.0.tgz"  # the chart of the last release, as `helm package` made it
 CHILDREN = PREVIOUS.with_name("children-0.1.0.json")  # of a service of two replicas, as the operator beside that chart applied them

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from tests.operator.manifests import SETTINGS, deployment, service
 
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import desired
+from fairlead_operator.kube.difference import slim_managed_fields
 from fairlead_operator.observed import Contest, Observed, ProbeResult
-from fairlead_operator.reconcile.contests import WITHIN, Contests
-from fairlead_operator.reconcile.difference import slim_managed_fields
-from fairlead_operator.transitions import said
+from fairlead_operator.reconcile.field_conflicts import WITHIN, Contests
+from fairlead_operator.status.conditions import find
+from fairlead_operator.status.transitions import said
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 KEY = ("Deployment", "qwen-worker")

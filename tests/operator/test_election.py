@@ -25,10 +25,10 @@ from tests.operator.test_operator_on_apiserver import Cluster as Namespace
 from tests.operator.test_operator_on_apiserver import eventually
 from tests.operator.test_process import COMMAND, FLAGS, environment
 
-from fairlead_operator.aside import Aside
-from fairlead_operator.election import FENCED, Elector, Timing
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import PODS, Kind
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.kinds import PODS, Kind
+from fairlead_operator.kube.leader_election import FENCED, Elector, Timing
+from fairlead_operator.process.loop_thread import Aside
 
 
 class LeaseServer:

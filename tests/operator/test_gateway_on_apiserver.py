@@ -7,7 +7,7 @@ from tests.operator import apiserver, foreign_crds
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
-from fairlead_operator.reconcile import optional
+from fairlead_operator.kube import discovery as optional
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ROUTES, POOLS = "/apis/gateway.networking.k8s.io/v1", "/apis/inference.networking.k8s.io/v1"

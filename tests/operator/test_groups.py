@@ -13,16 +13,16 @@ from fairlead.errors import UserError
 from fairlead.kube.facts import Facts
 from fairlead.kube.sections import component
 from fairlead.local.workloads import workloads
-from fairlead_operator import group_view
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import groups
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import worker_revision
 from fairlead_operator.rollout.step import DRAIN, SURGE
-from fairlead_operator.unsupported import unsupported
+from fairlead_operator.status import groups as group_view
+from fairlead_operator.status.conditions import find
+from fairlead_operator.status.unsupported import unsupported
 from fairlead_worker.config import WorkerConfig
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

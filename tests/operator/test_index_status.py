@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.operator.answering import Answering
 from tests.operator.manifests import SETTINGS, deployment, pod, service
 
-from fairlead_operator import index_status
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import IndexSeen, Observed, ProbeResult, RedisSeen
-from fairlead_operator.reconcile.index_watch import IndexWatch
-from fairlead_operator.reconcile.prober import Prober, RouterSilent
+from fairlead_operator.polling.index import IndexWatch
+from fairlead_operator.polling.prober import Prober, RouterSilent
+from fairlead_operator.status import index as index_status
+from fairlead_operator.status.conditions import find
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from fairlead_operator.reconcile.lanes import Lanes
+from fairlead_operator.kube.workqueue import Lanes
 
 
 async def turn(lanes: Lanes, order: list[str], name: str, *, urgent: bool) -> None:

@@ -11,12 +11,12 @@ from tests.operator.manifests import SETTINGS, container, deployment, pod, servi
 
 from fairlead_operator import causes
 from fairlead_operator.children import worker
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.loading_status import pods_to_ask, size
 from fairlead_operator.observed import LoadingSeen, Observed
-from fairlead_operator.reconcile.loading_watch import LoadingWatch
-from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.polling.loading import LoadingWatch
+from fairlead_operator.polling.prober import Prober
+from fairlead_operator.status.conditions import find
+from fairlead_operator.status.loading import pods_to_ask, size
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 GIB = 2**30
@@ -106,7 +106,7 @@ def worker_answering(page: dict[str, Any], asked: list[str]) -> Iterator[str]:
 
 
 async def test_pods_are_asked_while_they_load_and_nobody_is_once_all_are_ready(monkeypatch: Any) -> None:
-    monkeypatch.setattr("fairlead_operator.reconcile.loading_watch.PERIOD", 0.01)
+    monkeypatch.setattr("fairlead_operator.polling.loading.PERIOD", 0.01)
     page: dict[str, Any] = {"ready": False, "stage": "Downloading", "percent": 12, "total_bytes": GIB}
     prober, told, asked = Prober("cluster.local"), asyncio.Event(), list[str]()
     with worker_answering(page, asked) as address:

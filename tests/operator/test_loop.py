@@ -13,14 +13,14 @@ from typing import Any, cast
 import pytest
 from tests.operator.manifests import SETTINGS, deployment, manifest, service
 
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import Cluster
+from fairlead_operator.kube.kinds import SERVICES, Kind
+from fairlead_operator.kube.workqueue import Lanes
 from fairlead_operator.observed import RedisSeen
-from fairlead_operator.reconcile.client import Cluster
-from fairlead_operator.reconcile.fleet import Fleet
-from fairlead_operator.reconcile.kinds import SERVICES, Kind
-from fairlead_operator.reconcile.lanes import Lanes
-from fairlead_operator.reconcile.loop import Loop, Tools
-from fairlead_operator.reconcile.prober import Prober
-from fairlead_operator.reconcile.store import Store
+from fairlead_operator.polling.prober import Prober
+from fairlead_operator.reconcile.controller import Fleet
+from fairlead_operator.reconcile.reconciler import Loop, Tools
 
 OWNER = ("default", "qwen")
 

@@ -5,7 +5,7 @@ import gc
 import weakref
 from collections.abc import Callable
 
-from fairlead_operator.memory import give_back
+from fairlead_operator.process.memory import give_back
 
 
 class Node:

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 from tests.operator.manifests import manifest
 
-from fairlead_operator.metrics import Metrics
-from fairlead_operator.reconcile import optional as optional_kinds
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
-from fairlead_operator.reconcile.lanes import Lanes
-from fairlead_operator.reconcile.optional import OptionalKinds
-from fairlead_operator.reconcile.store import Store
+from fairlead_operator.kube import discovery as optional_kinds
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.discovery import OptionalKinds
+from fairlead_operator.kube.kinds import OPTIONAL, Kind
+from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.process.metrics import Metrics
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -9,7 +9,7 @@ from tests.operator.manifests import SETTINGS, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router, worker
-from fairlead_operator.refusals import cause
+from fairlead_operator.status.refusals import cause
 
 
 def template(component: Any = worker, /, **spec: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from tests.operator.charts import CHART, PROMETHEUS, template
 
 from fairlead_common.prompts.token_cache import TokenCache
-from fairlead_operator.metrics import Metrics as OperatorMetrics
+from fairlead_operator.process.metrics import Metrics as OperatorMetrics
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
 from fairlead_worker.api.metrics import Metrics as WorkerMetrics

@@ -9,8 +9,9 @@ from tests.operator import apiserver
 from tests.operator.manifests import container, manifest
 from tests.operator.running_operator import Router, operator
 
-from fairlead_operator import index_status
-from fairlead_operator.reconcile import index_watch, loading_watch
+from fairlead_operator.polling import index as index_watch
+from fairlead_operator.polling import loading as loading_watch
+from fairlead_operator.status import index as index_status
 
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"

@@ -8,11 +8,13 @@ import pytest
 from tests.operator.manifests import container, pod
 
 from fairlead_operator.causes.happened import newest
+from fairlead_operator.kube import event_recorder as announcer
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.event_recorder import Announcer
 from fairlead_operator.observed import Happened
-from fairlead_operator.reconcile import announcer, pod_events, repeated
-from fairlead_operator.reconcile.announcer import Announcer
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.pod_events import PodEvents, hangs
+from fairlead_operator.polling import periodic as repeated
+from fairlead_operator.polling import pod_events
+from fairlead_operator.polling.pod_events import PodEvents, hangs
 
 BOUND = {"type": "PodScheduled", "status": "True"}
 ENDED = {"exitCode": 137, "reason": "Error"}

@@ -12,7 +12,9 @@ from tests.operator.running_operator import Router, operator
 from tests.operator.test_causes import TABLE
 from tests.operator.test_operator_on_apiserver import Cluster, eventually
 
-from fairlead_operator.reconcile import announcer, index_watch, pod_events
+from fairlead_operator.kube import event_recorder as announcer
+from fairlead_operator.polling import index as index_watch
+from fairlead_operator.polling import pod_events
 
 READY = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}], "conditions": [{"type": "Ready", "status": "True"}]}
 
@@ -112,7 +114,7 @@ def test_traffic_is_measured_by_one_router_and_an_idle_service_is_not_written(
     cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_watch, "PERIOD", 0.1)
-    monkeypatch.setattr("fairlead_operator.traffic.SHORTEST", 0.05)
+    monkeypatch.setattr("fairlead_operator.status.traffic.SHORTEST", 0.05)
     tokens = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
     router.page = {"index": "ok", "index_read": "mirror", "workers": [{"pod": "w", "ready": True, "load": tokens}]}
     cluster.create()

@@ -24,14 +24,15 @@ from fairlead_index.redis.connection import ReplyError
 from fairlead_index.redis.scripts import library_name
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import redis as redis_children
+from fairlead_operator.children import redis_users as passwords
 from fairlead_operator.config import OperatorConfig
-from fairlead_operator.credentials import certificates, keeper, passwords, users
+from fairlead_operator.credentials import certificates, keeper, users
 from fairlead_operator.credentials.administrator import LoginRefused
 from fairlead_operator.credentials.contents import ROTATE, Contents, following
 from fairlead_operator.credentials.keeper import Keeper
 from fairlead_operator.credentials.own_secret import OwnSecret
+from fairlead_operator.kube.client import ApiRefused
 from fairlead_operator.observed import RedisSeen
-from fairlead_operator.reconcile.client import ApiRefused
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADMINISTRATOR = "fairlead-operator"

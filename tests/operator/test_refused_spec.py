@@ -7,15 +7,15 @@ from typing import Any
 from tests.operator.manifests import SETTINGS, container, deployment, manifest, pod, service
 from tests.operator.test_loop import OWNER, Recording, tools
 
-from fairlead_operator import refused_spec
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.causes import Cause
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import desired
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.workqueue import Lanes
 from fairlead_operator.observed import IndexSeen, Observed, ProbeResult, TrafficSeen
-from fairlead_operator.reconcile.lanes import Lanes
-from fairlead_operator.reconcile.loop import Loop, Tools
-from fairlead_operator.reconcile.store import Store
+from fairlead_operator.reconcile.reconciler import Loop, Tools
+from fairlead_operator.status import refused_spec
+from fairlead_operator.status.conditions import find
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 PROBLEM = Cause("InvalidSpec", "spec.engine.dtype: must be one of ... (got 'int3')", fault=True)

@@ -12,7 +12,7 @@ from tests.operator.manifests import manifest
 from tests.operator.running_operator import Router, operator
 from tests.operator.test_operator_on_apiserver import CHILDREN, Cluster, eventually
 
-from fairlead_operator.reconcile.difference import as_we_left_it, stamped
+from fairlead_operator.kube.difference import as_we_left_it, stamped
 
 SERVICES = 20
 TEMPLATE = {

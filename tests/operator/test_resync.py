@@ -3,10 +3,10 @@
 from tests.operator import apiserver
 from tests.operator.manifests import manifest
 
-from fairlead_operator.reconcile.client import Cluster
-from fairlead_operator.reconcile.kinds import SERVICES
-from fairlead_operator.reconcile.resync import Resync
-from fairlead_operator.reconcile.store import Store
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import Cluster
+from fairlead_operator.kube.kinds import SERVICES
+from fairlead_operator.kube.resync import Resync
 
 
 async def test_a_missed_removal_and_a_missed_arrival_are_found(server: apiserver.ApiServer, namespace: str) -> None:

@@ -9,12 +9,12 @@ from tests.operator.manifests import SETTINGS, service
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import worker
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import worker_revision
-from fairlead_operator.rollout.room import Departures
+from fairlead_operator.rollout.node_room import Departures
 from fairlead_operator.rollout.step import DRAIN, SURGE
+from fairlead_operator.status.conditions import find
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 NEW = worker_revision(service())

@@ -15,7 +15,8 @@ from fairlead_operator import revisions
 from fairlead_operator.api.rollout import Rollout
 from fairlead_operator.children import worker
 from fairlead_operator.reconcile import applier
-from fairlead_operator.rollout import room, step, strategy
+from fairlead_operator.rollout import node_room as room
+from fairlead_operator.rollout import step, strategy
 
 SEEDS = int(os.environ.get("FAIRLEAD_ROLLOUT_SEEDS", "16"))  # more of them: a longer search
 QUIET = 300.0  # seconds in which nothing may be written any more

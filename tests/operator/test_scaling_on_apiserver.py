@@ -18,7 +18,7 @@ from tests.operator.test_scaling import page, worker
 from tests.redis_server import free_port
 from tests.system.processes import Process, fetch, until
 
-from fairlead_operator.reconcile import demand_watch
+from fairlead_operator.polling import demand as demand_watch
 from fairlead_operator.scaling.costs import ANNOTATION
 
 READY = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}], "conditions": [{"type": "Ready", "status": "True"}]}

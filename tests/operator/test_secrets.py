@@ -11,12 +11,12 @@ from tests.operator.simulated.operator import finished
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import secrets, worker
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import ApiRefused
 from fairlead_operator.objects import Object
 from fairlead_operator.reconcile import secret_writer
 from fairlead_operator.reconcile.applier import Applier
-from fairlead_operator.reconcile.client import ApiRefused
 from fairlead_operator.reconcile.secret_writer import SecretWriter
-from fairlead_operator.reconcile.store import Store
 from fairlead_operator.revisions import worker_revision
 
 ENGINE = {"tensorParallel": 16, "nodes": 2}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.operator.manifests import SETTINGS, container, deployment, pod, service
 
 from fairlead_operator import causes
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Observed, ProbeResult
 from fairlead_operator.revisions import worker_revision
+from fairlead_operator.status.conditions import find
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}

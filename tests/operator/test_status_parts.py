@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.manifests import SETTINGS, container, deployment, pod, service
 
-from fairlead_operator import traffic, transitions
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.traffic import TrafficStatus
-from fairlead_operator.conditions import find
 from fairlead_operator.desired import Desired, desired
 from fairlead_operator.observed import Happened, Observed, ProbeResult, TrafficSeen
 from fairlead_operator.revisions import worker_revision
+from fairlead_operator.status import traffic, transitions
+from fairlead_operator.status.conditions import find
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SERVING = {"worker": deployment("worker", 1), "router": deployment("router", 2)}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead_operator.reconcile.difference import Applied, needs_apply
-from fairlead_operator.reconcile.kinds import PODS
-from fairlead_operator.reconcile.store import Store
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.difference import Applied, needs_apply
+from fairlead_operator.kube.kinds import PODS
 
 
 def pod(name: str, version: int, uid: str = "u") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fairlead.errors import UserError
 from fairlead.kube.live import Live, look
 from fairlead.kube.picture import row
 from fairlead.kube.top import rated
-from fairlead_operator import traffic
+from fairlead_operator.status import traffic
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 SERVICE = {

@@ -12,8 +12,8 @@ from tests.router.stand_in_worker import StandIn
 
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
-from fairlead_operator import index_status
-from fairlead_operator.reconcile.prober import Prober
+from fairlead_operator.polling.prober import Prober
+from fairlead_operator.status import index as index_status
 from fairlead_router.steering.policies import Wanted
 from fairlead_router.steering.prefix_aware import PrefixAware
 

@@ -8,9 +8,10 @@ from fairlead.errors import UserError
 from fairlead.kube.api import METADATA_ONLY, Kube, NoRight, NotThere
 from fairlead.kube.live import Live, look
 from fairlead.kube.picture import through_proxy
-from fairlead_operator import group_view, names
+from fairlead_operator import names
 from fairlead_operator.children import groups
 from fairlead_operator.objects import component_of
+from fairlead_operator.status import groups as group_view
 
 Body = Mapping[str, Any]
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from fairlead_index.redis.access_rules import Role, user_name
 from fairlead_operator import names
 from fairlead_operator.api import InferenceService
 from fairlead_operator.children import secrets
-from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of
+from fairlead_operator.children.redis_users import ROLES, password_of, prefix_of
 from fairlead_operator.objects import Object
 from fairlead_operator.observed import RedisSeen
 from fairlead_operator.settings import Settings

@@ -9,9 +9,9 @@ from fairlead_operator.api import InferenceService
 from fairlead_operator.api.engine import Engine
 from fairlead_operator.api.fields import quantity
 from fairlead_operator.children import canary, groups, pods, redis, security
-from fairlead_operator.children.merge import merged
 from fairlead_operator.children.model_source import ModelSource, model_source
 from fairlead_operator.children.placement import placement
+from fairlead_operator.kube.merge import merged
 from fairlead_operator.objects import Object
 from fairlead_operator.revisions import pinned, worker_revision
 from fairlead_operator.rollout.sides import ONE_SIDE, Sides

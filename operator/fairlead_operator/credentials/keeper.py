@@ -13,11 +13,11 @@ from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.access_rules import CannotManageUsers
 from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.scripts import REDIS_ERRORS
+from fairlead_operator.children.redis_users import prefix_of
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.administrator import Login, LoginRefused, log_in, reload_certificate, set_own_passwords
 from fairlead_operator.credentials.contents import Contents
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.credentials.passwords import prefix_of
 from fairlead_operator.credentials.users import Identity, Users, wanted_users
 from fairlead_operator.observed import RedisSeen
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from fairlead_operator.children.secrets import encoded
 from fairlead_operator.credentials.contents import ROTATE, Contents, following
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import SECRETS, Kind
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.kinds import SECRETS, Kind
 
 log = logging.getLogger(__name__)
 DEPLOYMENTS = Kind("apps/v1", "Deployment", "deployments")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from fairlead_index.redis.access_rules import Role, delete_user, ensure_user, list_users, load_functions, user_name
 from fairlead_index.redis.client import RedisClient
+from fairlead_operator.children.redis_users import ROLES, password_of, prefix_of
 from fairlead_operator.credentials.administrator import hashes_of
 from fairlead_operator.credentials.contents import Contents
-from fairlead_operator.credentials.passwords import ROLES, password_of, prefix_of
 
 Identity = tuple[str, str, str]  # namespace, name and uid of a service
 REPEAT = 300.0  # seconds until every user is written again: a server may have come back with older rules from a file of its own

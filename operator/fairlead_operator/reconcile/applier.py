@@ -4,13 +4,13 @@ import logging
 from collections.abc import Awaitable, Container, Mapping, Sequence
 from typing import Any
 
+from fairlead_operator.kube.cache import Key, Store
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.difference import Applied, needs_apply, stamped, written_by_us
+from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SECRETS, SERVICES, WRITTEN, kind_of
 from fairlead_operator.names import INSTANCE, digest
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.contests import Contests
-from fairlead_operator.reconcile.difference import Applied, needs_apply, stamped, written_by_us
-from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SECRETS, SERVICES, WRITTEN, kind_of
+from fairlead_operator.reconcile.field_conflicts import Contests
 from fairlead_operator.reconcile.secret_writer import SecretWriter
-from fairlead_operator.reconcile.store import Key, Store
 
 log = logging.getLogger(__name__)
 _WRITTEN_KINDS = {kind.kind for kind in (*WRITTEN, *OPTIONAL)}

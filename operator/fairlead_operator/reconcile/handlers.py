@@ -10,9 +10,9 @@ from typing import Any
 
 import kopf
 
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.kinds import SERVICES, Kind
 from fairlead_operator.names import FIELD_MANAGER
-from fairlead_operator.reconcile.kinds import SERVICES, Kind
-from fairlead_operator.reconcile.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairlead_operator.children.secrets import GENERATED, encoded
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.kinds import SECRETS
 from fairlead_operator.names import digest
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import SECRETS
 
 log = logging.getLogger(__name__)
 REPEAT = 300.0  # seconds: a pass after this time writes again, since no watch shows that a Secret was deleted

@@ -17,7 +17,7 @@ from fairlead_operator.causes import Cause
 from fairlead_operator.objects import Body, component_of, ended, instant, is_canary
 from fairlead_operator.observed import Observed
 from fairlead_operator.revisions import is_of
-from fairlead_operator.rollout import room
+from fairlead_operator.rollout import node_room as room
 from fairlead_operator.rollout.step import Step
 
 TAKEN_UP = "deployment.kubernetes.io/revision"  # set by the Deployment controller with a Deployment's first ReplicaSet

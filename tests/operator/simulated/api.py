@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from fairlead_operator.kube.client import ApiRefused
 from fairlead_operator.names import FIELD_MANAGER
-from fairlead_operator.reconcile.client import ApiRefused
 
 Body = dict[str, Any]
 Key = tuple[str, str]
@@ -71,7 +71,7 @@ class Api:
         for client in self.clients:
             client(event, copy.deepcopy(body))
 
-    # What the operator's client offers (fairlead_operator.reconcile.client.Cluster).
+    # What the operator's client offers (fairlead_operator.kube.client.Cluster).
     async def get(self, kind: Any, namespace: str, name: str) -> Body | None:
         return copy.deepcopy(self.objects.get((kind.kind, name)))
 

@@ -8,14 +8,14 @@ from tests.operator.simulated.api import Api, Body
 
 from fairlead_operator.api import InferenceService
 from fairlead_operator.desired import Desired, desired
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import ApiRefused
+from fairlead_operator.kube.kinds import REVISIONS
 from fairlead_operator.objects import component_of
 from fairlead_operator.observed import CanarySeen, Observed, ProbeResult
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
-from fairlead_operator.reconcile.client import ApiRefused
-from fairlead_operator.reconcile.kinds import REVISIONS
-from fairlead_operator.reconcile.loop import RETRY_REFUSED
-from fairlead_operator.reconcile.store import Store
-from fairlead_operator.rollout.room import Departures
+from fairlead_operator.reconcile.reconciler import RETRY_REFUSED
+from fairlead_operator.rollout.node_room import Departures
 from fairlead_operator.settings import Settings
 
 T = TypeVar("T")

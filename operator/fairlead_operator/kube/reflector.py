@@ -7,9 +7,9 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import CHILDREN, SERVICES, Kind
-from fairlead_operator.reconcile.store import Store
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.kinds import CHILDREN, SERVICES, Kind
 
 log = logging.getLogger(__name__)
 BACKOFF_FIRST, BACKOFF_LONGEST = 1.0, 30.0  # seconds between two requests of a watch that fails

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from fairlead_common.canary_split import Split, SplitReport
 from fairlead_operator.observed import CanarySeen
-from fairlead_operator.reconcile.prober import Prober, RouterSilent
-from fairlead_operator.reconcile.repeated import Repeated
+from fairlead_operator.polling.periodic import Repeated
+from fairlead_operator.polling.prober import Prober, RouterSilent
 
 PERIOD = 5.0  # seconds
 

@@ -5,12 +5,18 @@ Nothing is made or changed for such a spec. So what runs is what an earlier one 
 
 from datetime import datetime
 
-from fairlead_operator import causes, gateway_status, group_view, index_status, loading_status, names, pod_conditions, traffic
+from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
 from fairlead_operator.causes import Cause, creation, silence
-from fairlead_operator.conditions import Conditions
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.rollout.strategy import revision_of
+from fairlead_operator.status import gateway as gateway_status
+from fairlead_operator.status import groups as group_view
+from fairlead_operator.status import index as index_status
+from fairlead_operator.status import loading as loading_status
+from fairlead_operator.status import pods as pod_conditions
+from fairlead_operator.status import traffic
+from fairlead_operator.status.conditions import Conditions
 
 
 def said(service: InferenceService, problem: Cause, observed: Observed, now: datetime) -> tuple[ServiceStatus, float | None]:

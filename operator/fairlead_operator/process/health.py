@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from aiohttp import web
 
-from fairlead_operator.metrics import CONTENT_TYPE
+from fairlead_operator.process.metrics import CONTENT_TYPE
 
 
 @dataclass(frozen=True)

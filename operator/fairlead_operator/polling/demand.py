@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from fairlead_operator.observed import Need
-from fairlead_operator.reconcile.demand_client import RouterDeaf
-from fairlead_operator.reconcile.prober import Prober
-from fairlead_operator.reconcile.repeated import Repeated
+from fairlead_operator.polling.demand_client import RouterDeaf
+from fairlead_operator.polling.periodic import Repeated
+from fairlead_operator.polling.prober import Prober
 from fairlead_operator.scaling.decision import decided, recent
 from fairlead_operator.scaling.demand import Demand, Report
 from fairlead_operator.scaling.needs import WINDOW, need

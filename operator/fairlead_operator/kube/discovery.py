@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import OPTIONAL, Kind
-from fairlead_operator.reconcile.store import Store
-from fairlead_operator.reconcile.watches import NotServed, relist
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.kinds import OPTIONAL, Kind
+from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
 PERIOD = 30.0  # seconds between two looks

@@ -9,10 +9,10 @@ import random
 import time
 from contextlib import suppress
 
-from fairlead_operator.reconcile.client import Cluster
-from fairlead_operator.reconcile.kinds import CHILDREN, SERVICES
-from fairlead_operator.reconcile.store import Store
-from fairlead_operator.reconcile.watches import NotServed, relist
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import Cluster
+from fairlead_operator.kube.kinds import CHILDREN, SERVICES
+from fairlead_operator.kube.reflector import NotServed, relist
 
 log = logging.getLogger(__name__)
 PERIOD = 300.0  # seconds between two rounds

@@ -2,7 +2,7 @@
 
 from fairlead_operator.api import ServiceStatus
 from fairlead_operator.api.status import Condition
-from fairlead_operator.conditions import find
+from fairlead_operator.status.conditions import find
 
 Said = tuple[str, str, str]  # type (Normal or Warning), reason, message
 

@@ -3,14 +3,20 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairlead_operator import causes, gateway_status, index_status, loading_status, names, pod_conditions, refusals, traffic
+from fairlead_operator import causes, names
 from fairlead_operator.api import InferenceService, ServiceStatus
-from fairlead_operator.causes import Cause, contested, creation, silence
-from fairlead_operator.conditions import Conditions, find
+from fairlead_operator.causes import Cause, creation, silence
+from fairlead_operator.causes import field_conflicts as contested
 from fairlead_operator.observed import Observed, Replicas
 from fairlead_operator.revisions import router_revision
 from fairlead_operator.rollout.canary import NO_TRIAL, Plan
 from fairlead_operator.rollout.step import Step
+from fairlead_operator.status import gateway as gateway_status
+from fairlead_operator.status import index as index_status
+from fairlead_operator.status import loading as loading_status
+from fairlead_operator.status import pods as pod_conditions
+from fairlead_operator.status import refusals, traffic
+from fairlead_operator.status.conditions import Conditions, find
 
 RETRY_LONGEST = 15.0  # seconds between requests through a router that does not answer
 

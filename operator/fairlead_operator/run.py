@@ -11,25 +11,25 @@ from typing import Any, cast
 
 import kopf
 
-from fairlead_operator import health
-from fairlead_operator.aside import Aside
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.credentials.keeper import Keeper
 from fairlead_operator.credentials.own_secret import OwnSecret
-from fairlead_operator.election import Elector
-from fairlead_operator.memory import give_back, steady
-from fairlead_operator.metrics import Metrics
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.client import Cluster, own_namespace
+from fairlead_operator.kube.discovery import OptionalKinds
+from fairlead_operator.kube.event_recorder import Announcer
+from fairlead_operator.kube.leader_election import Elector
+from fairlead_operator.kube.reflector import Watches
+from fairlead_operator.kube.resync import STALE, Resync
+from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.polling.prober import Prober
+from fairlead_operator.process import health
+from fairlead_operator.process.loop_thread import Aside
+from fairlead_operator.process.memory import give_back, steady
+from fairlead_operator.process.metrics import Metrics
 from fairlead_operator.reconcile import handlers
-from fairlead_operator.reconcile.announcer import Announcer
-from fairlead_operator.reconcile.client import Cluster, own_namespace
-from fairlead_operator.reconcile.fleet import Fleet
-from fairlead_operator.reconcile.lanes import Lanes
-from fairlead_operator.reconcile.loop import Tools
-from fairlead_operator.reconcile.optional import OptionalKinds
-from fairlead_operator.reconcile.prober import Prober
-from fairlead_operator.reconcile.resync import STALE, Resync
-from fairlead_operator.reconcile.store import Store
-from fairlead_operator.reconcile.watches import Watches
+from fairlead_operator.reconcile.controller import Fleet
+from fairlead_operator.reconcile.reconciler import Tools
 
 log = logging.getLogger(__name__)
 LANES = 16  # services that are written at the same time: the API server's own fairness does the rest

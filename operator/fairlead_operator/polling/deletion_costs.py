@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.index_status import ready_routers
+from fairlead_operator.kube.client import ApiRefused, Cluster
 from fairlead_operator.objects import Body, component_of
 from fairlead_operator.observed import Observed
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.demand_client import DemandClient, RouterDeaf
+from fairlead_operator.polling.demand_client import DemandClient, RouterDeaf
 from fairlead_operator.scaling.costs import ANNOTATION, changed, deletion_costs
 from fairlead_operator.scaling.demand import Report
+from fairlead_operator.status.index import ready_routers
 
 log = logging.getLogger(__name__)
 TIMEOUT = 2.0  # seconds for the routers to answer: the fleet gets smaller all the same

@@ -17,7 +17,7 @@ from fairlead_common.canary_split import SplitReport
 from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
 from fairlead_operator.api import InferenceService
 from fairlead_operator.observed import LoadingSeen
-from fairlead_operator.reconcile.demand_client import DemandClient
+from fairlead_operator.polling.demand_client import DemandClient
 
 TIMEOUT = 60.0  # seconds; a worker on a slow CPU under full load still answers one token in this time
 CONNECT = 5.0  # seconds

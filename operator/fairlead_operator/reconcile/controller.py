@@ -4,8 +4,8 @@ import asyncio
 import contextvars
 import logging
 
-from fairlead_operator.reconcile.loop import Loop, Tools
-from fairlead_operator.reconcile.store import Owner
+from fairlead_operator.kube.cache import Owner
+from fairlead_operator.reconcile.reconciler import Loop, Tools
 
 log = logging.getLogger(__name__)
 

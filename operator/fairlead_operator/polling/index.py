@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairlead_operator import index_status, traffic
 from fairlead_operator.observed import IndexSeen, TrafficSeen
-from fairlead_operator.reconcile.prober import Prober, RouterSilent
-from fairlead_operator.reconcile.repeated import Repeated
+from fairlead_operator.polling.periodic import Repeated
+from fairlead_operator.polling.prober import Prober, RouterSilent
+from fairlead_operator.status import index as index_status
+from fairlead_operator.status import traffic
 
 PERIOD = 30.0  # seconds
 SOON = 2.0  # seconds until a router is asked of which nothing is known

@@ -10,9 +10,9 @@ from typing import Any
 
 from fairlead_operator.causes.containers import has_served
 from fairlead_operator.causes.happened import newest
+from fairlead_operator.kube.client import ApiRefused, Cluster
 from fairlead_operator.observed import Happened
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.repeated import Repeated
+from fairlead_operator.polling.periodic import Repeated
 
 log = logging.getLogger(__name__)
 FIRST = 10.0  # seconds that a pod may take without anybody being asked

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairlead_operator.children.merge import MERGE_KEYS
+from fairlead_operator.kube.merge import MERGE_KEYS
 from fairlead_operator.names import FIELD_MANAGER, digest
 
 APPLIED = "fairlead.dev/applied"

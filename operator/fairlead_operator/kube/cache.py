@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
+from fairlead_operator.kube.difference import slim_managed_fields
+from fairlead_operator.kube.kinds import SERVICES, Kind, kind_of
+from fairlead_operator.kube.packing import Held, Packing
 from fairlead_operator.names import INSTANCE
-from fairlead_operator.reconcile.difference import slim_managed_fields
-from fairlead_operator.reconcile.kinds import SERVICES, Kind, kind_of
-from fairlead_operator.reconcile.packing import Held, Packing
 
 Body = Mapping[str, Any]
 Owner = tuple[str, str]  # namespace, name of a service

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fairlead_operator.kube.cache import Key
+from fairlead_operator.kube.difference import replicas_set_by
 from fairlead_operator.objects import component_of
 from fairlead_operator.observed import Contest
-from fairlead_operator.reconcile.difference import replicas_set_by
-from fairlead_operator.reconcile.store import Key
 
 TIMES = 3
 WITHIN = 600.0

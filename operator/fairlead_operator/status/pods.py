@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from fairlead_operator import causes, names
 from fairlead_operator.causes import Cause
 from fairlead_operator.causes.containers import has_served
-from fairlead_operator.conditions import Conditions
 from fairlead_operator.objects import Body, component_of
 from fairlead_operator.observed import Observed, Replicas
+from fairlead_operator.status.conditions import Conditions
 
 
 def weights_ready(say: Conditions, observed: Observed, workers: Replicas, revision: str) -> None:

@@ -10,32 +10,33 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fairlead_operator import group_view, refused_spec, transitions
 from fairlead_operator.api import InferenceService, InvalidManifest, ServiceStatus
 from fairlead_operator.causes import Cause
 from fairlead_operator.children import redis
 from fairlead_operator.desired import Desired, desired
-from fairlead_operator.index_status import ready_routers, router_to_ask
-from fairlead_operator.loading_status import pods_to_ask
-from fairlead_operator.metrics import Metrics
+from fairlead_operator.kube.cache import Owner, Store
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.kinds import OPTIONAL, REVISIONS, SERVICES
+from fairlead_operator.kube.workqueue import Lanes
 from fairlead_operator.objects import component_of
 from fairlead_operator.observed import Decision, Observed, ProbeResult, RedisSeen
-from fairlead_operator.reconcile import deletion_costs
+from fairlead_operator.polling import deletion_costs
+from fairlead_operator.polling.canary import CanaryWatch
+from fairlead_operator.polling.demand import DemandWatch
+from fairlead_operator.polling.index import IndexWatch
+from fairlead_operator.polling.loading import LoadingWatch
+from fairlead_operator.polling.pod_events import PodEvents
+from fairlead_operator.polling.prober import Asked, Prober
+from fairlead_operator.process.metrics import Metrics
 from fairlead_operator.reconcile.applier import Applier, ServiceGone
-from fairlead_operator.reconcile.canary_watch import CanaryWatch
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.demand_watch import DemandWatch
-from fairlead_operator.reconcile.index_watch import IndexWatch
-from fairlead_operator.reconcile.kinds import OPTIONAL, REVISIONS, SERVICES
-from fairlead_operator.reconcile.lanes import Lanes
-from fairlead_operator.reconcile.loading_watch import LoadingWatch
-from fairlead_operator.reconcile.pod_events import PodEvents
-from fairlead_operator.reconcile.prober import Asked, Prober
-from fairlead_operator.reconcile.store import Owner, Store
-from fairlead_operator.rollout.room import Departures
+from fairlead_operator.rollout.node_room import Departures
 from fairlead_operator.scaling.standing import standing
 from fairlead_operator.settings import Settings
-from fairlead_operator.unsupported import unsupported
+from fairlead_operator.status import groups as group_view
+from fairlead_operator.status import refused_spec, transitions
+from fairlead_operator.status.index import ready_routers, router_to_ask
+from fairlead_operator.status.loading import pods_to_ask
+from fairlead_operator.status.unsupported import unsupported
 
 log = logging.getLogger(__name__)
 SETTLE = 0.05  # seconds: a burst of events (three pods become ready) is one pass

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Mapping
 
 from fairlead_operator.observed import LoadingSeen
-from fairlead_operator.reconcile.prober import Prober
-from fairlead_operator.reconcile.repeated import Repeated
+from fairlead_operator.polling.periodic import Repeated
+from fairlead_operator.polling.prober import Prober
 
 PERIOD = 5.0  # seconds
 

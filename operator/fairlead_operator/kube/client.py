@@ -12,8 +12,8 @@ import msgspec
 from kubernetes.aio import client as aio
 from kubernetes.aio import config as aio_config
 
+from fairlead_operator.kube.kinds import Kind, kind_of
 from fairlead_operator.names import FIELD_MANAGER, MANAGED_BY
-from fairlead_operator.reconcile.kinds import Kind, kind_of
 
 Body = dict[str, Any]
 Answered = Callable[[str, int], None]  # method, HTTP status

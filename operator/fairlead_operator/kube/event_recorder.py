@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fairlead_operator import names
-from fairlead_operator.reconcile.client import ApiRefused, Cluster
-from fairlead_operator.reconcile.kinds import EVENTS
+from fairlead_operator.kube.client import ApiRefused, Cluster
+from fairlead_operator.kube.kinds import EVENTS
 
 log = logging.getLogger(__name__)
 APART = 60.0  # seconds between two writes of one Event

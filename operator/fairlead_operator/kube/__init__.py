@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, watches, cache, leader election, events and server-side apply's differences."""

@@ -1,0 +1,1 @@
+"""The operator's process: start and end, health, metrics and memory."""
