@@ -19,32 +19,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairlead_worker.build import EXPLAINED, adapters_of, load, make, reason_of, steps_of
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.cores import engine_threads
 from fairlead_worker.messages import Failed, Loading, Pooling, Ready
 from fairlead_worker.parallel.ranks import GRACE_SECONDS, Ranks
 from fairlead_worker.transport import EngineEnd, ZmqEngineEnd
 
 if TYPE_CHECKING:
     from fairlead_common.prompts.encoder import PromptFormat
-    from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.engine.loop import Adapters
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.grammars import Grammars
     from fairlead_worker.execution.runner import ModelRunner
-    from fairlead_worker.model.adapters import AdapterSet
-    from fairlead_worker.model.cache import ModelCache
-    from fairlead_worker.model.loader import LoadedModel, Locate
     from fairlead_worker.model.progress import Progress
-    from fairlead_worker.parallel.group import Group
 
 logger = logging.getLogger(__name__)
-
-EXPLAINED = ("ModelLoadError", "AdapterError", "NotInvariant")
-"""Errors that say all there is to say, by name: their module is not imported here."""
-CPU_STEP_MS = 500.0
-"""Milliseconds that a step with decodes keeps to on a CPU where no `--itl-target-ms` is given."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -219,77 +209,6 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     return scheduler, runner, ready, adapters if adapters is None or ranks is None else LedAdapters(adapters, ranks)
 
 
-def load(
-    config: WorkerConfig,
-    progress: "Progress | None" = None,
-    cache: "ModelCache | None" = None,
-    group: "Group | None" = None,
-    locate: "Locate | None" = None,
-) -> "LoadedModel":
-    """The model of `config`, or the part of it that `group` says: every rank calls this with the same configuration."""
-    import torch
-
-    from fairlead_worker.model.loader import FUSIONS, load_model
-    from fairlead_worker.model.progress import no_progress
-    from fairlead_worker.model.uri import resolve
-
-    torch.set_num_threads(max(1, (config.threads or engine_threads()) // config.local_ranks))
-    return load_model(
-        config.model,
-        dtype=config.dtype,
-        device=group.device if group is not None else "cuda" if torch.cuda.is_available() else "cpu",
-        max_model_len=config.max_model_len,
-        quantization=config.quantization,
-        pooling=config.pooling,
-        matryoshka=config.matryoshka,
-        fuse=FUSIONS if config.fuse == "auto" else (),
-        progress=progress or no_progress,
-        cache=cache,
-        group=group,
-        locate=locate or resolve,
-    )
-
-
-def adapters_of(config: WorkerConfig, loaded: "LoadedModel", group: "Group | None" = None) -> "AdapterSet | None":
-    """For the LoRA adapters of `loaded`, none of them loaded: as `load`. None: none are served."""
-    from fairlead_worker.model.adapters import AdapterSet
-
-    if not config.max_loras:
-        return None
-    return AdapterSet(loaded, config.max_loras, config.max_lora_rank, growing=config.allow_runtime_lora_updating, group=group)
-
-
-def make(
-    config: WorkerConfig,
-    loaded: "LoadedModel",
-    group: "Group | None" = None,
-    draft: "LoadedModel | None" = None,
-    adapters: "AdapterSet | None" = None,
-    progress: "Progress | None" = None,
-) -> "ModelRunner":
-    """The runner of `loaded`: as `load`. A draft model is rank 0's alone, for its guesses travel with the steps."""
-    from fairlead_worker.execution.runner import make_runner
-    from fairlead_worker.model.progress import no_progress
-
-    return make_runner(
-        loaded,
-        page_size=config.page_size,
-        backend=config.attention_backend,
-        native_decoder=config.native_decoder,
-        kv_pages=config.kv_pages,
-        kv_cache_bytes=config.kv_cache_bytes // config.tensor_parallel,
-        host_kv_cache_bytes=config.host_kv_cache_bytes // config.tensor_parallel,
-        draft=draft,
-        adapters=adapters,
-        steps=steps_of(config, loaded),
-        mem_fraction_static=config.mem_fraction_static,
-        graph_rows=graph_rows(config, loaded.device.type, group is None or group.rank == 0),
-        progress=progress or no_progress,
-        agree=int if group is None else group.least,
-        deterministic=config.deterministic,
-    )
-
-
 def overlaps(config: WorkerConfig) -> bool:
     """Whether steps are launched ahead. What needs each step's tokens on the host before the next one keeps to the plain loop."""
     if config.overlap != "on":
@@ -303,47 +222,6 @@ def overlaps(config: WorkerConfig) -> bool:
     if found := [name for name, there in reasons.items() if there]:
         logger.warning("--overlap on is ignored beside %s: each step is read before the next one is planned", ", ".join(found))
     return not found
-
-
-def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
-    """Decodes of the largest CUDA graph; 0 where there can be none, and then `tell` has the reason in the log, once."""
-    reasons = {
-        f"--tensor-parallel {config.tensor_parallel} (a graph would have to hold the ranks' sums)": config.tensor_parallel > 1,
-        "--deterministic (decodes are computed as prompts)": config.deterministic,
-        f"a {device.upper()}": device != "cuda",
-    }
-    found = [name for name, there in reasons.items() if there]
-    if found and config.cuda_graph_max_batch and tell:
-        logger.warning("--cuda-graph-max-batch %d is ignored: no CUDA graphs with %s", config.cuda_graph_max_batch, ", ".join(found))
-    return 0 if found else config.cuda_graph_max_batch
-
-
-def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
-    """How the scheduler makes steps of this model, before memory has its say."""
-    from fairlead_worker.engine.config import SchedulerConfig
-
-    # Nobody asked for a target: on a CPU a step that would hold the decodes for long is made shorter.
-    bounded = loaded.device.type == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms
-    return SchedulerConfig(
-        max_model_len=loaded.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        chunked_prefill_size=config.chunked_prefill_size,
-        idle_prefill_chunks=config.idle_prefill_chunks,
-        prefill_delay_percent=config.prefill_delay_percent,
-        max_prefill_tokens=config.max_prefill_tokens,
-        prefill_max_requests=config.prefill_max_requests,
-        dedupe_tokens=config.dedupe_tokens,
-        enable_mixed_chunk=config.enable_mixed_chunk,
-        itl_target_ms=CPU_STEP_MS if bounded else config.itl_target_ms,
-        chunks_grow=not bounded,
-        policy=config.policy,
-        eos_token_ids=loaded.eos_token_ids,
-        generates=loaded.generates,
-        speculative_method=config.speculative_method,
-        speculative_num_tokens=config.speculative_num_tokens,
-        speculative_ngram_min=config.speculative_ngram_min,
-        speculative_ngram_max=config.speculative_ngram_max,
-    )
 
 
 def _reporter(end: EngineEnd, detail: str = "") -> "Progress":
@@ -406,12 +284,6 @@ def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_mo
         max_model_len=max_model_len,
         model_uri=config.model,
     )
-
-
-def reason_of(error: Exception) -> str:
-    """One line for people, of what has kept the engine from starting."""
-    text = " ".join(str(error).split())
-    return text if type(error).__name__ in EXPLAINED else f"the engine could not start: {type(error).__name__}: {text}"
 
 
 def _end_with_parent(rope: io.RawIOBase, directory: str) -> None:

@@ -196,7 +196,7 @@ class Node:
 
     def _locate(self) -> None:
         """The files of the model and of `--lora`, on this node."""
-        from fairlead_worker.engine_process import reason_of
+        from fairlead_worker.build import reason_of
         from fairlead_worker.model.adapter_source import adapter_folder
         from fairlead_worker.model.uri import resolve
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fairlead_worker.build import graph_rows
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine.plan import StepPlan
-from fairlead_worker.engine_process import graph_rows, run
+from fairlead_worker.engine_process import run
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.messages import FromEngine, Ready, Sampling, Step, Stop, Submit, ToEngine
 

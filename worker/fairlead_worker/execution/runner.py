@@ -185,7 +185,7 @@ def make_runner(
     page_bytes = spec.page_bytes + (0 if draft_spec is None else draft_spec.page_bytes)
     step_tokens, room = 0, kv_cache_bytes
     if loaded.ranks > 1:
-        graph_rows = 0  # which `engine_process.graph_rows` has said
+        graph_rows = 0  # which `build.graph_rows` has said
     elif steps is not None:
         graph_rows = min(graph_rows, StepLimits.of(steps, page_size).decode)  # a guess is a row
     drafted_rows = graph_rows if steps is None else min(graph_rows, steps.max_num_seqs)

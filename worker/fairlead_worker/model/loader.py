@@ -21,6 +21,7 @@ from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
 from fairlead_worker.model.cache import ModelCache
+from fairlead_worker.model.connect import connect
 from fairlead_worker.model.digest import model_digest
 from fairlead_worker.model.dtype import choose_dtype
 from fairlead_worker.model.errors import ModelLoadError
@@ -44,7 +45,7 @@ from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
 from fairlead_worker.model.uri import resolve
 from fairlead_worker.native.library import native
-from fairlead_worker.parallel.group import Group, connect
+from fairlead_worker.parallel.group import Group
 from fairlead_worker.parallel.scales import Groups
 from fairlead_worker.parallel.shards import Shards, Unshardable
 from fairlead_worker.parallel.weights import part_class, parts

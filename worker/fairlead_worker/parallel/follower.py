@@ -70,7 +70,7 @@ def main() -> int:
     try:
         follow(join, ear)
     except Exception as error:
-        from fairlead_worker.engine_process import reason_of
+        from fairlead_worker.build import reason_of
 
         logger.exception("rank %d ends", join.rank)
         ear.say(reason_of(error))
@@ -80,7 +80,7 @@ def main() -> int:
 
 def follow(join: Join, ear: Ear) -> None:
     """Until `End`. Whatever fails is the end of all ranks."""
-    from fairlead_worker.engine_process import adapters_of, load, make
+    from fairlead_worker.build import adapters_of, load, make
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()

@@ -4,13 +4,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import PreTrainedModel
 
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.quantized import plain
 from fairlead_worker.parallel.meeting import LOADING, Store
-from fairlead_worker.parallel.shards import Shards
 
 SAME_FILES = "name a commit (@REVISION), and give all nodes the same"
 """What to do where a branch has moved between two downloads, or a volume is another."""
@@ -123,32 +120,3 @@ class Gathered(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._group.gather(self.layer(inputs))
-
-
-def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
-    """Joins the parts of a loaded model with those of the other ranks, in place."""
-    for path in shards.summed:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, Summed(model.get_submodule(path), group))
-    if not shards.head:
-        return
-    head = model.get_submodule(shards.head)
-    assert isinstance(head, nn.Linear)
-    if model.config.get_text_config(decoder=True).tie_word_embeddings:
-        if not plain(head):
-            return  # a library's own kind of weight has no views: every rank computes all logits
-        head = _part(head, shards)
-    parent, _, name = shards.head.rpartition(".")
-    setattr(model.get_submodule(parent), name, Gathered(head, group))
-
-
-def _part(head: nn.Linear, shards: Shards) -> nn.Linear:
-    """This rank's part of a head that shares the embedding's weight: a view of it."""
-    each = head.out_features // shards.size
-    begin = shards.rank * each
-    with torch.device("meta"):
-        part = nn.Linear(head.in_features, each, bias=head.bias is not None)
-    part.weight = nn.Parameter(head.weight[begin : begin + each], requires_grad=False)
-    if head.bias is not None:
-        part.bias = nn.Parameter(head.bias[begin : begin + each], requires_grad=False)
-    return part

@@ -1,0 +1,38 @@
+"""Joins the parts of a sharded model."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairlead_worker.model.quantized import plain
+from fairlead_worker.parallel.group import Gathered, Group, Summed
+from fairlead_worker.parallel.shards import Shards
+
+
+def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:
+    """Joins the parts of a loaded model with those of the other ranks, in place."""
+    for path in shards.summed:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, Summed(model.get_submodule(path), group))
+    if not shards.head:
+        return
+    head = model.get_submodule(shards.head)
+    assert isinstance(head, nn.Linear)
+    if model.config.get_text_config(decoder=True).tie_word_embeddings:
+        if not plain(head):
+            return  # a library's own kind of weight has no views: every rank computes all logits
+        head = _part(head, shards)
+    parent, _, name = shards.head.rpartition(".")
+    setattr(model.get_submodule(parent), name, Gathered(head, group))
+
+
+def _part(head: nn.Linear, shards: Shards) -> nn.Linear:
+    """This rank's part of a head that shares the embedding's weight: a view of it."""
+    each = head.out_features // shards.size
+    begin = shards.rank * each
+    with torch.device("meta"):
+        part = nn.Linear(head.in_features, each, bias=head.bias is not None)
+    part.weight = nn.Parameter(head.weight[begin : begin + each], requires_grad=False)
+    if head.bias is not None:
+        part.bias = nn.Parameter(head.bias[begin : begin + each], requires_grad=False)
+    return part
