@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from compare import Figures, options, report, take_turns
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
 from serving import PAGE_SIZE, Arrival, scheduler_for, serve_on
 from shapes import saved

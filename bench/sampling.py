@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from fairlead_worker.engine.request import Request
-from fairlead_worker.execution.noise import uniform
-from fairlead_worker.execution.sampler import sample
 from fairlead_worker.messages import Sampling
+from fairlead_worker.sampling.noise import uniform
+from fairlead_worker.sampling.sampler import sample
 
 VOCABULARY = 151_936
 NARROW = 64

@@ -16,8 +16,8 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import Failed, FromEngine, Sampling, Step, Stop, Submit, ToEngine
-from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 
 PAGE_SIZE = 16

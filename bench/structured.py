@@ -21,13 +21,13 @@ from compare import Figures, Target, options, report, take_turns
 from fairlead.random_model.build import make_model
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_worker.engine.gate import Gate
-from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Sampling, Submit
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.sampling.grammars import Grammars
 from random_schemas import schema
 from serving import PAGE_SIZE, Arrival, percentile, runner_for, scheduler_for, serve
 

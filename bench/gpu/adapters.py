@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from fairlead_worker.model.adaptable import adaptable
+from fairlead_worker.lora.layers import adaptable
 from fairlead_worker.model.loader import LoadedModel
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -20,7 +20,7 @@ from bench.gpu.report import ROOT
 if TYPE_CHECKING:
     import torch
 
-    from fairlead_worker.fused.library import Library
+    from fairlead_worker.model.fused.library import Library
 
 KINDS: dict[str, tuple[str, int, int, int | None, float | None]] = {
     "bf16-128": ("bfloat16", 8, 128, None, None),
@@ -129,7 +129,7 @@ def run_layer(kind: str, device: "torch.device", flashinfer: "Library | None" = 
     """Builds one of LAYERS and runs it on a few tokens. `flashinfer`: None: FlashInfer's. ValueError where it is not there."""
     import torch
 
-    from fairlead_worker.fused.library import library
+    from fairlead_worker.model.fused.library import library
 
     flashinfer = flashinfer or library()
     if flashinfer is None:

@@ -8,10 +8,10 @@ from bench.gpu import interpreter
 from bench.gpu.device import Device, median
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from fairlead_worker.fused.fuse import KINDS, fuse_layers
-from fairlead_worker.fused.trial import TRIAL
 from fairlead_worker.kernels.flashinfer_library import library
 from fairlead_worker.model.fuse import fuse_projections
+from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.model.fused.trial import TRIAL
 from fairlead_worker.model.loader import PROJECTIONS
 from fairlead_worker.model.probe import probe_layers
 

@@ -11,8 +11,8 @@ from bench.gpu.model import saved
 from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import KVSpec
+from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.model.loader import FUSIONS, load_model
-from fairlead_worker.model.slots import AdapterSlots
 
 PAGE = 16
 SHARED = 34_200, 256

@@ -17,7 +17,7 @@ from bench.gpu.kit import Kit, recorded
 from fairlead_worker.execution.graphs import GraphedDecodes
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
-from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.lora.adapters import AdapterSet
 
 ADAPTERS = 8
 RANK = 16

@@ -9,11 +9,11 @@ from fairlead_worker.cores import engine_threads
 if TYPE_CHECKING:
     from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.execution.runner import ModelRunner
-    from fairlead_worker.model.adapters import AdapterSet
-    from fairlead_worker.model.cache import ModelCache
+    from fairlead_worker.lora.adapters import AdapterSet
     from fairlead_worker.model.loader import LoadedModel, Locate
-    from fairlead_worker.model.progress import Progress
-    from fairlead_worker.parallel.group import Group
+    from fairlead_worker.sharding.group import Group
+    from fairlead_worker.weights.cache import ModelCache
+    from fairlead_worker.weights.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ def load(
     import torch
 
     from fairlead_worker.model.loader import FUSIONS, load_model
-    from fairlead_worker.model.progress import no_progress
-    from fairlead_worker.model.uri import resolve
+    from fairlead_worker.weights.progress import no_progress
+    from fairlead_worker.weights.uri import resolve
 
     torch.set_num_threads(max(1, (config.threads or engine_threads()) // config.local_ranks))
     return load_model(
@@ -56,7 +56,7 @@ def load(
 
 def adapters_of(config: WorkerConfig, loaded: "LoadedModel", group: "Group | None" = None) -> "AdapterSet | None":
     """For the LoRA adapters of `loaded`, none of them loaded: as `load`. None: none are served."""
-    from fairlead_worker.model.adapters import AdapterSet
+    from fairlead_worker.lora.adapters import AdapterSet
 
     if not config.max_loras:
         return None
@@ -73,7 +73,7 @@ def make(
 ) -> "ModelRunner":
     """The runner of `loaded`: as `load`. A draft model is rank 0's alone, for its guesses travel with the steps."""
     from fairlead_worker.execution.runner import make_runner
-    from fairlead_worker.model.progress import no_progress
+    from fairlead_worker.weights.progress import no_progress
 
     return make_runner(
         loaded,

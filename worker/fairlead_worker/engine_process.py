@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from fairlead_worker.engine.loop import Adapters
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
     from fairlead_worker.engine.scheduler import Scheduler
-    from fairlead_worker.execution.grammars import Grammars
     from fairlead_worker.execution.runner import ModelRunner
-    from fairlead_worker.model.progress import Progress
+    from fairlead_worker.sampling.grammars import Grammars
+    from fairlead_worker.weights.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -135,12 +135,12 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.native_forward import NativeForward
     from fairlead_worker.isa import cpu_level
-    from fairlead_worker.model.adapter_source import adapter_folder
-    from fairlead_worker.model.cache import ModelCache
+    from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
-    from fairlead_worker.parallel.group import check_devices
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
+    from fairlead_worker.sharding.group import check_devices
+    from fairlead_worker.weights.cache import ModelCache
 
     cache = ModelCache(Path(config.model_cache), config.pod) if config.model_cache else None
     group = None
@@ -250,8 +250,8 @@ def _grammars(
     config: WorkerConfig, prompt_format: "PromptFormat", vocabulary: int, eos: tuple[int, ...], end: EngineEnd
 ) -> "Grammars | None":
     """None where there is no structured output: by configuration, or as the tokenizer is of a kind that grammars do not know."""
-    from fairlead_worker.execution.grammars import Grammars
     from fairlead_worker.grammar.compiler import Compiler, GrammarError
+    from fairlead_worker.sampling.grammars import Grammars
 
     if not config.max_grammar_bytes:
         return None
@@ -268,7 +268,7 @@ def _prompt_format(config: WorkerConfig, folder: Path, model_digest: str, max_mo
     from transformers import AutoTokenizer
 
     from fairlead_common.prompts.encoder import PromptFormat
-    from fairlead_worker.model.errors import ModelLoadError
+    from fairlead_worker.errors import ModelLoadError
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

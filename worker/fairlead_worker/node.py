@@ -18,14 +18,14 @@ import zmq
 
 from fairlead_worker.api.load_watch import ENOUGH_BYTES, ENOUGH_CPU, Work
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import AdapterError
+from fairlead_worker.errors import AdapterError
 from fairlead_worker.parallel.keys import unlock
 from fairlead_worker.parallel.links import FAILED, LINGER_MS, Socket, endpoint, happened, made, monitor
 from fairlead_worker.parallel.messages import End, Fetch, Fetched, Hello, Here, Load, Lost, Progress, Refused, Welcome
 from fairlead_worker.parallel.nodes import shared
 from fairlead_worker.parallel.processes import Processes
 from fairlead_worker.version import release
+from fairlead_worker.weights.cache import ModelCache
 
 logger = logging.getLogger(__name__)
 
@@ -197,8 +197,8 @@ class Node:
     def _locate(self) -> None:
         """The files of the model and of `--lora`, on this node."""
         from fairlead_worker.build import reason_of
-        from fairlead_worker.model.adapter_source import adapter_folder
-        from fairlead_worker.model.uri import resolve
+        from fairlead_worker.lora.source import adapter_folder
+        from fairlead_worker.weights.uri import resolve
 
         def progress(phase: str, percent: int, done: int = 0, total: int = 0, note: str = "") -> None:
             self._news.put(Progress(self._config.node_rank, phase, percent, note, done, total, done))
@@ -213,7 +213,7 @@ class Node:
 
     def _fetch(self, wanted: Fetch) -> None:
         """An adapter's files, while the ranks compute; one that hangs holds up no other."""
-        from fairlead_worker.model.adapter_source import warmed_folder
+        from fairlead_worker.lora.source import warmed_folder
 
         def fetch() -> None:
             try:

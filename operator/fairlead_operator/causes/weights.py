@@ -1,4 +1,4 @@
-"""A worker that cannot get, read or hold its model: what it wrote as its last words (worker/fairlead_worker/model/errors.py), sorted."""
+"""A worker that cannot get, read or hold its model: what it wrote as its last words (worker/fairlead_worker/errors.py), sorted."""
 
 import re
 

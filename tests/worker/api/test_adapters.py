@@ -288,7 +288,7 @@ async def test_a_load_that_hangs_is_answered_and_holds_up_nobody_else(model: Pat
     )
     monkeypatch.setattr("fairlead_worker.api.adapters.LOAD_SECONDS", 0.2)
     monkeypatch.setattr(
-        "fairlead_worker.model.adapter_source.adapter_folder", lambda name, uri, cache: (name != "slow" or answers.wait(30)) and tmp_path
+        "fairlead_worker.lora.source.adapter_folder", lambda name, uri, cache: (name != "slow" or answers.wait(30)) and tmp_path
     )
     adapters = Adapters(WorkerConfig(model=f"file://{model}", max_loras=3), engine)
     try:

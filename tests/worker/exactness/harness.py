@@ -18,8 +18,8 @@ from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import Output, PoolingKind, Sampling, Submit
-from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
 
 NEW_TOKENS = 20

@@ -10,8 +10,8 @@ from tests.lora import adapter_of
 from tests.models import save_model
 from tests.worker.exactness.harness import Engine, generate, make_prompts
 
-from fairlead_worker.model.adapters import AdapterSet
-from fairlead_worker.model.errors import AdapterError
+from fairlead_worker.errors import AdapterError
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.native.library import native
 

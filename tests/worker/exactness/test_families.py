@@ -8,8 +8,8 @@ from tests.lora import save_adapter
 from tests.models import build_model, save_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fairlead_worker.model.adapters import AdapterSet
-from fairlead_worker.model.errors import AdapterError, ModelLoadError
+from fairlead_worker.errors import AdapterError, ModelLoadError
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import load_model
 
 from .families import MORE, ORIGINAL

@@ -13,8 +13,8 @@ from tests.models import save_model
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import PoolingKind, Sampling, Submit
-from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 from .harness import Engine, generate, make_prompts

@@ -9,7 +9,7 @@ from tests.models import VOCABULARY, save_model
 from tests.worker.exactness.harness import Engine, generate
 from tests.worker.kernels.test_attention import needs_library
 
-from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 FAMILIES = ("llama", "gemma3", "gpt2")

@@ -10,9 +10,9 @@ from bench.gpu.adapters import write_adapter
 from fairlead.random_model import make_model
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.kernels.base import PackedStep
-from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
 from fairlead_worker.model.loader import LoadedModel, load_model
 
 from .replayed import KERNELS, Replayed, filled_backend

@@ -18,11 +18,14 @@ from fairlead_worker.cache.prefix import PrefixCache
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.lookahead import LookaheadScheduler
 from fairlead_worker.engine.overlap import run_overlapped
+from fairlead_worker.errors import AdapterError
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.lane import Lane
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep
+from fairlead_worker.lora.files import Pair
+from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.messages import (
     AdapterChanged,
     Failed,
@@ -35,10 +38,7 @@ from fairlead_worker.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from fairlead_worker.model.adapter_files import Pair
-from fairlead_worker.model.errors import AdapterError
 from fairlead_worker.model.loader import LoadedModel
-from fairlead_worker.model.slots import AdapterSlots
 
 from .adapted import TOLERANCE, World, folders, loaded, world
 from .replayed import PAGE, Replayed, decodes, filled_backend

@@ -17,8 +17,8 @@ from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels import flashinfer
 from fairlead_worker.kernels.base import PackedStep, StepContext
-from fairlead_worker.model.adaptable import adaptable
-from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.lora.layers import adaptable
 from fairlead_worker.model.loader import LoadedModel
 
 from .adapted import folders, loaded

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import torch
 
-from fairlead_worker.execution.bad_words import forbid_words
-from fairlead_worker.execution.masks import Masks
-from fairlead_worker.execution.sampler import sample
 from fairlead_worker.messages import Sampling
+from fairlead_worker.sampling.bad_words import forbid_words
+from fairlead_worker.sampling.masks import Masks
+from fairlead_worker.sampling.sampler import sample
 
 from .planner import make_request
 

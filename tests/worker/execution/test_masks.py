@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fairlead_worker.execution.adjust import Histories
-from fairlead_worker.execution.masks import Masks, unpack
-from fairlead_worker.execution.sampler import ask, choose
 from fairlead_worker.messages import Sampling
+from fairlead_worker.sampling.masks import Masks, unpack
+from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.sampler import ask, choose
 
 from .planner import make_request
 from .waits import NoWaiting

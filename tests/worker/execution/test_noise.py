@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from fairlead_worker.execution.noise import uniform, uniform_on, uniform_tensor
+from fairlead_worker.sampling.noise import uniform, uniform_on, uniform_tensor
 
 
 def test_torch_makes_the_same_numbers() -> None:

@@ -7,7 +7,7 @@ import torch
 from tests.models import FAMILIES, save_model
 from tests.worker.exactness.families import MORE
 
-from fairlead_worker.fused.trial import TRIAL
+from fairlead_worker.model.fused.trial import TRIAL
 from fairlead_worker.model.loader import load_model
 
 from .replayed import Replayed

@@ -16,13 +16,13 @@ from transformers.generation.logits_process import (
 )
 
 from fairlead_worker.engine.request import Request
-from fairlead_worker.execution.adjust import Histories
-from fairlead_worker.execution.blocks import largest
-from fairlead_worker.execution.draw import _search, draw
-from fairlead_worker.execution.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
-from fairlead_worker.execution.noise import uniform
-from fairlead_worker.execution.sampler import sample
 from fairlead_worker.messages import Sampling
+from fairlead_worker.sampling.blocks import largest
+from fairlead_worker.sampling.draw import _search, draw
+from fairlead_worker.sampling.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
+from fairlead_worker.sampling.noise import uniform
+from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.sampler import sample
 
 from .planner import make_request
 
@@ -194,7 +194,7 @@ def test_the_largest_is_argmax_and_the_first_of_equals(vocabulary: int, dtype: t
 def test_the_largest_without_the_native_library_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(20, 5000).round(decimals=1)
     native = largest(logits)
-    monkeypatch.setattr("fairlead_worker.execution.blocks.native", lambda: None)
+    monkeypatch.setattr("fairlead_worker.sampling.blocks.native", lambda: None)
     assert largest(logits).tolist() == native.tolist()
 
 

@@ -10,11 +10,11 @@ from bench.gpu import interpreter
 from tests.models import FAMILIES, build_model
 from transformers import PreTrainedModel
 
-from fairlead_worker.fused.fuse import KINDS, fuse_layers
-from fairlead_worker.fused.library import Library
-from fairlead_worker.fused.norms import Ahead, RmsNorm
-from fairlead_worker.fused.trial import TOLERANCE, difference, trial
 from fairlead_worker.model.fuse import fuse_projections
+from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.model.fused.library import Library
+from fairlead_worker.model.fused.norms import Ahead, RmsNorm
+from fairlead_worker.model.fused.trial import TOLERANCE, difference, trial
 from fairlead_worker.model.probe import probe_layers
 
 LIMIT = 200

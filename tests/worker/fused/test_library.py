@@ -7,7 +7,7 @@ import pytest
 from bench.gpu import interpreter
 from tests.worker.kernels.test_flashinfer_library import functions, signature, source
 
-from fairlead_worker.fused.library import Library
+from fairlead_worker.model.fused.library import Library
 
 FILES = {"norm/__init__.py": "norm", "activation.py": "and_mul", "rope.py": "rope"}
 NAMES = [name for name in vars(Library) if not name.startswith("_")]

@@ -11,11 +11,11 @@ from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
 from fairlead_worker.engine.lookahead import STAND_IN
 from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
 from fairlead_worker.grammar.constraint import Constraint, Kind, Thought
 from fairlead_worker.messages import GRAMMAR_WAITED
+from fairlead_worker.sampling.grammars import Grammars
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
 LONG = [5 + i % 900 for i in range(150)]

@@ -12,11 +12,11 @@ import torch
 from bench.gpu import interpreter
 from bench.gpu.batches import packed
 
-from fairlead_worker.fused import gated
 from fairlead_worker.kernels import prebuild
 from fairlead_worker.kernels.base import KVSpec, LayerSpec
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.paging import plan_pages
+from fairlead_worker.model.fused import gated
 
 LAYER = LayerSpec(8, 2, 64, 64, 0.125)
 PREFILL, DECODE = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"

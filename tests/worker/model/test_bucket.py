@@ -17,10 +17,10 @@ import pytest
 from tests import s3_server
 from tests.worker.model.throttle import Throttle
 
-from fairlead_worker.model import bucket
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.uri import resolve
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights import bucket
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.uri import resolve
 
 WORKER = Path(__file__).parents[3] / "worker"
 MIB = 1 << 20
@@ -30,8 +30,8 @@ DOWNLOADER = """
 import sys
 from pathlib import Path
 from fairlead_worker.model import bucket
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.uri import resolve
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.uri import resolve
 bucket.RANGE_BYTES = 1 << 20
 resolve(sys.argv[1], lambda *progress: print(*progress, flush=True), ModelCache(Path(sys.argv[2]), "pod-a"))
 """
@@ -185,7 +185,7 @@ def refusing() -> Iterator[str]:
 
 def test_a_full_volume_is_named_before_the_download(source: Throttle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": MIB})
-    monkeypatch.setattr("fairlead_worker.model.cache.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("fairlead_worker.weights.cache.shutil.disk_usage", lambda _: usage)
     with pytest.raises(ModelLoadError, match=r"enlarge the volume of spec\.model\.cache"):
         resolve(URI, cache=ModelCache(tmp_path))
     assert not source.passed

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.progress import no_progress
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.progress import no_progress
 
 URI = "s3://models/tiny"
 
@@ -45,8 +45,8 @@ def test_a_file_system_without_locks_is_used_with_a_warning(
 
 def test_a_killed_holders_lock_is_free_at_once(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from fairlead_worker.model.cache import ModelCache\n"
-        "from fairlead_worker.model.progress import no_progress\n"
+        "import os, sys; from pathlib import Path; from fairlead_worker.weights.cache import ModelCache\n"
+        "from fairlead_worker.weights.progress import no_progress\n"
         "with ModelCache(Path(sys.argv[1]), 'gone').turn(sys.argv[2], no_progress): os.kill(os.getpid(), 9)"
     )
     root = Path(__file__).parents[3]

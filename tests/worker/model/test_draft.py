@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.models import save_model
 
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.draft import load_draft
-from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.loader import load_model
 
 

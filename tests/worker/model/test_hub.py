@@ -14,8 +14,8 @@ from .hub import COMMIT, TOKEN, Hub
 WORKER = Path(__file__).parents[3] / "worker"
 SCRIPT = """
 import json, sys
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.uri import resolve
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights.uri import resolve
 phases = []
 try:
     folder = resolve(sys.argv[1], lambda phase, percent, *more: phases.append((phase, percent)))

@@ -13,10 +13,10 @@ from tests.worker.model.checkpoints import DYNAMIC, EIGHT, FORMS, KEPT, STATIC, 
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.lora.layers import adaptable
 from fairlead_worker.model import kept, quantized
-from fairlead_worker.model.adaptable import adaptable
-from fairlead_worker.model.adapters import AdapterSet
-from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.fuse import fuse_projections
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.model.packed import can_pack, pack_linears

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tests.models import FAMILIES, save_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fairlead_worker.model.digest import model_digest
-from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.loader import load_model
-from fairlead_worker.model.uri import HubModel, parse_uri
+from fairlead_worker.weights.digest import model_digest
+from fairlead_worker.weights.uri import HubModel, parse_uri
 
 
 @pytest.fixture(scope="module")

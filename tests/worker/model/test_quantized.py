@@ -12,8 +12,8 @@ from tests.worker.exactness.harness import Engine, generate, make_prompts
 from tests.worker.model.checkpoints import DYNAMIC, FORMS, STATIC, Form, save_quantized
 from torch import nn
 
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import quantized
-from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.loader import load_model
 
 PROMPTS = make_prompts()[:9]

@@ -13,9 +13,9 @@ import torch
 from tests.models import build_model
 
 from fairlead_worker import isa
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.isa import at_least
 from fairlead_worker.model import loader, packed
-from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.packed import can_pack, pack_linears
 from fairlead_worker.native import build, library
 

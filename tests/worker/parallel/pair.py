@@ -19,14 +19,14 @@ from tests.worker.exactness.harness import Engine
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
-from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.parallel.follower import Ear, serve
-from fairlead_worker.parallel.group import Group
 from fairlead_worker.parallel.lead import LedAdapters, LedForward, LedHost
-from fairlead_worker.parallel.meeting import store
 from fairlead_worker.parallel.messages import End, Fetched, Join, Load, ToRank
 from fairlead_worker.parallel.ranks import Ranks
+from fairlead_worker.sharding.group import Group
+from fairlead_worker.sharding.rendezvous import store
 
 MAX_LORAS, MAX_LORA_RANK = 3, 16
 

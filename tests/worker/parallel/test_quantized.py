@@ -15,14 +15,14 @@ from tests.worker.model.checkpoints import DYNAMIC, FORMS, KEPT, STATIC, Form, b
 from tests.worker.parallel.pair import Pair
 from transformers import AutoConfig
 
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model import quantized
-from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.native.library import native
-from fairlead_worker.parallel import weights
-from fairlead_worker.parallel.group import Group
-from fairlead_worker.parallel.scales import Groups, Spread, beside, check_made
-from fairlead_worker.parallel.shards import Cut, Shards, Unshardable
+from fairlead_worker.sharding import weights
+from fairlead_worker.sharding.group import Group
+from fairlead_worker.sharding.scales import Groups, Spread, beside, check_made
+from fairlead_worker.sharding.shards import Cut, Shards, Unshardable
 
 PROMPTS = make_prompts()[6:10]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1, "mlp_only_layers": []}

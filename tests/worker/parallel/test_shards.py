@@ -8,9 +8,9 @@ from tests.models import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.model.adapter_files import Pair
-from fairlead_worker.parallel.adapter_parts import part_of
-from fairlead_worker.parallel.shards import Cut, Shards, Unshardable
+from fairlead_worker.lora.files import Pair
+from fairlead_worker.lora.parts import part_of
+from fairlead_worker.sharding.shards import Cut, Shards, Unshardable
 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 

@@ -15,9 +15,9 @@ from fairlead_common.truncate import brief, quoted
 from fairlead_worker.api.engine_client import EngineClient, EngineGone
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.config import ADAPTER_NAME, WorkerConfig
+from fairlead_worker.errors import AdapterError
 from fairlead_worker.messages import AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import AdapterError
+from fairlead_worker.weights.cache import ModelCache
 
 logger = logging.getLogger(__name__)
 LOAD_SECONDS = 300.0
@@ -129,7 +129,7 @@ class Adapters:
 
     def _folder(self, name: str, uri: str) -> Path:
         """Raises AdapterError. What downloads is imported by the first who needs it: it took 0.2 s of each start."""
-        from fairlead_worker.model.adapter_source import warmed_folder
+        from fairlead_worker.lora.source import warmed_folder
 
         return warmed_folder(name, uri, self._cache)
 

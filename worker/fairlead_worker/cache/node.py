@@ -1,10 +1,10 @@
-"""One cached page in the radix tree, and the queue in which unused leaves wait for their eviction."""
+"""One cached page in the radix tree, a waiting request that rests at one, and the queue in which unused leaves wait for their eviction."""
 
+from array import array
 from heapq import heappop, heappush, heapreplace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fairlead_worker.cache.watch import Watch
+NOTHING = b""
+"""Key of a watch that wants no further page: as it equals no page, only an eviction unsettles it."""
 
 
 class Node:
@@ -41,6 +41,27 @@ class Node:
     def cached(self) -> bool:
         """In either tier; False once evicted from both, and for roots."""
         return self.page >= 0 or self.slot >= 0
+
+
+class Watch:
+    """Where the tokens of one waiting request leave the tree."""
+
+    __slots__ = ("key", "limit", "node", "removed", "root", "settled", "tokens")
+
+    def __init__(self, root: Node, tokens: "array[int]", page_size: int, reusable: int) -> None:
+        self.root = root
+        self.node = root
+        self.tokens = tokens
+        self.limit = min(reusable, len(tokens) - 1) // page_size
+        """Pages that may be reused: at least one token is left to compute, as its logits give the next one."""
+        self.key = NOTHING
+        self.settled = False
+        self.removed = False
+
+    @property
+    def depth(self) -> int:
+        """Cached pages of the prompt; out of date while unsettled."""
+        return self.node.depth
 
 
 class LeafQueue:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.events import EventLog
 from fairlead_worker.cache.host import HostTier
-from fairlead_worker.cache.node import LeafQueue, Node
+from fairlead_worker.cache.node import LeafQueue, Node, Watch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
-from fairlead_worker.cache.watch import Watch, Watches
+from fairlead_worker.cache.watch import Watches
 from fairlead_worker.messages import CacheEvent
 
 ExtendHash = Callable[[int, "array[int]"], int]

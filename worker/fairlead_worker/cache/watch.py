@@ -9,31 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from fairlead_worker.cache.node import Node
-
-_NOTHING = b""
-"""Key of a watch that wants no further page: as it equals no page, only an eviction unsettles it."""
-
-
-class Watch:
-    """Where the tokens of one waiting request leave the tree."""
-
-    __slots__ = ("key", "limit", "node", "removed", "root", "settled", "tokens")
-
-    def __init__(self, root: Node, tokens: "array[int]", page_size: int, reusable: int) -> None:
-        self.root = root
-        self.node = root
-        self.tokens = tokens
-        self.limit = min(reusable, len(tokens) - 1) // page_size
-        """Pages that may be reused: at least one token is left to compute, as its logits give the next one."""
-        self.key = _NOTHING
-        self.settled = False
-        self.removed = False
-
-    @property
-    def depth(self) -> int:
-        """Cached pages of the prompt; out of date while unsettled."""
-        return self.node.depth
+from fairlead_worker.cache.node import NOTHING, Node, Watch
 
 
 class Watches:
@@ -74,7 +50,7 @@ class Watches:
         while not node.cached and node.parent is not None:
             node = node.parent
         raw, size, depth = watch.tokens.tobytes(), self._page_bytes, node.depth
-        key = _NOTHING
+        key = NOTHING
         while depth < watch.limit:
             key = raw[depth * size : (depth + 1) * size]
             child = node.children.get(key)
@@ -82,7 +58,7 @@ class Watches:
                 break
             node, depth = child, depth + 1
         else:
-            key = _NOTHING
+            key = NOTHING
         watch.node, watch.key, watch.settled = node, key, True
         if node.watchers is None:
             node.watchers = {}

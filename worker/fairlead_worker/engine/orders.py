@@ -6,8 +6,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Protocol
 
+from fairlead_worker.cache.node import Watch
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.cache.watch import Watch
 from fairlead_worker.engine.request import Request
 
 Waiting = OrderedDict[Watch, Request]

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from contextlib import closing
 
+from fairlead_worker.cache.node import Watch
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.cache.watch import Watch
 from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.fair import FairOrder
 from fairlead_worker.engine.orders import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from fairlead_worker.messages import FinishReason, Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
+    from fairlead_worker.cache.node import Watch
     from fairlead_worker.cache.prefix import Lease
-    from fairlead_worker.cache.watch import Watch
     from fairlead_worker.engine.plan import Row
     from fairlead_worker.engine.pooling import Pool
     from fairlead_worker.engine.speculation import Drafting

@@ -12,7 +12,7 @@ import torch
 
 from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.kernels.base import Backend, PackedStep, StepContext
-from fairlead_worker.model.adapters import AdapterSet
+from fairlead_worker.lora.adapters import AdapterSet
 
 
 class AdaptedForward:

@@ -13,15 +13,15 @@ import torch
 
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.engine.request import Request
-from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.execution.lane import DeviceLane, Lane
-from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
-from fairlead_worker.execution.sampler import ask, choose
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.sampling.grammars import Grammars
+from fairlead_worker.sampling.masks import Masks
+from fairlead_worker.sampling.sampler import ask, choose
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from fairlead_worker.kernels.base import Backend, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend, dense
 from fairlead_worker.kernels.paging import Paging, plan_pages
 from fairlead_worker.kernels.transfer import to_device
-from fairlead_worker.model.progress import Progress, no_progress
-from fairlead_worker.model.slots import AdapterSlots
+from fairlead_worker.lora.slots import AdapterSlots
+from fairlead_worker.weights.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 

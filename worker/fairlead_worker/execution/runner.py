@@ -11,30 +11,30 @@ from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.limits import StepLimits, within
 from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.execution.adapted import AdaptedForward
-from fairlead_worker.execution.adjust import Histories
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
-from fairlead_worker.execution.grammars import Grammars
 from fairlead_worker.execution.graphs import GraphedDecodes, graphs_for, run_step, why_not
 from fairlead_worker.execution.host import HostStore, make_host_store
-from fairlead_worker.execution.masks import Masks
 from fairlead_worker.execution.memory import kv_budget
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.pooling import places_to_pool, pool
-from fairlead_worker.execution.sampler import sample
 from fairlead_worker.execution.scoring import positions_to_score, score
 from fairlead_worker.execution.sizing import DeviceMemory, find_room, kept_by, memory_of
-from fairlead_worker.execution.verify import verify
 from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.kernels.base import Backend, KVSpec, PackedStep
 from fairlead_worker.kernels.cpu import CpuBackend
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.kernels.registry import make_backend
+from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.messages import TokenLogprobs
-from fairlead_worker.model.adapters import AdapterSet
 from fairlead_worker.model.loader import LoadedModel
-from fairlead_worker.model.progress import Progress, no_progress
-from fairlead_worker.model.slots import AdapterSlots
+from fairlead_worker.sampling.grammars import Grammars
+from fairlead_worker.sampling.masks import Masks
+from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.sampling.verify import verify
+from fairlead_worker.weights.progress import Progress, no_progress
 
 
 class ModelRunner:

@@ -5,8 +5,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fairlead_worker.model.quantized import plain
-from fairlead_worker.parallel.group import Gathered, Group, Summed
-from fairlead_worker.parallel.shards import Shards
+from fairlead_worker.sharding.group import Gathered, Group, Summed
+from fairlead_worker.sharding.shards import Shards
 
 
 def connect(model: PreTrainedModel, shards: Shards, group: Group) -> None:

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.loader import LoadedModel, load_model
-from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.progress import Progress, no_progress
 
 
 def load_draft(

@@ -14,22 +14,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from fairlead_worker.fused.fuse import KINDS, fuse_layers
-from fairlead_worker.fused.library import library
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.isa import VARIABLE, cpu_level
 from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.messages import Pooling
 from fairlead_worker.model.attention import UnsupportedAttention
-from fairlead_worker.model.cache import ModelCache
 from fairlead_worker.model.connect import connect
-from fairlead_worker.model.digest import model_digest
 from fairlead_worker.model.dtype import choose_dtype
-from fairlead_worker.model.errors import ModelLoadError
 from fairlead_worker.model.fuse import fuse_activations, fuse_projections
+from fairlead_worker.model.fused.fuse import KINDS, fuse_layers
+from fairlead_worker.model.fused.library import library
 from fairlead_worker.model.packed import DTYPES, pack_linears
 from fairlead_worker.model.pooling import read_pooling
 from fairlead_worker.model.probe import probe_layers
-from fairlead_worker.model.progress import Progress, no_progress
 from fairlead_worker.model.quantized import (
     LIBRARIES,
     OF_QUANTIZED,
@@ -43,12 +40,15 @@ from fairlead_worker.model.quantized import (
 )
 from fairlead_worker.model.rope import max_model_len as context_length
 from fairlead_worker.model.rope import settle_rope
-from fairlead_worker.model.uri import resolve
 from fairlead_worker.native.library import native
-from fairlead_worker.parallel.group import Group
-from fairlead_worker.parallel.scales import Groups
-from fairlead_worker.parallel.shards import Shards, Unshardable
-from fairlead_worker.parallel.weights import part_class, parts
+from fairlead_worker.sharding.group import Group
+from fairlead_worker.sharding.scales import Groups
+from fairlead_worker.sharding.shards import Shards, Unshardable
+from fairlead_worker.sharding.weights import part_class, parts
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.digest import model_digest
+from fairlead_worker.weights.progress import Progress, no_progress
+from fairlead_worker.weights.uri import resolve
 
 PROJECTIONS = "projections"
 FUSIONS = (PROJECTIONS, *KINDS)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.errors import ModelLoadError
 from fairlead_worker.model.kept import LEAST, ROWWISE_FP8, exact_scales, keep, keepable
-from fairlead_worker.parallel.scales import Groups
+from fairlead_worker.sharding.scales import Groups
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from fairlead_worker.model.errors import ModelLoadError
+from fairlead_worker.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from fairlead_worker.parallel.messages import Adopt, Copy, Drop, End, Fetched, J
 if TYPE_CHECKING:
     from fairlead_worker.execution.forward import Places
     from fairlead_worker.execution.runner import ModelRunner
-    from fairlead_worker.model.adapters import AdapterSet
+    from fairlead_worker.lora.adapters import AdapterSet
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ def follow(join: Join, ear: Ear) -> None:
     from fairlead_worker.model.lean import import_transformers
 
     import_transformers()
-    from fairlead_worker.model.errors import AdapterError
-    from fairlead_worker.parallel.group import Group, check_devices
-    from fairlead_worker.parallel.meeting import joined, store
+    from fairlead_worker.errors import AdapterError
+    from fairlead_worker.sharding.group import Group, check_devices
+    from fairlead_worker.sharding.rendezvous import joined, store
 
     config = WorkerConfig.model_validate(join.config)
     check_devices(config)
@@ -118,7 +118,7 @@ def follow(join: Join, ear: Ear) -> None:
 
 def serve(ear: Ear, runner: "ModelRunner", adapters: "AdapterSet | None" = None) -> None:
     """Computes what rank 0 computes, until `End`."""
-    from fairlead_worker.model.errors import AdapterError
+    from fairlead_worker.errors import AdapterError
     from fairlead_worker.parallel.lead import to_step
 
     seen: Places | None = None

@@ -10,13 +10,13 @@ from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.execution.host import Copies, HostStore
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import AdapterChanged, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.model.adapters import AdapterSet
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.progress import Progress
-from fairlead_worker.model.uri import resolve
 from fairlead_worker.parallel.messages import Adopt, Copy, Drop, Fetch, Look, Run
 from fairlead_worker.parallel.ranks import Ranks
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.progress import Progress
+from fairlead_worker.weights.uri import resolve
 
 
 def lead(runner: ModelRunner, ranks: Ranks) -> None:

@@ -20,7 +20,7 @@ from fairlead_worker.parallel.messages import Fetch, FromNode, Hello, Here, Lost
 from fairlead_worker.version import release
 
 if TYPE_CHECKING:
-    from fairlead_worker.parallel.meeting import Store
+    from fairlead_worker.sharding.rendezvous import Store
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Nodes:
 
     def store(self, size: int) -> "Store":
         """Where the ranks of all nodes meet."""
-        from fairlead_worker.parallel.meeting import hosted
+        from fairlead_worker.sharding.rendezvous import hosted
 
         return hosted(self._meeting, size)
 

@@ -23,7 +23,7 @@ from fairlead_worker.parallel.nodes import Nodes
 from fairlead_worker.parallel.processes import LAST_WORDS_SECONDS, Processes
 
 if TYPE_CHECKING:
-    from fairlead_worker.parallel.group import Group
+    from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class Ranks:
 
     def join(self) -> "Group":
         """Meets the others, once all nodes are there; waits for them as long as it takes."""
-        from fairlead_worker.parallel.group import Group
-        from fairlead_worker.parallel.meeting import store
+        from fairlead_worker.sharding.group import Group
+        from fairlead_worker.sharding.rendezvous import store
 
         if self._nodes is None:
             return Group.join(store(self._processes.directory), 0, self.size)

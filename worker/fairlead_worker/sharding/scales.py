@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fairlead_worker.parallel.shards import Cut, Unshardable
+from fairlead_worker.sharding.shards import Cut, Unshardable
 
 RUNS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point")
 """Of runs of a weight's outputs and inputs."""

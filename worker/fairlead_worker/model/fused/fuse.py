@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
-from fairlead_worker.fused.gated import gated_patches
-from fairlead_worker.fused.library import DTYPES, Library
-from fairlead_worker.fused.norms import norm_patches, residual_patches
-from fairlead_worker.fused.patch import Patch, Unfused
-from fairlead_worker.fused.rope import rope_patches
-from fairlead_worker.fused.trial import TOLERANCE, difference, trial
 from fairlead_worker.kernels.base import LayerSpec
+from fairlead_worker.model.fused.gated import gated_patches
+from fairlead_worker.model.fused.library import DTYPES, Library
+from fairlead_worker.model.fused.norms import norm_patches, residual_patches
+from fairlead_worker.model.fused.patch import Patch, Unfused
+from fairlead_worker.model.fused.rope import rope_patches
+from fairlead_worker.model.fused.trial import TOLERANCE, difference, trial
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import xxhash
 
-from fairlead_worker.model.digest import file_digest
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.progress import Progress
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights.digest import file_digest
+from fairlead_worker.weights.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -21,17 +21,17 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from fairlead_worker.errors import AdapterError
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.lora.files import AdapterFiles, Pair, read_adapter
+from fairlead_worker.lora.layers import TRIAL_TOKENS, adaptable, refused, site_of, sizes_of
+from fairlead_worker.lora.parts import part_of
+from fairlead_worker.lora.slots import AdapterSlots
 from fairlead_worker.messages import AdapterChanged, AdapterInfo, FetchAdapter, LoadAdapter, UnloadAdapter
-from fairlead_worker.model.adaptable import TRIAL_TOKENS, adaptable, refused, site_of, sizes_of
-from fairlead_worker.model.adapter_files import AdapterFiles, Pair, read_adapter
-from fairlead_worker.model.errors import AdapterError
 from fairlead_worker.model.loader import LoadedModel
 from fairlead_worker.model.packed import DTYPES, maker_for
 from fairlead_worker.model.probe import trial_logits
-from fairlead_worker.model.slots import AdapterSlots
-from fairlead_worker.parallel.adapter_parts import part_of
-from fairlead_worker.parallel.group import Group
+from fairlead_worker.sharding.group import Group
 
 logger = logging.getLogger(__name__)
 

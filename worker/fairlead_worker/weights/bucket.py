@@ -19,9 +19,9 @@ import xxhash
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import S3Store
 
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.progress import Progress
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.progress import Progress
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -3,10 +3,10 @@
 from contextlib import suppress
 from pathlib import Path
 
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import AdapterError, ModelLoadError
-from fairlead_worker.model.progress import Progress, no_progress
-from fairlead_worker.model.uri import resolve
+from fairlead_worker.errors import AdapterError, ModelLoadError
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.progress import Progress, no_progress
+from fairlead_worker.weights.uri import resolve
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHUNK = 1 << 24

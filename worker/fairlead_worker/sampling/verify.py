@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from fairlead_worker.engine.plan import Row
-from fairlead_worker.execution.adjust import Histories
-from fairlead_worker.execution.masks import Masks
-from fairlead_worker.execution.sampler import sample
 from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.sampling.masks import Masks
+from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.sampler import sample
 
 
 @torch.inference_mode()

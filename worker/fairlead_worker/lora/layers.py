@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from fairlead_worker.model.fuse import Stack
 from fairlead_worker.model.probe import trial_logits
-from fairlead_worker.parallel.group import Gathered, Summed
+from fairlead_worker.sharding.group import Gathered, Summed
 
 TRIAL_TOKENS = 5
 """Of `trial_logits`."""

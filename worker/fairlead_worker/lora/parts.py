@@ -5,8 +5,8 @@ then a part of the sum that the ranks make of the layer's answers, and needs non
 apart, which trade a smaller `down` for one more message). Ranks that share a KV head, or the whole of a layer, have the same.
 """
 
-from fairlead_worker.model.adapter_files import Pair
-from fairlead_worker.parallel.shards import Cut
+from fairlead_worker.lora.files import Pair
+from fairlead_worker.sharding.shards import Cut
 
 
 def part_of(pair: Pair, cut: Cut) -> Pair:

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.fused.library import Library
-from fairlead_worker.fused.patch import Patch, Unfused
 from fairlead_worker.kernels.base import LayerSpec
 from fairlead_worker.kernels.flashinfer_library import HEAD_DIMS
+from fairlead_worker.model.fused.library import Library
+from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.structure import UnknownStructure, by_type, rope_tables
 
 APPLY = "apply_rotary_pos_emb"

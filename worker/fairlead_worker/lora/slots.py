@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fairlead_worker.model.adapter_files import Pair
+from fairlead_worker.lora.files import Pair
 
 logger = logging.getLogger(__name__)
 

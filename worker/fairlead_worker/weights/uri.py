@@ -5,12 +5,12 @@ from urllib.parse import unquote, urlparse
 
 from huggingface_hub.constants import HF_HOME
 
-from fairlead_worker.model import bucket, hub
-from fairlead_worker.model.bucket import BucketModel
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.hub import HubModel
-from fairlead_worker.model.progress import Progress, no_progress
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights import bucket, hub
+from fairlead_worker.weights.bucket import BucketModel
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.hub import HubModel
+from fairlead_worker.weights.progress import Progress, no_progress
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 """What a model needs of a repository: not its pickled weights, images or other frameworks' files."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from fairlead_worker.execution.blocks import BLOCK, reduce_blocks, take_blocks
-from fairlead_worker.execution.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
 from fairlead_worker.kernels.transfer import to_device
 from fairlead_worker.messages import Sampling
+from fairlead_worker.sampling.blocks import BLOCK, reduce_blocks, take_blocks
+from fairlead_worker.sampling.filters import NARROW, WIDE, drop_unlikely, keep_among, keep_sorted, widths
 
 
 def draw(logits: torch.Tensor, samplings: Sequence[Sampling], noise: torch.Tensor) -> torch.Tensor:

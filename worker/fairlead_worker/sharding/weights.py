@@ -13,8 +13,8 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from fairlead_worker.parallel.scales import Groups, Shape, Spread, beside, check_made
-from fairlead_worker.parallel.shards import Cut, Shards
+from fairlead_worker.sharding.scales import Groups, Shape, Spread, beside, check_made
+from fairlead_worker.sharding.shards import Cut, Shards
 
 
 class Part:

@@ -17,9 +17,9 @@ import numpy as np
 
 from fairlead_worker.engine.plan import Row
 from fairlead_worker.engine.request import Request
-from fairlead_worker.execution.masks import Masks
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, error_of
 from fairlead_worker.messages import GRAMMAR_WAITED
+from fairlead_worker.sampling.masks import Masks
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from fairlead_worker.fused.library import Library
-from fairlead_worker.fused.patch import Patch, Unfused
 from fairlead_worker.model.fuse import Slice, Stack, close, sample_input
+from fairlead_worker.model.fused.library import Library
+from fairlead_worker.model.fused.patch import Patch, Unfused
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 ACTIVATIONS: dict[str, Activation] = {

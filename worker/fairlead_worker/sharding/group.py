@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch import nn
 
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.parallel.meeting import LOADING, Store
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.sharding.rendezvous import LOADING, Store
 
 SAME_FILES = "name a commit (@REVISION), and give all nodes the same"
 """What to do where a branch has moved between two downloads, or a volume is another."""

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from fairlead_worker.fused.library import DTYPES, Library
-from fairlead_worker.fused.patch import Patch, Unfused
 from fairlead_worker.model.fuse import close, sample_input
+from fairlead_worker.model.fused.library import DTYPES, Library
+from fairlead_worker.model.fused.patch import Patch, Unfused
 from fairlead_worker.model.structure import LAYOUTS
 
 

@@ -17,9 +17,9 @@ from huggingface_hub.errors import (
 )
 from tqdm import tqdm
 
-from fairlead_worker.model.cache import ModelCache
-from fairlead_worker.model.errors import ModelLoadError
-from fairlead_worker.model.progress import Progress
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights.cache import ModelCache
+from fairlead_worker.weights.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from fairlead_worker.model.adapter_source import CONFIG, WEIGHTS, check_readable
-from fairlead_worker.model.errors import AdapterError
+from fairlead_worker.errors import AdapterError
+from fairlead_worker.lora.source import CONFIG, WEIGHTS, check_readable
 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")

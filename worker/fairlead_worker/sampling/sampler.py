@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 
 from fairlead_worker.engine.request import Request
-from fairlead_worker.execution.adjust import Histories
-from fairlead_worker.execution.bad_words import forbid_words
-from fairlead_worker.execution.blocks import largest
-from fairlead_worker.execution.draw import draw
-from fairlead_worker.execution.masks import Masks
-from fairlead_worker.execution.noise import uniform_on
 from fairlead_worker.kernels.transfer import to_device, to_host
 from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.sampling.bad_words import forbid_words
+from fairlead_worker.sampling.blocks import largest
+from fairlead_worker.sampling.draw import draw
+from fairlead_worker.sampling.masks import Masks
+from fairlead_worker.sampling.noise import uniform_on
+from fairlead_worker.sampling.penalties import Histories
 
 
 def sample(

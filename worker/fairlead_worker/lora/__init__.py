@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, their layers, and the slots that they share."""
