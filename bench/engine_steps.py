@@ -24,12 +24,12 @@ from transformers.utils import logging as transformers_logging
 
 import fairlead_worker.model.loader as loader
 import fairlead_worker.model.packed as packed
-from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.isa import cpu_level
 from fairlead_worker.messages import Sampling
 from fairlead_worker.native.linear import NativeLinear
+from fairlead_worker.scheduler.plan import Row, StepPlan
+from fairlead_worker.scheduler.request import Request
 
 SHAPES = {
     "90M": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2304, "vocab_size": 8192},

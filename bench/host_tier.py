@@ -19,13 +19,13 @@ from engine_steps import SHAPES, save
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.host import CudaHostStore, PlainHostStore
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.isa import cpu_level
 from fairlead_worker.messages import Sampling, Submit
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 PAGE = 16
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.messages import Sampling
+from fairlead_worker.scheduler.plan import Row, StepPlan
+from fairlead_worker.scheduler.request import Request
 
 CPU = torch.device("cpu")
 PAGE = 16

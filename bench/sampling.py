@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Sampling
 from fairlead_worker.sampling.noise import uniform
 from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.scheduler.request import Request
 
 VOCABULARY = 151_936
 NARROW = 64

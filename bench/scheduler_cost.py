@@ -18,14 +18,14 @@ from msgspec.msgpack import Encoder
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.lookahead import LookaheadScheduler
-from fairlead_worker.engine.outputs import Outputs
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.request import Request
-from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.messages import Load, Sampling, Submit
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.scheduler import Scheduler
+from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 TARGET_MICROSECONDS = 200
 TARGET_GROWTH_MIB = 4
@@ -79,9 +79,9 @@ def measure(running: int, waiting: int, steps: int) -> dict[str, dict[str, float
 
 def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
     """Median microseconds of plan, assume and settle, and of all three, over the same steps."""
-    crowd = Crowd(LookaheadScheduler, running, waiting)
+    crowd = Crowd(OverlapScheduler, running, waiting)
     scheduler = crowd.scheduler
-    assert isinstance(scheduler, LookaheadScheduler)
+    assert isinstance(scheduler, OverlapScheduler)
     times: list[tuple[float, float, float]] = []
     out: tuple[StepPlan, StepResult] | None = None
 
@@ -115,9 +115,9 @@ def measure_ahead(running: int, waiting: int, steps: int) -> dict[str, float]:
 def report_cost(rows: int, steps: int = 500) -> dict[str, float]:
     """Median microseconds of what the loop does beside: the `Step` made, and encoded for ZeroMQ; all rows decode."""
     requests = [Request(f"cmpl-0123456789abcdef-{i}", array("I", (1,)), 1, Sampling(max_tokens=9), 1, i) for i in range(rows)]
-    outputs = Outputs(decoded=requests, tokens=[30_000 + i for i in range(rows)])
+    outputs = StepOutputs(decoded=requests, tokens=[30_000 + i for i in range(rows)])
     plan, result = StepPlan([], decodes=rows, samples=rows), StepResult([], seconds=0.01)
-    watch, encoder, load = StepWatch(), Encoder(), Load(running=rows)
+    watch, encoder, load = RequestTimer(), Encoder(), Load(running=rows)
     times: dict[str, list[float]] = {"report": [], "encode": []}
     for _ in range(steps):
         start = process_time()

@@ -12,13 +12,13 @@ from itertools import pairwise
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.engine.loop import run_plain
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import Failed, FromEngine, Sampling, Step, Stop, Submit, ToEngine
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 16
 BLOCK_TOKENS = 64

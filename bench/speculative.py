@@ -23,12 +23,12 @@ from engine_steps import save
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig, SpeculativeMethod
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.isa import cpu_level
 from fairlead_worker.messages import Sampling, Submit
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.scheduler.config import SchedulerConfig, SpeculativeMethod
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 PROMPT, TOKENS, PAGE = 64, 128, 16
 TEXTS: dict[str, dict[str, Any]] = {

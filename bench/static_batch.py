@@ -7,10 +7,10 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.messages import Sampling
+from fairlead_worker.scheduler.plan import Row, StepPlan
+from fairlead_worker.scheduler.request import Request
 from serving import PAGE_SIZE, Arrival, Served
 
 

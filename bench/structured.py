@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from compare import Figures, Target, options, report, take_turns
 from fairlead.random_model.build import make_model
 from fairlead_index.hashing import tokens_from_bytes
-from fairlead_worker.engine.gate import Gate
+from fairlead_worker.engine.grammar_queue import GrammarQueue
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler
@@ -42,7 +42,7 @@ def answers(runner: ModelRunner, compiler: Compiler, tokenizer: Tokenizer, count
     """How the schemas' answers ended: "valid", "length", or "invalid"."""
     grammars = runner.grammars = Grammars(compiler)
     scheduler = scheduler_for(runner, eos_token_ids=compiler.eos)
-    gate = Gate(scheduler.submit, grammars)
+    gate = GrammarQueue(scheduler.submit, grammars)
     schemas = {str(seed): schema(seed) for seed in range(count)}
     written: dict[str, array[int]] = {name: array("I") for name in schemas}
     ends: Counter[str] = Counter()

@@ -90,7 +90,7 @@ def _served(loaded: Any, device: Device, prompts: list[list[int]], new: int, chu
         from fairlead_index.hashing import extend
         from fairlead_worker.cache.pages import PagePool
         from fairlead_worker.cache.prefix import PrefixCache
-        from fairlead_worker.engine.scheduler import Scheduler
+        from fairlead_worker.scheduler.scheduler import Scheduler
 
         runner.host = (CudaHostStore if device.cuda else PlainHostStore)(runner.backend, 200)
         scheduler = Scheduler(scheduler.config, PrefixCache(PagePool(70, 16), 64, extend, 200))

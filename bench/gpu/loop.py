@@ -9,15 +9,15 @@ from bench.gpu.model import submit
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.lookahead import LookaheadScheduler
-from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.overlap import Overlap
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.messages import Sampling
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 class Loop:
@@ -27,13 +27,13 @@ class Loop:
         """`settings`: of `SchedulerConfig`."""
         config = SchedulerConfig(runner.loaded.max_model_len, eos_token_ids=(), **settings)
         size = runner.backend.spec.page_size
-        self.scheduler = LookaheadScheduler(config, PrefixCache(PagePool(runner.backend.pages, size), 4 * size, extend))
+        self.scheduler = OverlapScheduler(config, PrefixCache(PagePool(runner.backend.pages, size), 4 * size, extend))
         self.tokens: dict[int, list[int]] = {}
         self.times: dict[int, list[float]] = {}
         """When each token was read, by `time.perf_counter`."""
         self.live: set[int] = set()
         self._ahead = OverlappedRunner(runner)
-        self._overlap = Overlap(self.scheduler, self._ahead, StepWatch(), self._tell) if overlap else None
+        self._overlap = Overlap(self.scheduler, self._ahead, RequestTimer(), self._tell) if overlap else None
 
     def submit(self, number: int, prompt: Sequence[int], new: int, adapter: int = 0, **sampling: Any) -> None:
         """One request; greedy unless `sampling` says otherwise. AssertionError where it is refused."""
@@ -69,7 +69,7 @@ class Loop:
         if self._overlap is not None:
             self._overlap.settle()
 
-    def _tell(self, plan: StepPlan, result: StepResult, outputs: Outputs) -> None:
+    def _tell(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         now = time.perf_counter()
         for output in outputs:
             number, tokens = int(output.id), memoryview(output.tokens).cast("I").tolist()

@@ -10,12 +10,12 @@ import torch
 from bench.gpu.device import Device
 from bench.gpu.model import save_llama, scheduler_for, submit
 
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.limits import StepLimits, within
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.execution.worst import run_worst
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.limits import StepLimits, within
 
 
 def check(device: Device) -> Iterator[dict[str, Any]]:

@@ -16,10 +16,10 @@ from fairlead.random_model.tokenizer import save_tokenizer
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.messages import Sampling, Submit
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 POSITIONS = 40_960
 SHAPES: dict[str, dict[str, int]] = {

@@ -21,7 +21,7 @@ from bench.gpu.narrow import by_token
 from bench.gpu.report import Report, beside
 from tests.models import one_thread
 
-from fairlead_worker.engine.request import lease_of
+from fairlead_worker.scheduler.request import lease_of
 
 __all__ = ["one_thread"]
 MEASURED = ("speed", "steady", "arrival", "peers", "worth")

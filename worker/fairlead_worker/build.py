@@ -7,10 +7,10 @@ from fairlead_worker.config import WorkerConfig
 from fairlead_worker.cores import engine_threads
 
 if TYPE_CHECKING:
-    from fairlead_worker.engine.config import SchedulerConfig
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.lora.adapters import AdapterSet
     from fairlead_worker.model.loader import LoadedModel, Locate
+    from fairlead_worker.scheduler.config import SchedulerConfig
     from fairlead_worker.sharding.group import Group
     from fairlead_worker.weights.cache import ModelCache
     from fairlead_worker.weights.progress import Progress
@@ -109,7 +109,7 @@ def graph_rows(config: WorkerConfig, device: str, tell: bool = True) -> int:
 
 def steps_of(config: WorkerConfig, loaded: "LoadedModel") -> "SchedulerConfig":
     """How the scheduler makes steps of this model, before memory has its say."""
-    from fairlead_worker.engine.config import SchedulerConfig
+    from fairlead_worker.scheduler.config import SchedulerConfig
 
     # Nobody asked for a target: on a CPU a step that would hold the decodes for long is made shorter.
     bounded = loaded.device.type == "cpu" and config.chunked_prefill_size > 0 and not config.itl_target_ms

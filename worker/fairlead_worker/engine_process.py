@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from fairlead_common.prompts.encoder import PromptFormat
     from fairlead_worker.engine.loop import Adapters
     from fairlead_worker.engine.schedule_trace import ScheduleTrace
-    from fairlead_worker.engine.scheduler import Scheduler
     from fairlead_worker.execution.runner import ModelRunner
     from fairlead_worker.sampling.grammars import Grammars
+    from fairlead_worker.scheduler.scheduler import Scheduler
     from fairlead_worker.weights.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -85,14 +85,14 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
             logger.exception("the engine could not start")
         end.send(Failed(reason=(f"rank 0 of {ranks.size}: " if ranks is not None else "") + reason_of(error)))
         return 1
-    from fairlead_worker.engine.lookahead import LookaheadScheduler
     from fairlead_worker.engine.loop import run_plain
     from fairlead_worker.engine.overlap import run_overlapped
-    from fairlead_worker.engine.watch import StepWatch
+    from fairlead_worker.engine.request_timer import RequestTimer
     from fairlead_worker.execution.ahead import OverlappedRunner
+    from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 
     try:
-        watch = StepWatch(_trace(config, ready))
+        watch = RequestTimer(_trace(config, ready))
     except OSError as error:
         end.send(Failed(reason=f"--trace-schedule {config.trace_schedule} cannot be written: {error.strerror}"))
         return 1
@@ -111,7 +111,7 @@ def _run(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None) -> int:
     gc.freeze()
     end.send(ready)
     try:
-        if isinstance(scheduler, LookaheadScheduler):
+        if isinstance(scheduler, OverlapScheduler):
             return run_overlapped(scheduler, OverlappedRunner(runner), end, end, watch, adapters, runner.grammars)
         return run_plain(scheduler, profiled or runner, end, end, watch, adapters, runner.grammars)
     finally:
@@ -129,16 +129,16 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     from fairlead_index.hashing import extend
     from fairlead_worker.cache.pages import PagePool
     from fairlead_worker.cache.prefix import PrefixCache
-    from fairlead_worker.engine.limits import within
-    from fairlead_worker.engine.lookahead import LookaheadScheduler
-    from fairlead_worker.engine.rehearsal import rehearse
-    from fairlead_worker.engine.scheduler import Scheduler
+    from fairlead_worker.engine.warmup import warm_up
     from fairlead_worker.execution.native_forward import NativeForward
     from fairlead_worker.isa import cpu_level
     from fairlead_worker.lora.source import adapter_folder
     from fairlead_worker.model.draft import load_draft
     from fairlead_worker.model.generation_config import sampling_defaults
     from fairlead_worker.parallel.lead import LedAdapters, Located, lead
+    from fairlead_worker.scheduler.limits import within
+    from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+    from fairlead_worker.scheduler.scheduler import Scheduler
     from fairlead_worker.sharding.group import check_devices
     from fairlead_worker.weights.cache import ModelCache
 
@@ -180,7 +180,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     if runner.step_tokens:
         steps = within(steps, runner.step_tokens, config.page_size)
     pages, host_slots = runner.backend.pages, runner.host.slots if runner.host else 0
-    scheduler = (LookaheadScheduler if overlaps(config) else Scheduler)(
+    scheduler = (OverlapScheduler if overlaps(config) else Scheduler)(
         steps,
         PrefixCache(PagePool(pages, config.page_size), config.block_tokens, extend, host_slots),
     )
@@ -188,7 +188,7 @@ def build(config: WorkerConfig, end: EngineEnd, ranks: Ranks | None = None) -> "
     longest = min(loaded.max_model_len, pages * config.page_size)
     prompt_format = _prompt_format(config, loaded.path, loaded.digest, longest)
     end.send(Loading(phase="rehearsal", percent=0))
-    rehearse(scheduler, runner, longest)
+    warm_up(scheduler, runner, longest)
     runner.grammars = _grammars(config, prompt_format, loaded.vocabulary_size, loaded.eos_token_ids, end)
     ready = Ready(
         max_model_len=longest,

@@ -8,10 +8,10 @@ import pytest
 
 from fairlead_worker.build import graph_rows
 from fairlead_worker.config import WorkerConfig
-from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.engine_process import run
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.messages import FromEngine, Ready, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.scheduler.plan import StepPlan
 
 
 class End:

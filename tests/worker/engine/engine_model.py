@@ -14,11 +14,11 @@ from fairlead_index.hashing import extend
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import Lease, PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.plan import Row, StepPlan, StepResult
-from fairlead_worker.engine.request import Request
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import Load, Output, PoolingKind, Sampling, Submit, TokenLogprobs
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 VOCABULARY = 40
 EOS = 7
@@ -274,7 +274,7 @@ class EngineModel:
         assert all(len(r.lease.pages) <= -(-len(r.tokens) // self.cache.page_size) for r in running), "no page is kept for guesses"
         assert all(row.start == row.request.computed and row.pages is row.request.lease.pages for row in scheduler._decodes)
         growing = [r for r in running if len(r.tokens) > len(r.lease.pages) * self.cache.page_size]
-        assert set(scheduler._growing) == set(growing) and len(scheduler._growing) == len(growing) and not scheduler._departed
+        assert set(scheduler._growing) == set(growing) and len(scheduler._growing) == len(growing) and not scheduler._deferred_frees
         if scheduler.waiting.fair is not None:
             queued = [r for queue in scheduler.waiting.fair._queues.values() for r in queue]
             assert {r.id for r in queued} == {r.id for r in scheduler.waiting._requests.values()}

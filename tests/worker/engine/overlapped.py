@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 from tests.worker.engine.engine_model import EngineModel
 
-from fairlead_worker.engine.lookahead import STAND_IN, LookaheadScheduler
-from fairlead_worker.engine.outputs import Outputs
 from fairlead_worker.engine.overlap import Overlap
-from fairlead_worker.engine.plan import Row, StepPlan, StepResult
-from fairlead_worker.engine.request import Request
-from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.engine.request_timer import RequestTimer
+from fairlead_worker.scheduler.overlap_scheduler import PLACEHOLDER, OverlapScheduler
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 class Device:
@@ -33,9 +33,9 @@ class OverlappedModel(EngineModel):
 
     def __init__(self, pages: int, page_size: int, **config: object) -> None:
         super().__init__(pages, page_size, **config)  # type: ignore[arg-type]  # test keywords
-        self.scheduler: LookaheadScheduler = LookaheadScheduler(self.config, self.cache)
+        self.scheduler: OverlapScheduler = OverlapScheduler(self.config, self.cache)
         self.device = Device()
-        self.overlap = Overlap(self.scheduler, self, StepWatch(), self._settled)
+        self.overlap = Overlap(self.scheduler, self, RequestTimer(), self._settled)
         self.unread: LaunchedModel | None = None
         self.stalls: Callable[[], bool] = lambda: False
         """Whether a row gets no token, as when the mask of its grammar is late."""
@@ -45,7 +45,7 @@ class OverlappedModel(EngineModel):
         """Between two rounds: how far the device gets."""
         self.launched = self.discarded = self.stalled = 0
 
-    def _settled(self, plan: StepPlan, result: StepResult, outputs: Outputs) -> None:
+    def _settled(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         for output in outputs:
             self._tell(output)
 
@@ -98,7 +98,7 @@ class LaunchedModel:
         ]
         awaited = {copied for _, copied in self.fills}
         for row in self.copied.rows:
-            assert row.request.tokens.count(STAND_IN) == (row.request in awaited), "one that somebody fills, or none"
+            assert row.request.tokens.count(PLACEHOLDER) == (row.request in awaited), "one that somebody fills, or none"
         machine.device.queue.append(self._run)
 
     @staticmethod

@@ -10,7 +10,7 @@ import pytest
 from tests.worker.engine.engine_model import EngineModel
 from tests.worker.engine.overlapped import OverlappedModel
 
-from fairlead_worker.engine.plan import StepResult
+from fairlead_worker.scheduler.plan import StepResult
 
 
 def calls_of(work: Callable[[], object]) -> int:

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from tests.worker.engine.engine_model import EngineModel
 from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
 
-from fairlead_worker.engine.gate import Gate
+from fairlead_worker.engine.grammar_queue import GrammarQueue
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.messages import GRAMMAR_WAITED, Load, Output, Step, Submit, ToEngine
 
@@ -34,7 +34,7 @@ def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
         return None
 
     compiler = Compiler()
-    gate = Gate(take, compiler)
+    gate = GrammarQueue(take, compiler)
     for message in (submit("a", "slow"), submit("b"), submit("c", "quick"), submit("d", "slow")):
         assert gate.submit(message) is None
     assert through == ["b"]
@@ -51,7 +51,7 @@ def test_plain_requests_pass_and_others_follow_when_theirs_is_ready() -> None:
 
 def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> None:
     compiler = Compiler()
-    gate = Gate(lambda message: None, compiler)
+    gate = GrammarQueue(lambda message: None, compiler)
     assert gate.submit(submit("a", "bad")) is None
     assert gate.submit(submit("b", "bad")) is None
     again = gate.submit(submit("a", "bad"))
@@ -65,7 +65,7 @@ def test_what_does_not_compile_is_refused_and_what_is_aborted_never_comes() -> N
 
 
 def test_an_engine_without_grammars_says_so() -> None:
-    answer = Gate(lambda message: None).submit(submit("a", "any"))
+    answer = GrammarQueue(lambda message: None).submit(submit("a", "any"))
     assert answer is not None and "no structured output" in answer.error
 
 
@@ -91,7 +91,7 @@ def test_the_loop_looks_for_grammars_while_it_is_idle() -> None:
 
 def test_nobody_waits_longer_than_the_grammars_before_it_may_take() -> None:
     now, compiler = [0.0], Compiler()
-    gate = Gate(lambda message: None, compiler, lambda: now[0])
+    gate = GrammarQueue(lambda message: None, compiler, lambda: now[0])
     assert gate.submit(submit("a", "stuck")) is None
     now[0] = compiler.patience
     assert gate.opened() == [] and gate.counted(Load()).waiting == 1

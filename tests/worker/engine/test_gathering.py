@@ -8,13 +8,13 @@ from tests.worker.engine.test_loop import Pipe
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine import gathering
-from fairlead_worker.engine.config import PolicyName, SchedulerConfig
-from fairlead_worker.engine.gathering import FRESH_SECONDS, MOST_SECONDS, MOST_WAITING, SILENCE, Gathering
 from fairlead_worker.engine.loop import run_plain
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import FromEngine, Sampling, Step, Stop, Submit, ToEngine
+from fairlead_worker.scheduler import prefill_delayer as gathering
+from fairlead_worker.scheduler.config import PolicyName, SchedulerConfig
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.prefill_delayer import FRESH_SECONDS, MOST_SECONDS, MOST_WAITING, SILENCE, PrefillDelayer
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 PROMPT = 100
 DECODE_SECONDS = 0.001
@@ -36,7 +36,7 @@ class Bench:
         )
         self.scheduler = Scheduler(config, PrefixCache(PagePool(5000, 4), 16, extend))
         self.now = 100.0
-        self.gathering = Gathering(self.scheduler, lambda: self.now)
+        self.gathering = PrefillDelayer(self.scheduler, lambda: self.now)
         self.asked = 0
         self.wave(1)
         self.now += 10.0
@@ -121,7 +121,7 @@ def test_who_is_expected_is_waited_for_as_long_as_a_step_takes() -> None:
     while plan := bench.scheduler.plan():
         bench.step(plan)
     bench.gathering.seconds()
-    pace = bench.scheduler.meter.step_seconds
+    pace = bench.scheduler.stats.step_seconds
     assert bench.come(1, first=7) == pytest.approx(pace)
     assert pace > 2 * 0.1 * 4 / PROMPT * STEP_SECONDS, "more than their share of what is not cached"
 
@@ -149,7 +149,7 @@ def beside_streams(left: int, longer: int = 0) -> Bench:
     for _ in range(80 - left):
         bench.step(bench.scheduler.plan())
     bench.gathering.seconds()
-    assert bench.scheduler.meter.step_seconds == pytest.approx(DECODE_SECONDS, rel=0.05)
+    assert bench.scheduler.stats.step_seconds == pytest.approx(DECODE_SECONDS, rel=0.05)
     return bench
 
 
@@ -345,7 +345,7 @@ def test_nobody_begins_where_nobody_is_expected_or_a_page_is_no_step() -> None:
         bench.step(plan)
     bench.gathering.seconds()
     assert bench.come(1)
-    pace, rate = bench.scheduler.meter.step_seconds, bench.scheduler.meter.prefill_rate
+    pace, rate = bench.scheduler.stats.step_seconds, bench.scheduler.stats.prefill_rate
     assert bench.gathering.begins == int(pace * rate), "what fills a decode step"
     assert bench.scheduler.plan(False, PROMPT - 3).prefill_tokens == 0 < bench.scheduler.plan(False, PROMPT - 4).prefill_tokens
 

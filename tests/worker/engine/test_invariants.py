@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from tests.worker.engine.engine_model import VOCABULARY, EngineModel
 
-from fairlead_worker.engine.config import POLICIES
+from fairlead_worker.scheduler.config import POLICIES
 
 STEMS = [[(stem * 31 + 11 * i) % 23 for i in range(80)] for stem in range(3)]
 STEMS.append(STEMS[0][:20] + STEMS[1][20:])  # parts from the first one on the way

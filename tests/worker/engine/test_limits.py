@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.limits import StepLimits, within
-from fairlead_worker.engine.plan import StepResult
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import Sampling, Submit
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.limits import StepLimits, within
+from fairlead_worker.scheduler.plan import StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 CONFIGS = st.builds(
     SchedulerConfig,

@@ -10,7 +10,6 @@ from tests.worker.engine.overlapped import OverlappedModel
 
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
-from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.messages import (
     Abort,
     AdapterChanged,
@@ -24,6 +23,7 @@ from fairlead_worker.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
 
 
 class Pipe:

@@ -5,7 +5,7 @@ import random
 import pytest
 from tests.worker.engine.engine_model import EngineModel
 
-from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.scheduler.config import SchedulerConfig
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

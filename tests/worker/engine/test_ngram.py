@@ -7,8 +7,8 @@ from types import FrameType
 
 import pytest
 
-from fairlead_worker.engine import ngram
-from fairlead_worker.engine.ngram import NgramIndex
+from fairlead_worker.scheduler import ngram
+from fairlead_worker.scheduler.ngram import NgramIndex
 
 
 def search(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:

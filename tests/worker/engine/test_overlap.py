@@ -9,10 +9,10 @@ from tests.worker.engine.engine_model import EngineModel
 from tests.worker.engine.overlapped import OverlappedModel
 from tests.worker.engine.test_invariants import Abort, Arrival, Steps, events, often
 
-from fairlead_worker.engine.config import POLICIES
-from fairlead_worker.engine.outputs import Outputs
-from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.scheduler.config import POLICIES
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 def stall_at(machine: EngineModel, number: int) -> Callable[..., bool]:
@@ -71,7 +71,7 @@ def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> 
         machine.step()
     free = machine.cache.available
     machine.abort(name)
-    assert len(machine.scheduler._departed) == 1 and machine.cache.available == free
+    assert len(machine.scheduler._deferred_frees) == 1 and machine.cache.available == free
     machine.rest()
     assert machine.cache.available == 64
 
@@ -141,7 +141,7 @@ def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> N
         machine.step()
     settle = machine.scheduler.settle
 
-    def settled(plan: StepPlan, read: Callable[[], StepResult]) -> Outputs:
+    def settled(plan: StepPlan, read: Callable[[], StepResult]) -> StepOutputs:
         def nothing_can_be_chosen() -> StepResult:
             result = read()
             return StepResult([[], *result.tokens[1:]], endings={ends: "nothing can be chosen"})

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.pace import Pacer
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import Sampling, Submit, TokenLogprobs
+from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 CHUNK, PAGE = 512, 16
 FLOOR, LIMIT = CHUNK // 8, 4 * CHUNK
@@ -92,7 +92,7 @@ def test_a_bound_makes_slow_steps_shorter_and_leaves_fast_ones_as_they_are() -> 
 
     def steps(slowness: float, target: float) -> list[tuple[int, int, float]]:
         bench = Bench(lambda plan: slowness * law(plan), target, chunks_grow=False)
-        bench.scheduler.meter.rehearsed(64, 64 * slowness * 8e-5)
+        bench.scheduler.stats.rehearsed(64, 64 * slowness * 8e-5)
         for _ in range(16):
             bench.submit(20, 4000)
         for _ in range(30):
@@ -197,11 +197,11 @@ def test_adversarial_arrivals() -> None:
     )
 )
 def test_whatever_was_measured_the_allowance_is_bounded(steps: list[tuple[int, int, int, float]]) -> None:
-    pacer = Pacer(SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=20), PAGE)
+    pacer = ChunkSizer(SchedulerConfig(max_model_len=1 << 16, chunked_prefill_size=CHUNK, itl_target_ms=20), PAGE)
     for tokens, work, decodes, seconds in steps:
         pacer.observe((float(work), tokens, 100 * decodes, decodes, 1.0), seconds)
         assert all(0 <= coefficient < float("inf") for coefficient in pacer.time.coefficients)
-        allowance = pacer.allowance(5, 500)
+        allowance = pacer.prefill_budget(5, 500)
         if allowance is not None:
             assert allowance.floor == FLOOR and CHUNK <= allowance.limit <= LIMIT
             assert 0 <= allowance.tokens(0) <= LIMIT and 0 <= allowance.tokens(60_000) <= LIMIT

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 from tests.worker.engine.engine_model import EngineModel
 
-from fairlead_worker.engine.config import POLICIES
-from fairlead_worker.engine.fair import FairOrder
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Sampling
+from fairlead_worker.scheduler.config import POLICIES
+from fairlead_worker.scheduler.fair_queue import FairOrder
+from fairlead_worker.scheduler.request import Request
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -62,7 +62,7 @@ def test_nobody_is_preempted_for_nothing() -> None:
     machine.step()
     machine.submit(prompt(60, 4), 8, name="urgent", priority=0)
     machine.step()
-    assert {r.id for r in machine.scheduler.running} == {"equal", "meek"} and not machine.scheduler.meter.retractions
+    assert {r.id for r in machine.scheduler.running} == {"equal", "meek"} and not machine.scheduler.stats.retractions
     machine.run()
     machine.check_answers()
 
@@ -78,7 +78,7 @@ def test_preemption_is_bounded() -> None:
         if any(request.id == "meek" for request in machine.scheduler.running):
             machine.submit(prompt(8, 1 + turn), 2, priority=0, ignore_eos=True)
     assert machine.told["meek"].finish == "length"
-    assert machine.scheduler.meter.retractions == 2
+    assert machine.scheduler.stats.retractions == 2
     machine.run()
     machine.check_answers()
 

@@ -7,10 +7,10 @@ import pytest
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.rehearsal import LONGEST, SECONDS, rehearse
-from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.engine.warmup import LONGEST, SECONDS, warm_up
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 
 class Timed:
@@ -38,7 +38,7 @@ def make(seconds: float, pages: int = 1000, **config: object) -> tuple[Scheduler
 
 
 def run(scheduler: Scheduler, runner: Timed) -> None:
-    rehearse(scheduler, runner, 4096, lambda: runner.now)
+    warm_up(scheduler, runner, 4096, lambda: runner.now)
 
 
 def test_steps_grow_up_to_the_largest_idle_one() -> None:
@@ -52,9 +52,9 @@ def test_steps_grow_up_to_the_largest_idle_one() -> None:
 def test_the_rate_is_that_of_the_last_step_and_nothing_is_counted() -> None:
     scheduler, runner = make(1e-4)
     run(scheduler, runner)
-    assert scheduler.meter.prefill_rate == pytest.approx(1e4)
+    assert scheduler.stats.prefill_rate == pytest.approx(1e4)
     assert scheduler.idle_prefill == 2048, "known before the first request"
-    assert scheduler.meter.steps == scheduler.meter.prompt_tokens == 0 and scheduler.idle
+    assert scheduler.stats.steps == scheduler.stats.prompt_tokens == 0 and scheduler.idle
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 5e-3, 0.1])
@@ -63,11 +63,11 @@ def test_it_ends_in_time(seconds: float) -> None:
     scheduler, runner = make(seconds)
     run(scheduler, runner)
     assert runner.now <= max(SECONDS, seconds * (6 * 64 + 1))
-    assert scheduler.meter.prefill_rate == pytest.approx(1 / seconds)
+    assert scheduler.stats.prefill_rate == pytest.approx(1 / seconds)
 
 
 def test_a_cache_of_one_page_and_a_model_that_generates_nothing() -> None:
     scheduler, runner = make(1e-5, pages=1, generates=False, max_num_seqs=2)
-    rehearse(scheduler, runner, 4, lambda: runner.now)
+    warm_up(scheduler, runner, 4, lambda: runner.now)
     assert runner.tokens() == [8, 8] and not any(plan.samples for plan in runner.plans)
     assert [row.count for row in runner.plans[0].rows] == [4, 4]

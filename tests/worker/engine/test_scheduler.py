@@ -117,7 +117,7 @@ def test_too_big_is_refused_at_once_with_the_numbers() -> None:
         assert machine.told[machine.submit(tokens, name=name, **arguments)].finish == "error"
     machine.told.pop("m")
     finish(machine)
-    assert len(machine.told[fits].tokens) == 13 and machine.scheduler.meter.retractions == 0
+    assert len(machine.told[fits].tokens) == 13 and machine.scheduler.stats.retractions == 0
 
 
 def test_retraction_takes_the_cheapest_never_the_oldest_and_goes_to_the_head() -> None:
@@ -165,7 +165,7 @@ def test_output_is_reserved_by_the_ratio() -> None:
         machine.step()
         machine.run()
         machine.check_answers()
-    assert sure.scheduler.meter.retractions == 0 and bold.scheduler.meter.retractions > 0
+    assert sure.scheduler.stats.retractions == 0 and bold.scheduler.stats.retractions > 0
 
 
 # Prefix reuse
@@ -324,7 +324,7 @@ def test_abort_from_every_state_gives_the_pages_back() -> None:
         elif state == "retracted":
             machine.submit(prompt(20), 40, ignore_eos=True)
             machine.submit(prompt(20, 1), 40, name="x", ignore_eos=True)
-            while not machine.scheduler.meter.retractions:
+            while not machine.scheduler.stats.retractions:
                 machine.step()
         return machine
 

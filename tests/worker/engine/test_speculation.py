@@ -6,8 +6,8 @@ from array import array
 import pytest
 from tests.worker.engine.engine_model import VOCABULARY, EngineModel
 
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.speculation import Drafting
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.speculation import Drafting
 
 PROMPT = [3, 1, 4, 1, 5]
 

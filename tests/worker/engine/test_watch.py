@@ -12,10 +12,10 @@ from tests.worker.engine.test_loop import FakeRunner, Pipe, ask
 from fairlead.schedule.trace import read
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped
-from fairlead_worker.engine.plan import StepPlan, StepResult
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
-from fairlead_worker.engine.watch import StepWatch
 from fairlead_worker.messages import Abort, Output, Sampling, Step
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
 
 
 class Clock:
@@ -44,7 +44,7 @@ class SlowRunner(FakeRunner):
 
 def run(pipe: Pipe, trace: ScheduleTrace | None = None, clock: Clock | None = None, pages: int = 64, **config: object) -> list[Step]:
     clock, machine = clock or Clock(), EngineModel(pages, 4, **config)  # type: ignore[arg-type]  # the scheduler's settings
-    watch = StepWatch(trace, clock)
+    watch = RequestTimer(trace, clock)
     assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, watch) == 0
     watch.close()
     assert not watch._seen and not watch._waiting and not watch._silent, "nothing is kept of requests that are over"
@@ -152,7 +152,7 @@ def test_a_trace_of_decodes_that_speculate_is_read_as_such(right: bool, tmp_path
     machine.guess = lambda token: token if right and token % 3 else VOCABULARY
     trace = ScheduleTrace(tmp_path / "trace", {}, clock)
     pipe = Pipe([ask("a", tokens=9, max_tokens=20)], [ask("b", tokens=5, max_tokens=20)])
-    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, StepWatch(trace, clock)) == 0
+    assert run_plain(machine.scheduler, SlowRunner(machine, clock), pipe, pipe, RequestTimer(trace, clock)) == 0
     trace.close()
     told = [step for step in pipe.sent if isinstance(step, Step) and step.seconds]
     drawn = read(tmp_path / "trace").steps

@@ -12,8 +12,6 @@ from transformers import PreTrainedModel
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.execution.forward import Forward, Places
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
@@ -21,6 +19,8 @@ from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import Output, PoolingKind, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 NEW_TOKENS = 20
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 129, 200, 333, 512, 777, 1200, 2000)

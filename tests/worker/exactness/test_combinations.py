@@ -9,8 +9,8 @@ from itertools import combinations, product
 import pytest
 from tests.models import save_model
 
-from fairlead_worker.engine.config import POLICIES, SchedulerConfig
 from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.scheduler.config import POLICIES, SchedulerConfig
 
 from .harness import NEW_TOKENS, Engine, generate, make_prompts
 from .pairwise import Case, pairwise

@@ -5,9 +5,9 @@ from array import array
 import pytest
 from tests.models import save_model
 
-from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.scheduler.plan import StepPlan
 
 from .harness import Engine, generate, make_prompts
 

@@ -11,18 +11,18 @@ from tests.worker.lanes import Late, Thread
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.lookahead import LookaheadScheduler
 from fairlead_worker.engine.overlap import Overlap
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.lane import DeviceLane
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.native.library import native
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 PAGE = 16
 
@@ -106,7 +106,7 @@ def plain(loaded: LoadedModel, pages: int, **settings: object) -> Said:
 def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **settings: object) -> Said:
     """With arrivals spread over the steps; `aborted`: so many of the requests are, on the way."""
     config, cache, runner = parts(loaded, pages, **settings)
-    scheduler = LookaheadScheduler(config, cache)
+    scheduler = OverlapScheduler(config, cache)
     outputs: dict[str, list[Output]] = {}
 
     def tell(plan: StepPlan, result: StepResult, told: list[Output]) -> None:
@@ -123,7 +123,7 @@ def overlapped(loaded: LoadedModel, lane: str, pages: int, aborted: int = 0, **s
         return launch(plan)
 
     ahead.launch = counted  # type: ignore[method-assign]  # counts
-    overlap = Overlap(scheduler, ahead, StepWatch(), tell)
+    overlap = Overlap(scheduler, ahead, RequestTimer(), tell)
     waiting, drawn, names = work(), random.Random(3), list[str]()
     while waiting or not scheduler.idle:
         for submit in [waiting.pop(0) for _ in range(min(len(waiting), drawn.choice([0, 1, 5])))]:

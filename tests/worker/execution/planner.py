@@ -4,9 +4,9 @@ import random
 from array import array
 from collections.abc import Sequence
 
-from fairlead_worker.engine.plan import Row, Runner, StepPlan
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Sampling
+from fairlead_worker.scheduler.plan import Row, Runner, StepPlan
+from fairlead_worker.scheduler.request import Request
 
 
 def make_request(name: str, tokens: Sequence[int], sampling: Sampling, arrival: int = 0) -> Request:

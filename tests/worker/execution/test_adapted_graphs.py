@@ -15,8 +15,6 @@ from tests.worker.lanes import Late, Thread
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.lookahead import LookaheadScheduler
 from fairlead_worker.engine.overlap import run_overlapped
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.execution.ahead import OverlappedRunner
@@ -39,6 +37,8 @@ from fairlead_worker.messages import (
     UnloadAdapter,
 )
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
 
 from .adapted import TOLERANCE, World, folders, loaded, world
 from .replayed import PAGE, Replayed, decodes, filled_backend
@@ -199,7 +199,7 @@ def test_adapters_change_under_steps_launched_ahead(world: World, lane: Callable
 
     runner.graphs.run = compared  # type: ignore[method-assign]  # looks
     config = SchedulerConfig(runner.loaded.max_model_len)
-    scheduler = LookaheadScheduler(config, PrefixCache(PagePool(backend.pages, PAGE), 2 * PAGE, extend))
+    scheduler = OverlapScheduler(config, PrefixCache(PagePool(backend.pages, PAGE), 2 * PAGE, extend))
     service = Service(world.folders)
     assert run_overlapped(scheduler, OverlappedRunner(runner, lane()), service, service, adapters=world.adapters) == 0
     assert [change.error for change in service.changed] == [""] * 4

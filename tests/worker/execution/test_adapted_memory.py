@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.limits import StepLimits
 from fairlead_worker.execution import runner as runner_module
 from fairlead_worker.execution.graphs import graphs_for
 from fairlead_worker.execution.runner import ModelRunner, make_runner
@@ -20,6 +18,8 @@ from fairlead_worker.kernels.base import PackedStep, StepContext
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.lora.layers import adaptable
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.limits import StepLimits
 
 from .adapted import folders, loaded
 from .replayed import KERNELS, PAGE, Replayed, decodes, filled_backend

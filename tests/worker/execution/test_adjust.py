@@ -10,13 +10,13 @@ import torch
 from tests.models import save_model
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import load_model
 from fairlead_worker.sampling import penalties as adjust
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.scheduler.request import Request
 
 from .planner import Planner, make_request
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.models import FAMILIES, save_model
 
-from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.execution import forward as forward_module
 from fairlead_worker.execution import native_forward
 from fairlead_worker.execution.check import TOLERANCE, tolerance, trial_pages, trial_steps, worst_difference
@@ -27,6 +26,7 @@ from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.model.structure import Decoder, recognise
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
+from fairlead_worker.scheduler.plan import Row, StepPlan
 
 from .planner import make_request
 

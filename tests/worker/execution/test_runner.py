@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.models import VOCABULARY, save_model
 
-from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
+from fairlead_worker.scheduler.plan import Row, StepPlan
 
 from .planner import Planner, make_request
 

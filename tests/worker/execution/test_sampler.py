@@ -15,7 +15,6 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Sampling
 from fairlead_worker.sampling.blocks import largest
 from fairlead_worker.sampling.draw import _search, draw
@@ -23,6 +22,7 @@ from fairlead_worker.sampling.filters import NARROW, WIDE, drop_unlikely, keep_a
 from fairlead_worker.sampling.noise import uniform
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.scheduler.request import Request
 
 from .planner import make_request
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models import VOCABULARY, save_model
 
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.limits import StepLimits
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.execution.sizing import LEAST_SPARE, SPARE, find_room
 from fairlead_worker.execution.worst import run_worst, worst_plan
 from fairlead_worker.model.loader import load_model
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.limits import StepLimits
 
 GIB = 1 << 30
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 from tests.models import save_model
 
-from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.messages import Sampling, TokenLogprobs
@@ -18,6 +16,8 @@ from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.sampling.verify import accepted, verify
+from fairlead_worker.scheduler.plan import Row, StepPlan
+from fairlead_worker.scheduler.request import Request
 
 from .planner import Planner, make_request
 

@@ -11,13 +11,9 @@ from tokenizers import Tokenizer
 from fairlead_index.hashing import extend, tokens_from_bytes
 from fairlead_worker.cache.pages import PagePool
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.gate import Gate
-from fairlead_worker.engine.lookahead import LookaheadScheduler
+from fairlead_worker.engine.grammar_queue import GrammarQueue
 from fairlead_worker.engine.overlap import Overlap
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.execution.ahead import OverlappedRunner
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.grammar.checker import check
@@ -26,6 +22,10 @@ from fairlead_worker.grammar.constraint import Constraint, Kind
 from fairlead_worker.messages import Output, Sampling, Submit, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.sampling.grammars import Grammars
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 
 @dataclass
@@ -109,8 +109,8 @@ class Serving:
             **settings,  # type: ignore[arg-type]  # each has its field's type
         )
         cache = PrefixCache(PagePool(pages, 16), 32, extend)
-        self.scheduler = LookaheadScheduler(config, cache) if overlap else Scheduler(config, cache)
-        self.gate = Gate(self.scheduler.submit, self.grammars)
+        self.scheduler = OverlapScheduler(config, cache) if overlap else Scheduler(config, cache)
+        self.gate = GrammarQueue(self.scheduler.submit, self.grammars)
         self.steps = 0
 
     def serve(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -123,14 +123,14 @@ class Serving:
             if refused is not None:
                 answers[number].take(refused)
         overlap = None
-        if isinstance(self.scheduler, LookaheadScheduler):
+        if isinstance(self.scheduler, OverlapScheduler):
 
             def tell(plan: StepPlan, result: StepResult, outputs: list[Output]) -> None:
                 self.steps += 1
                 for output in outputs:
                     answers[int(output.id)].take(output)
 
-            overlap = Overlap(self.scheduler, OverlappedRunner(self.runner), StepWatch(), tell)
+            overlap = Overlap(self.scheduler, OverlappedRunner(self.runner), RequestTimer(), tell)
         while len(self.gate) or not self.scheduler.idle:
             for output in self.gate.opened():
                 answers[int(output.id)].take(output)

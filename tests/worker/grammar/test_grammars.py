@@ -9,13 +9,13 @@ import pytest
 from bench.random_schemas import schema
 from tests.worker.grammar.serving import Answer, Ask, Model, Serving
 
-from fairlead_worker.engine.lookahead import STAND_IN
-from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.grammar.checker import check
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher
 from fairlead_worker.grammar.constraint import Constraint, Kind, Thought
 from fairlead_worker.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.grammars import Grammars
+from fairlead_worker.scheduler.overlap_scheduler import PLACEHOLDER
+from fairlead_worker.scheduler.plan import Row, StepPlan
 
 LIST = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 12, "maxItems": 12}
 LONG = [5 + i % 900 for i in range(150)]
@@ -213,7 +213,7 @@ def test_a_grammar_begins_with_the_tokens_that_were_known(model: Model) -> None:
     def assumed(plan: StepPlan, awaited: list[Row]) -> None:
         assume(plan, awaited)
         if not stood_in:
-            stood_in.extend(row.request.tokens[-1] == STAND_IN for row in plan.rows)
+            stood_in.extend(row.request.tokens[-1] == PLACEHOLDER for row in plan.rows)
             slow.gate.release(100)
             with grammars._filled:  # the one thread has come to both by then
                 assert grammars._filled.wait_for(lambda: not any(each.filling for each in grammars._followed.values()), 60)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 import zmq
 from tests.worker.exactness.harness import Engine
 
-from fairlead_worker.engine.config import SchedulerConfig
 from fairlead_worker.execution.host import PlainHostStore
 from fairlead_worker.execution.runner import ModelRunner, make_runner
 from fairlead_worker.lora.adapters import AdapterSet
@@ -25,6 +24,7 @@ from fairlead_worker.parallel.follower import Ear, serve
 from fairlead_worker.parallel.lead import LedAdapters, LedForward, LedHost
 from fairlead_worker.parallel.messages import End, Fetched, Join, Load, ToRank
 from fairlead_worker.parallel.ranks import Ranks
+from fairlead_worker.scheduler.config import SchedulerConfig
 from fairlead_worker.sharding.group import Group
 from fairlead_worker.sharding.rendezvous import store
 

@@ -34,7 +34,7 @@ class Node:
         self.hits = 0
         """Leases that attached here or below."""
         self.queued = False
-        self.watchers: dict[bytes, dict[Watch, None]] | None = None
+        self.watchers: dict[bytes, dict[PrefixMatch, None]] | None = None
         """Waiting requests whose match ends here, by the page that they want next."""
 
     @property
@@ -43,7 +43,7 @@ class Node:
         return self.page >= 0 or self.slot >= 0
 
 
-class Watch:
+class PrefixMatch:
     """Where the tokens of one waiting request leave the tree."""
 
     __slots__ = ("key", "limit", "node", "removed", "root", "settled", "tokens")

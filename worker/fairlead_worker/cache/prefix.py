@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 from fairlead_worker.cache.events import EventLog
 from fairlead_worker.cache.host import HostTier
-from fairlead_worker.cache.node import LeafQueue, Node, Watch
+from fairlead_worker.cache.node import LeafQueue, Node, PrefixMatch
 from fairlead_worker.cache.pages import KvLease, OutOfPages, PagePool
-from fairlead_worker.cache.watch import Watches
+from fairlead_worker.cache.watch import PrefixMatches
 from fairlead_worker.messages import CacheEvent
 
 ExtendHash = Callable[[int, "array[int]"], int]
@@ -46,7 +46,7 @@ class PrefixCache:
         self._adapted: dict[int, Node] = {}
         """The same of requests with LoRA adapters: theirs even should a request without one come with an adapter's root."""
         self._leaves = LeafQueue()
-        self._watches = Watches(pool.page_size)
+        self._watches = PrefixMatches(pool.page_size)
         self._events = EventLog()
         self._in_use = 0
         self._time = 0
@@ -64,7 +64,7 @@ class PrefixCache:
 
     # Matching
 
-    def watch(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> Watch:
+    def watch(self, root: int, tokens: "array[int]", reusable: int | None = None, adapted: bool = False) -> PrefixMatch:
         """Starts to follow how much of `tokens` is cached, and of no more than the first `reusable`; ends with `unwatch`.
 
         `adapted`: for a request with a LoRA adapter.
@@ -76,18 +76,18 @@ class PrefixCache:
         node.users += 1
         return self._watches.add(node, tokens, len(tokens) if reusable is None else reusable)
 
-    def unwatch(self, watch: Watch) -> None:
+    def unwatch(self, watch: PrefixMatch) -> None:
         if not watch.removed:
             self._watches.remove(watch)
             watch.root.users -= 1
             self._drop_if_empty(watch.root)
 
-    def match(self, watch: Watch) -> Node:
+    def match(self, watch: PrefixMatch) -> Node:
         """The deepest cached page of a watched prompt, exact now. Never the whole prompt: one token is left to compute."""
         self._watches.settle(watch)
         return watch.node
 
-    def refresh(self, limit: int) -> Iterator[Watch]:
+    def refresh(self, limit: int) -> Iterator[PrefixMatch]:
         """Brings up to `limit` watches up to date that changes have touched, and names them."""
         return self._watches.refresh(limit)
 

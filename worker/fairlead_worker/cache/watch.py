@@ -9,10 +9,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from fairlead_worker.cache.node import NOTHING, Node, Watch
+from fairlead_worker.cache.node import NOTHING, Node, PrefixMatch
 
 
-class Watches:
+class PrefixMatches:
     """All watches of one cache."""
 
     __slots__ = ("_page_bytes", "_page_size", "_unsettled")
@@ -20,15 +20,15 @@ class Watches:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._page_bytes = 4 * page_size
-        self._unsettled: OrderedDict[Watch, None] = OrderedDict()
+        self._unsettled: OrderedDict[PrefixMatch, None] = OrderedDict()
         """Touched by changes since `refresh` last named them, in that order. Without those removed: nobody may ever call `refresh`."""
 
-    def add(self, root: Node, tokens: "array[int]", reusable: int) -> Watch:
-        watch = Watch(root, tokens, self._page_size, reusable)
+    def add(self, root: Node, tokens: "array[int]", reusable: int) -> PrefixMatch:
+        watch = PrefixMatch(root, tokens, self._page_size, reusable)
         self.settle(watch)
         return watch
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, watch: PrefixMatch) -> None:
         """Forgets it, settled or not."""
         watch.removed = True
         self._unsettled.pop(watch, None)
@@ -42,7 +42,7 @@ class Watches:
                 if not watchers:
                     watch.node.watchers = None
 
-    def settle(self, watch: Watch) -> None:
+    def settle(self, watch: PrefixMatch) -> None:
         """Walks to the deepest cached page and rests there."""
         if watch.settled:
             return
@@ -78,12 +78,12 @@ class Watches:
                 self._unsettle(watches)
             node.watchers = None
 
-    def _unsettle(self, watches: dict[Watch, None]) -> None:
+    def _unsettle(self, watches: dict[PrefixMatch, None]) -> None:
         for watch in watches:
             watch.settled = False
         self._unsettled.update(watches)
 
-    def refresh(self, limit: int) -> Iterator[Watch]:
+    def refresh(self, limit: int) -> Iterator[PrefixMatch]:
         """Settles up to `limit` watches that changes have unsettled, and names them: their depth may be another now."""
         for _turn in range(min(limit, len(self._unsettled))):
             watch, _ = self._unsettled.popitem(last=False)

@@ -1,1 +1,1 @@
-"""Scheduling: requests, step plans, budgets, the step loop. No torch, no clock, no I/O but the loop's channel."""
+"""The step loop around the scheduler: messages in, steps, messages out."""

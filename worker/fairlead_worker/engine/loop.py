@@ -5,13 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fairlead_worker.cache.hot import hottest
-from fairlead_worker.engine.gate import POLL_SECONDS, Gate, GrammarCompiler
-from fairlead_worker.engine.gathering import Gathering
-from fairlead_worker.engine.intake import refusal
-from fairlead_worker.engine.outputs import Outputs
-from fairlead_worker.engine.plan import Runner, StepResult
-from fairlead_worker.engine.scheduler import Scheduler
-from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.engine.grammar_queue import POLL_SECONDS, GrammarCompiler, GrammarQueue
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.messages import (
     Abort,
     AdapterChanged,
@@ -28,6 +23,11 @@ from fairlead_worker.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from fairlead_worker.scheduler.plan import Runner, StepResult
+from fairlead_worker.scheduler.prefill_delayer import PrefillDelayer
+from fairlead_worker.scheduler.scheduler import Scheduler
+from fairlead_worker.scheduler.step_outputs import StepOutputs
+from fairlead_worker.scheduler.validation import refusal
 
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of an idle engine."""
@@ -66,7 +66,7 @@ def run_plain(
     runner: Runner,
     inbox: Inbox,
     outbox: Outbox,
-    watch: StepWatch | None = None,
+    watch: RequestTimer | None = None,
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
 ) -> int:
@@ -75,15 +75,15 @@ def run_plain(
     Every step is reported, and every second of idleness: a silent engine is a dead one.
     """
     busy = False
-    watch = watch or StepWatch()
-    desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler)
+    watch = watch or RequestTimer()
+    handler = MessageHandler(scheduler, inbox, outbox, watch, adapters, compiler)
     while True:
-        messages = desk.receive(busy)
+        messages = handler.receive(busy)
         try:
-            served = desk.serve(messages)
+            served = handler.serve(messages)
             if served is None:
                 return 0
-            plan, result, outputs = scheduler.plan(*desk.admission), StepResult([]), Outputs()
+            plan, result, outputs = scheduler.plan(*handler.admission), StepResult([]), StepOutputs()
             busy = bool(plan)
             if busy:
                 watch.planned(plan)
@@ -92,12 +92,12 @@ def run_plain(
             if busy:
                 outputs = scheduler.advance(plan, result)
         except Exception as error:
-            return desk.failed(error)
+            return handler.failed(error)
         outputs.told[:0] = served
-        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), desk.load()))
+        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
 
 
-class Desk:
+class MessageHandler:
     """What comes in between steps, for either loop."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Desk:
         scheduler: Scheduler,
         inbox: Inbox,
         outbox: Outbox,
-        watch: StepWatch,
+        watch: RequestTimer,
         adapters: Adapters | None = None,
         compiler: GrammarCompiler | None = None,
         settle: Callable[[], object] = lambda: None,
@@ -113,29 +113,29 @@ class Desk:
         """`settle`: waits for the step that is out, if one is. No adapter is changed beside a step."""
         self._scheduler, self._inbox, self._outbox, self._watch, self._adapters = scheduler, inbox, outbox, watch, adapters
         self._settle = settle
-        self._gate = Gate(_guarded(scheduler), compiler)
-        self._gathering = Gathering(scheduler)
+        self._grammar_queue = GrammarQueue(_guarded(scheduler), compiler)
+        self._prefill_delayer = PrefillDelayer(scheduler)
         self._wait = 0.0
         """Seconds for which those that wait do so for others."""
 
     @property
     def admission(self) -> tuple[bool, int]:
         """Whether the next step may admit those that wait, and what one of them may begin with: as of `Scheduler.plan`."""
-        return self._wait == 0.0, self._gathering.begins
+        return self._wait == 0.0, self._prefill_delayer.begins
 
     def load(self) -> Load:
         """The scheduler's, and those that wait for their grammars."""
-        return self._gate.counted(self._scheduler.load())
+        return self._grammar_queue.counted(self._scheduler.load())
 
     def receive(self, busy: bool) -> list[ToEngine]:
         """The messages that are there; an engine with nothing to do waits for one: a heartbeat at most, and as long as a request may."""
-        most = POLL_SECONDS if self._gate else HEARTBEAT_SECONDS
+        most = POLL_SECONDS if self._grammar_queue else HEARTBEAT_SECONDS
         return self._inbox.receive(0.0 if busy else min(self._wait or most, most))
 
     def serve(self, messages: list[ToEngine]) -> list[Output] | None:
         """Does what they ask for: what is to be told at once, or None after `Stop`."""
         outputs = self._serve(messages)
-        self._wait = self._gathering.seconds()
+        self._wait = self._prefill_delayer.seconds()
         return outputs
 
     def _serve(self, messages: list[ToEngine]) -> list[Output] | None:
@@ -152,34 +152,34 @@ class Desk:
                 self._outbox.send(Hot(hottest(scheduler.cache, message.tokens)))
                 continue
             self._watch.received(message)
-            answer = receive(scheduler, self._gate, message, self._adapters)
+            answer = receive(scheduler, self._grammar_queue, message, self._adapters)
             if answer is not None:
                 outputs.append(answer)
-        if self._gate:
-            outputs += self._gate.opened()
+        if self._grammar_queue:
+            outputs += self._grammar_queue.opened()
         return outputs
 
     def failed(self, error: Exception) -> int:
         """Says that a step failed, or what was to be done before it, and why: the exit status."""
-        logger.error("failed at step %d", self._scheduler.meter.steps, exc_info=error)
-        self._outbox.send(Failed(reason=f"failed at step {self._scheduler.meter.steps}: {type(error).__name__}: {error}"))
+        logger.error("failed at step %d", self._scheduler.stats.steps, exc_info=error)
+        self._outbox.send(Failed(reason=f"failed at step {self._scheduler.stats.steps}: {type(error).__name__}: {error}"))
         return 1
 
 
-def receive(scheduler: Scheduler, gate: Gate, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
-    """Gives one message to the scheduler, or to the gate before it. Whatever is wrong with it is that request's error and nobody else's."""
+def receive(scheduler: Scheduler, grammar_queue: GrammarQueue, message: Submit | Abort, adapters: Adapters | None = None) -> Output | None:
+    """Give one message to the scheduler, or to the grammar queue before it. An error ends that request alone."""
     if isinstance(message, Abort):
-        return gate.abort(message.id) or scheduler.abort(message.id)
+        return grammar_queue.abort(message.id) or scheduler.abort(message.id)
     if message.adapter and (adapters is None or message.adapter not in adapters):
         return refusal(message.id, "its LoRA adapter is not loaded (any more)")
     try:
-        return gate.submit(message)
+        return grammar_queue.submit(message)
     except Exception as error:
         return _not_taken(message, error)
 
 
 def _guarded(scheduler: Scheduler) -> Callable[[Submit], Output | None]:
-    """The scheduler's `submit`, for the gate: whose grammar gets ready later has nobody else to catch what goes wrong."""
+    """The scheduler's `submit`, for the grammar_queue: whose grammar gets ready later has nobody else to catch what goes wrong."""
 
     def submit(message: Submit) -> Output | None:
         try:

@@ -9,13 +9,13 @@ out.
 from collections.abc import Callable
 from typing import Protocol
 
-from fairlead_worker.engine.gate import GrammarCompiler
-from fairlead_worker.engine.lookahead import LookaheadScheduler
-from fairlead_worker.engine.loop import Adapters, Desk, Inbox, Outbox
-from fairlead_worker.engine.outputs import Outputs
-from fairlead_worker.engine.plan import Row, Runner, StepPlan, StepResult
-from fairlead_worker.engine.watch import StepWatch
+from fairlead_worker.engine.grammar_queue import GrammarCompiler
+from fairlead_worker.engine.loop import Adapters, Inbox, MessageHandler, Outbox
+from fairlead_worker.engine.request_timer import RequestTimer
 from fairlead_worker.messages import Output
+from fairlead_worker.scheduler.overlap_scheduler import OverlapScheduler
+from fairlead_worker.scheduler.plan import Row, Runner, StepPlan, StepResult
+from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 
 class Launched(Protocol):
@@ -41,39 +41,39 @@ class AheadRunner(Runner, Protocol):
 
 
 def run_overlapped(
-    scheduler: LookaheadScheduler,
+    scheduler: OverlapScheduler,
     runner: AheadRunner,
     inbox: Inbox,
     outbox: Outbox,
-    watch: StepWatch | None = None,
+    watch: RequestTimer | None = None,
     adapters: Adapters | None = None,
     compiler: GrammarCompiler | None = None,
 ) -> int:
     """As `run_plain`. A trace of the schedule has the steps alone that were not launched ahead: it is for the plain loop."""
-    watch = watch or StepWatch()
+    watch = watch or RequestTimer()
     pending: list[Output] = []
     """To be told with the next report."""
 
-    def tell(plan: StepPlan, result: StepResult, outputs: Outputs) -> None:
+    def tell(plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
         outputs.told[:0] = pending
         pending.clear()
-        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), desk.load()))
+        outbox.send(watch.report(plan, result, outputs, scheduler.drain_events(), handler.load()))
 
     overlap = Overlap(scheduler, runner, watch, tell)
-    desk = Desk(scheduler, inbox, outbox, watch, adapters, compiler, overlap.settle)
+    handler = MessageHandler(scheduler, inbox, outbox, watch, adapters, compiler, overlap.settle)
     while True:
-        messages = desk.receive(overlap.busy)
+        messages = handler.receive(overlap.busy)
         try:
-            outputs = desk.serve(messages)
+            outputs = handler.serve(messages)
             if outputs is None:
                 overlap.settle()
                 return 0
             pending += outputs
-            told = overlap.step(*desk.admission)
+            told = overlap.step(*handler.admission)
         except Exception as error:
-            return desk.failed(error)
+            return handler.failed(error)
         if pending or not told:
-            tell(StepPlan(), StepResult([]), Outputs())
+            tell(StepPlan(), StepResult([]), StepOutputs())
 
 
 class Overlap:
@@ -81,10 +81,10 @@ class Overlap:
 
     def __init__(
         self,
-        scheduler: LookaheadScheduler,
+        scheduler: OverlapScheduler,
         runner: AheadRunner,
-        watch: StepWatch,
-        tell: Callable[[StepPlan, StepResult, Outputs], None],
+        watch: RequestTimer,
+        tell: Callable[[StepPlan, StepResult, StepOutputs], None],
     ) -> None:
         self.busy = False
         """There was something to do in the latest step, so there may be more."""

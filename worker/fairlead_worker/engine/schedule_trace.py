@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead_worker.engine.plan import StepPlan
+from fairlead_worker.scheduler.plan import StepPlan
 
 FORMAT = "fairlead-schedule-1"
 FLUSH_SECONDS = 1.0

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fairlead_worker.engine.plan import Row, StepPlan, StepResult
-from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.lane import DeviceLane, Lane
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import ModelRunner
@@ -22,6 +20,8 @@ from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.sampling.grammars import Grammars
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.sampler import ask, choose
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)

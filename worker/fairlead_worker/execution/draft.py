@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.engine.request import Request
 from fairlead_worker.execution.forward import Forward
 from fairlead_worker.execution.graphs import GraphedDecodes, run_step
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.kernels.base import Backend
 from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.scheduler.plan import Row, StepPlan
+from fairlead_worker.scheduler.request import Request
 
 CATCH_UP = 512
 """Tokens of one request that a step catches up on at most: a request that was not guessed at for long is not guessed at for some steps

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fairlead_worker.engine.plan import Row, StepPlan
 from fairlead_worker.kernels.base import PackedStep
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.scheduler.plan import Row, StepPlan
 
 
 def pack(plan: StepPlan, page_size: int, device: torch.device) -> PackedStep:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from fairlead_worker.engine.plan import StepPlan
+from fairlead_worker.scheduler.plan import StepPlan
 
 
 def places_to_pool(plan: StepPlan) -> torch.Tensor:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from fairlead_worker.engine.plan import StepPlan, StepResult
 from fairlead_worker.execution.runner import ModelRunner
 from fairlead_worker.model.fuse import Slice
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
 
 WARM_UP = 3
 """Steps before the profile: the first ones make what later ones find."""

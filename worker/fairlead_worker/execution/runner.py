@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.limits import StepLimits, within
-from fairlead_worker.engine.plan import Row, StepPlan, StepResult
 from fairlead_worker.execution.adapted import AdaptedForward
 from fairlead_worker.execution.draft import Drafter
 from fairlead_worker.execution.forward import Forward, ModuleForward, Places, choose_forward
@@ -34,6 +31,9 @@ from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
 from fairlead_worker.sampling.verify import verify
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.limits import StepLimits, within
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
 from fairlead_worker.weights.progress import Progress, no_progress
 
 

@@ -5,8 +5,8 @@ from itertools import accumulate
 
 import torch
 
-from fairlead_worker.engine.plan import StepPlan
 from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.scheduler.plan import StepPlan
 
 BLOCK_LOGITS = 1 << 24
 """Most logits at once (64 MiB in float32, 110 positions of a vocabulary of 152,000), however long the chunk is."""

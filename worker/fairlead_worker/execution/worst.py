@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import torch
 
-from fairlead_worker.engine.limits import StepLimits
-from fairlead_worker.engine.plan import Row, StepPlan
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Sampling
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.scheduler.limits import StepLimits
+from fairlead_worker.scheduler.plan import Row, StepPlan
+from fairlead_worker.scheduler.request import Request
 
 COSTLY = Sampling(max_tokens=1, temperature=1.0, top_p=0.999, min_p=1e-6, presence_penalty=0.1, repetition_penalty=1.1, logprobs=20, seed=1)
 """Everything that a row may ask for which takes memory by the vocabulary."""

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from fairlead_worker.engine.request import Request
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.scheduler.request import Request
 
 
 def forbid_words(logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[Sequence[int]] = ()) -> torch.Tensor:

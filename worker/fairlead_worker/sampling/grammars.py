@@ -15,11 +15,11 @@ from functools import partial
 
 import numpy as np
 
-from fairlead_worker.engine.plan import Row
-from fairlead_worker.engine.request import Request
 from fairlead_worker.grammar.compiler import Compiler, GrammarError, Matcher, error_of
 from fairlead_worker.messages import GRAMMAR_WAITED
 from fairlead_worker.sampling.masks import Masks
+from fairlead_worker.scheduler.plan import Row
+from fairlead_worker.scheduler.request import Request
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fairlead_worker.engine.request import Request
 from fairlead_worker.kernels.transfer import to_device
+from fairlead_worker.scheduler.request import Request
 
 _ROOM = 64
 """Free places of a new history: it doubles when they are used up."""

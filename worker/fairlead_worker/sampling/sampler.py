@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fairlead_worker.engine.request import Request
 from fairlead_worker.kernels.transfer import to_device, to_host
 from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.sampling.bad_words import forbid_words
@@ -14,6 +13,7 @@ from fairlead_worker.sampling.draw import draw
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.noise import uniform_on
 from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.scheduler.request import Request
 
 
 def sample(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from fairlead_worker.engine.plan import Row
 from fairlead_worker.messages import TokenLogprobs
 from fairlead_worker.sampling.masks import Masks
 from fairlead_worker.sampling.penalties import Histories
 from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.scheduler.plan import Row
 
 
 @torch.inference_mode()

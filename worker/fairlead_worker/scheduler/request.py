@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from fairlead_worker.messages import FinishReason, Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
-    from fairlead_worker.cache.node import Watch
+    from fairlead_worker.cache.node import PrefixMatch
     from fairlead_worker.cache.prefix import Lease
-    from fairlead_worker.engine.plan import Row
-    from fairlead_worker.engine.pooling import Pool
-    from fairlead_worker.engine.speculation import Drafting
+    from fairlead_worker.scheduler.plan import Row
+    from fairlead_worker.scheduler.pooling import Pool
+    from fairlead_worker.scheduler.speculation import Drafting
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Request:
     """Of `first_cached`, the tokens whose KV came back from the host tier."""
     lease: "Lease | None" = None
     """Its pages while it runs; None while it waits."""
-    watch: "Watch | None" = None
+    watch: "PrefixMatch | None" = None
     """What is cached of it while it waits; None while it runs."""
     retractions: int = 0
     preemptions: int = 0

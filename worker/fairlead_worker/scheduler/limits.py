@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.scheduler.config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead_worker.engine.intake import refusal
 from fairlead_worker.messages import GRAMMAR_WAITED, Load, Output, Submit
+from fairlead_worker.scheduler.validation import refusal
 
 TOKEN_BYTES = 4
 POLL_SECONDS = 0.005
@@ -31,7 +31,7 @@ class GrammarCompiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A request that waits. `until`: seconds of the gate's clock; `patience`: how long that was from the start."""
+    """A request that waits. `until`: seconds of the grammar_queue's clock; `patience`: how long that was from the start."""
 
     message: Submit
     compiled: "Future[str]"
@@ -39,7 +39,7 @@ class _Held:
     until: float
 
 
-class Gate:
+class GrammarQueue:
     """Lets requests without a grammar through at once, the others in the order in which their grammars get ready."""
 
     def __init__(

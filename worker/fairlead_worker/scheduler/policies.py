@@ -6,12 +6,12 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Protocol
 
-from fairlead_worker.cache.node import Watch
+from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.request import Request
+from fairlead_worker.scheduler.request import Request
 
-Waiting = OrderedDict[Watch, Request]
-Entry = tuple[int, int, int, Watch]
+Waiting = OrderedDict[PrefixMatch, Request]
+Entry = tuple[int, int, int, PrefixMatch]
 """Number, arrival, a count that tells equal ones apart, and the request's watch."""
 
 
@@ -60,7 +60,7 @@ class HeapOrder:
     whose number has changed gets a new entry. Nothing is ever sorted.
     """
 
-    def __init__(self, waiting: Waiting, cache: PrefixCache, number: Callable[[Request, Watch], int]) -> None:
+    def __init__(self, waiting: Waiting, cache: PrefixCache, number: Callable[[Request, PrefixMatch], int]) -> None:
         self._waiting = waiting
         self._cache = cache
         self._number = number
@@ -76,7 +76,7 @@ class HeapOrder:
             heap[:] = [self._entry(request, watch) for watch, request in self._waiting.items()]
             heapify(heap)
 
-    def _entry(self, request: Request, watch: Watch) -> Entry:
+    def _entry(self, request: Request, watch: PrefixMatch) -> Entry:
         return self._number(request, watch), request.arrival, next(self._entries), watch
 
     changed = add
@@ -85,7 +85,7 @@ class HeapOrder:
 
     def candidates(self) -> Generator[Request, None, None]:
         heap, number = self._heap, self._number
-        seen: dict[Watch, Entry] = {}
+        seen: dict[PrefixMatch, Entry] = {}
         try:
             while heap:
                 entry = heappop(heap)
@@ -107,9 +107,9 @@ class HeapOrder:
                     heappush(heap, entry)
 
 
-def by_prefix(request: Request, watch: Watch) -> int:
+def by_prefix(request: Request, watch: PrefixMatch) -> int:
     return -watch.depth
 
 
-def by_priority(request: Request, watch: Watch) -> int:
+def by_priority(request: Request, watch: PrefixMatch) -> int:
     return request.priority

@@ -3,13 +3,13 @@
 from array import array
 
 from fairlead_index.hashing import tokens_from_bytes
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.pooling import Pool
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Output, Sampling, Submit
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.pooling import Pool
+from fairlead_worker.scheduler.request import Request
 
 
-class Refused(ValueError):
+class InvalidRequest(ValueError):
     """This request can never run here; the message says why, with the numbers."""
 
 
@@ -21,32 +21,32 @@ def refusal(request_id: str, reason: str) -> Output:
 def read_tokens(data: bytes) -> "array[int]":
     """Little-endian uint32 to `array('I')`."""
     if len(data) % 4:
-        raise Refused(f"token ids come as uint32, but the prompt has {len(data)} bytes, no multiple of 4")
+        raise InvalidRequest(f"token ids come as uint32, but the prompt has {len(data)} bytes, no multiple of 4")
     return tokens_from_bytes(data)
 
 
-def accept(message: Submit, arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
-    """The request of a `Submit`. Raises Refused for one that could not run even alone on this engine."""
+def validate(message: Submit, arrival: int, config: SchedulerConfig, pages: int, page_size: int) -> Request:
+    """The request of a `Submit`. Raises InvalidRequest for one that could not run even alone on this engine."""
     tokens, sampling = read_tokens(message.tokens), message.sampling
     prompt = len(tokens)
     if not prompt:
-        raise Refused("the prompt is empty: at least one token is needed")
+        raise InvalidRequest("the prompt is empty: at least one token is needed")
     if message.pooling is not None:
         return _accept_pooled(message, tokens, arrival, config, pages, page_size)
     if not config.generates:
-        raise Refused("this model has no language-modelling head: it makes embeddings, and no text")
+        raise InvalidRequest("this model has no language-modelling head: it makes embeddings, and no text")
     if sampling.max_tokens < 1:
-        raise Refused(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+        raise InvalidRequest(f"max_tokens must be at least 1, not {sampling.max_tokens}")
     if sampling.prompt_logprobs is not None and not config.prompt_logprobs:
-        raise Refused("log-probabilities of the prompt cannot be computed for this model: its head does not run apart from its body")
+        raise InvalidRequest("log-probabilities of the prompt cannot be computed for this model: its head does not run apart from its body")
     if prompt >= config.max_model_len:
-        raise Refused(
+        raise InvalidRequest(
             f"the prompt has {prompt} tokens, but the longest sequence here, prompt and output, is {config.max_model_len}: shorten it"
         )
     limit = min(prompt + sampling.max_tokens, config.max_model_len)
     needed = -(-(limit - 1) // page_size)  # the last token's KV is never needed
     if needed > pages:
-        raise Refused(
+        raise InvalidRequest(
             f"prompt ({prompt} tokens) and output (up to {limit - prompt}) need {needed} KV pages of {page_size} tokens, "
             f"but the engine has {pages} in all ({pages * page_size} tokens): shorten the prompt or lower max_tokens"
         )
@@ -72,10 +72,10 @@ def _accept_pooled(message: Submit, tokens: "array[int]", arrival: int, config: 
     prompt = len(tokens)
     assert message.pooling is not None
     if not config.prompt_logprobs:
-        raise Refused("embeddings cannot be computed for this model: its head does not run apart from its body")
+        raise InvalidRequest("embeddings cannot be computed for this model: its head does not run apart from its body")
     most = min(config.max_model_len, pages * page_size)
     if prompt > most:
-        raise Refused(f"the text has {prompt} tokens, but the longest here is {most}: shorten it")
+        raise InvalidRequest(f"the text has {prompt} tokens, but the longest here is {most}: shorten it")
     return Request(
         id=message.id,
         tokens=tokens,

@@ -1,15 +1,15 @@
 """Steps before the first request: what they make (memory, plans, caches of every library) is there when it comes, and how fast prompts are
-computed here is known, on which idle steps and gathering go. A worker that says that it is ready has computed something."""
+computed here is known, on which idle steps and the prefill delayer depend. A worker that says that it is ready has computed something."""
 
 import time
 from array import array
 from collections.abc import Callable
 
-from fairlead_worker.engine.limits import StepLimits
-from fairlead_worker.engine.plan import Row, Runner, StepPlan
-from fairlead_worker.engine.request import Request
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import Sampling
+from fairlead_worker.scheduler.limits import StepLimits
+from fairlead_worker.scheduler.plan import Row, Runner, StepPlan
+from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 SECONDS = 0.5
 """For all of it, about; where a small prompt takes longer, it is computed once, and once again for its pace, beside one decode."""
@@ -20,7 +20,7 @@ LONGEST = 512
 GROWTH = 4
 
 
-def rehearse(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[[], float] = time.monotonic) -> None:
+def warm_up(scheduler: Scheduler, runner: Runner, context: int, clock: Callable[[], float] = time.monotonic) -> None:
     """Prompts of more and more tokens, up to the largest idle step or to what the time allows, and a decode.
 
     `context`: tokens of the longest sequence that the cache holds. All rows have page 0 for all of theirs, which nobody has yet, so
@@ -34,7 +34,7 @@ def rehearse(scheduler: Scheduler, runner: Runner, context: int, clock: Callable
         _run(runner, StepPlan([_row(0, min(tokens, context) - 1, 1, page_size, samples)], decodes=1, samples=1))
     while True:
         seconds = _run(runner, _prompts(tokens, context, page_size, samples))
-        scheduler.meter.rehearsed(tokens, seconds)
+        scheduler.stats.rehearsed(tokens, seconds)
         larger = min(GROWTH * tokens, most)
         if larger == tokens or clock() - began + seconds * larger / tokens > SECONDS:
             return

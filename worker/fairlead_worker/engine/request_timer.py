@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import msgspec
 
 from fairlead_index.hashing import token_bytes
-from fairlead_worker.engine.outputs import Outputs
-from fairlead_worker.engine.plan import StepPlan, StepResult
-from fairlead_worker.engine.request import Request
 from fairlead_worker.engine.schedule_trace import ScheduleTrace
 from fairlead_worker.messages import Abort, CacheEvent, Decoded, Load, Output, Step, Submit, Timing
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.step_outputs import StepOutputs
 
 _KEEP = 0.9
 """Weight of the past in the time of a step that only decodes."""
@@ -33,7 +33,7 @@ class _Seen:
     """Retractions that the API knows of; -1 before the first token."""
 
 
-class StepWatch:
+class RequestTimer:
     """Follows the loop: `received`, `planned`, `executed`, then `report` for each step. Its answer is the `Step` to send."""
 
     def __init__(self, trace: ScheduleTrace | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class StepWatch:
         if self._trace is not None:
             self._trace.step(plan, result.seconds)
 
-    def report(self, plan: StepPlan, result: StepResult, outputs: Outputs, events: tuple[CacheEvent, ...], load: Load) -> Step:
+    def report(self, plan: StepPlan, result: StepResult, outputs: StepOutputs, events: tuple[CacheEvent, ...], load: Load) -> Step:
         """The step as a message: outputs with their timing where it is news, and what the step cost."""
         decoded = Decoded(tuple([request.id for request in outputs.decoded]), token_bytes(outputs.tokens))
         stall = self._stall(plan, result.seconds)

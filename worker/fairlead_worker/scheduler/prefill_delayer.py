@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from fairlead_worker.engine.scheduler import Scheduler
+from fairlead_worker.scheduler.scheduler import Scheduler
 
 FRESH_SECONDS = 0.1
 """Whoever has not come again so long after an end is not about to."""
@@ -31,7 +31,7 @@ SILENCE = 0.5
 API takes for the next request of a wave: a fortieth of a prompt's prefill was not, where both processes share two cores."""
 
 
-class Gathering:
+class PrefillDelayer:
     """Looks at a scheduler's counters between its steps."""
 
     __slots__ = ("_arrivals", "_away", "_clock", "_ended", "_ends", "_last_arrival", "_scheduler", "_share", "_since", "begins")
@@ -76,7 +76,7 @@ class Gathering:
 
     def _until(self, waiting: int, now: float) -> float:
         scheduler, config, begun = self._scheduler, self._scheduler.config, self._scheduler.begun
-        uncached, rate = scheduler.waiting.uncached(), scheduler.meter.prefill_rate
+        uncached, rate = scheduler.waiting.uncached(), scheduler.stats.prefill_rate
         if begun is not None:
             uncached += len(begun.tokens) - begun.cached
         if not rate or scheduler.chunked_req is not begun or waiting >= (config.prefill_max_requests or MOST_WAITING):
@@ -86,7 +86,7 @@ class Gathering:
         wait = self._share * uncached / rate
         if coming := self._away + len(scheduler.running) - (begun is not None):
             # However little there is to do, a step takes what a step takes, and who comes during it waits for its end.
-            least = scheduler.meter.step_seconds
+            least = scheduler.stats.step_seconds
             self.begins = max(int(least * rate), 1)
             wait = max(wait * (1 + coming / waiting), least)
             until = self._since + min(wait, MOST_SECONDS)
@@ -101,4 +101,4 @@ class Gathering:
         if not streams:
             return 0.0
         steps = max(request.length_limit - len(request.tokens) for request in streams)
-        return steps * (self._scheduler.meter.step_seconds or inf)
+        return steps * (self._scheduler.stats.step_seconds or inf)

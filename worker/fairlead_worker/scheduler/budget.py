@@ -1,8 +1,8 @@
 """What one step may still take on, and what the running requests will want of memory. SGLang's PrefillAdder, in two small parts."""
 
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.pace import Allowance, prefill_work
-from fairlead_worker.engine.request import Request
+from fairlead_worker.scheduler.chunk_sizer import PrefillBudget, prefill_work
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.request import Request
 
 
 class StepBudget:
@@ -11,18 +11,20 @@ class StepBudget:
     At least one page is left to prefill however many decodes run: a prompt always gets on.
     """
 
-    __slots__ = ("_allowance", "_chunking", "_most", "_page_size", "left", "prompts", "spent", "work")
+    __slots__ = ("_chunking", "_most", "_page_size", "_prefill_budget", "left", "prompts", "spent", "work")
 
-    def __init__(self, config: SchedulerConfig, page_size: int, decodes: int, allowance: Allowance | None = None, idle: int = 0) -> None:
-        """`allowance`: the tokens of this step by their time, instead of `chunked_prefill_size`. `idle`: what takes its place where nobody
+    def __init__(
+        self, config: SchedulerConfig, page_size: int, decodes: int, prefill_budget: PrefillBudget | None = None, idle: int = 0
+    ) -> None:
+        """`prefill_budget`: replaces `chunked_prefill_size` in this step. `idle`: what takes its place where nobody
         decodes, in this step or after it; 0: somebody does."""
         self._chunking = config.chunked_prefill_size > 0
         self._page_size = page_size
-        self._allowance = allowance
+        self._prefill_budget = prefill_budget
         self._most = config.prefill_max_requests
         self.left = config.max_prefill_tokens
-        if allowance is not None:
-            self.left = max(min(allowance.limit, self.left), page_size)
+        if prefill_budget is not None:
+            self.left = max(min(prefill_budget.limit, self.left), page_size)
         elif self._chunking:
             self.left = max(min(idle or config.chunked_prefill_size - decodes, self.left), page_size)
         self.spent = self.prompts = 0
@@ -40,8 +42,8 @@ class StepBudget:
     def cut(self, tokens: int, start: int) -> int:
         """How many of `tokens` prompt tokens from `start` on may be computed now: all, a whole number of pages, or none."""
         left = self.left
-        if self._allowance is not None:
-            left = min(left, max(self._allowance.tokens(start), self._allowance.floor - self.spent))
+        if self._prefill_budget is not None:
+            left = min(left, max(self._prefill_budget.tokens(start), self._prefill_budget.floor - self.spent))
         if tokens <= left:
             return tokens
         if self._chunking:
@@ -54,8 +56,8 @@ class StepBudget:
         self.left = self.left - tokens if self.prompts != self._most else 0
         self.spent += tokens
         self.work += prefill_work(start, tokens)
-        if self._allowance is not None:
-            self._allowance.spend(start, tokens)
+        if self._prefill_budget is not None:
+            self._prefill_budget.spend(start, tokens)
 
 
 class OutputReserve:

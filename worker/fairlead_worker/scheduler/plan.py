@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.scheduler.request import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class StepPlan:
 
     @property
     def costs(self) -> tuple[float, float, float, float, float]:
-        """What its time depends on, as `engine/pace.py` fits it."""
+        """What its time depends on, as `scheduler/chunk_sizer.py` fits it."""
         return self.prefill_work, self.prefill_tokens, self.decode_context, self.decodes + self.drafted, 1.0
 
     def __bool__(self) -> bool:

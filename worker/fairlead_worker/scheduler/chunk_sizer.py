@@ -8,7 +8,7 @@ coefficients are fitted while serving: least squares over recent steps, none neg
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
-from fairlead_worker.engine.config import SchedulerConfig
+from fairlead_worker.scheduler.config import SchedulerConfig
 
 Work = tuple[float, float, float, float, float]
 """Of one step: sum over prefilled tokens of their position, prefilled tokens, sum of the decodes' lengths, decodes, 1."""
@@ -92,7 +92,7 @@ class StepTime:
 
 
 @dataclass(slots=True)
-class Allowance:
+class PrefillBudget:
     """Prefill of one step in seconds, and in tokens whatever the seconds say: at least `floor`, at most `limit`."""
 
     seconds: float
@@ -114,12 +114,12 @@ class Allowance:
         self.seconds -= self.by_work * prefill_work(start, count) + self.by_token * count
 
 
-class Pacer:
+class ChunkSizer:
     """The prefill of each step that keeps decodes at an ITL target (`--itl-target-ms`).
 
     It stays within an eighth of `chunked_prefill_size` and four times it: prompts always get on, even where the decodes alone miss the
     target, and no step is ever huge. It grows to twice the largest recent step at most: the fit is not trusted far from what was seen.
-    Without decodes there is nobody to wait, and before enough steps were timed nothing is known: then there is no allowance, and the
+    Without decodes there is nobody to wait, and before enough steps were timed nothing is known: then there is no budget, and the
     fixed sizes hold. A chunk follows from the fit alone and not from the last chunk, so there is no loop that could swing.
 
     Where `chunks_grow` is off, a step has what the fixed size leaves beside the decodes at most: only a slow step is made shorter.
@@ -136,7 +136,7 @@ class Pacer:
         self._seen = 0.0
         self.time = StepTime(self._target)
 
-    def allowance(self, decodes: int, context: int, rate: float = 0.0) -> Allowance | None:
+    def prefill_budget(self, decodes: int, context: int, rate: float = 0.0) -> PrefillBudget | None:
         """For a step with `decodes` decodes, whose lengths sum to `context`; None: the fixed size holds.
 
         rate: prompt tokens a second, as rehearsed. Where only slow steps are to change, it stands in until the fit is known. 0: unknown.
@@ -145,10 +145,10 @@ class Pacer:
             return None
         limit = min(self._limit, max(self._fixed, int(2 * self._seen))) - (0 if self._grows else decodes)
         if not self.time.known:
-            return None if self._grows or rate <= 0.0 else Allowance(_MARGIN * self._target, self._floor, limit, 0.0, 1.0 / rate)
+            return None if self._grows or rate <= 0.0 else PrefillBudget(_MARGIN * self._target, self._floor, limit, 0.0, 1.0 / rate)
         seconds = _MARGIN * self._target - self.time.expected((0.0, 0.0, context, decodes, 1.0))
         by_work, by_token = self.time.coefficients[:2]
-        return Allowance(seconds, self._floor, limit, by_work, by_token)
+        return PrefillBudget(seconds, self._floor, limit, by_work, by_token)
 
     def observe(self, work: Work, seconds: float) -> None:
         if work[1]:

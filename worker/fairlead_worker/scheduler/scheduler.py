@@ -8,19 +8,19 @@ from operator import attrgetter
 from fairlead_index.hashing import token_bytes
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import Lease, PrefixCache
-from fairlead_worker.engine.budget import OutputReserve, StepBudget
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.departed import Departed, release
-from fairlead_worker.engine.intake import Refused, accept, refusal
-from fairlead_worker.engine.meter import Meter
-from fairlead_worker.engine.outputs import Outputs
-from fairlead_worker.engine.pace import Pacer
-from fairlead_worker.engine.plan import Row, StepPlan, StepResult
-from fairlead_worker.engine.policy import WaitingQueue
-from fairlead_worker.engine.request import Request, lease_of
-from fairlead_worker.engine.room import Room
-from fairlead_worker.engine.speculation import Speculation
 from fairlead_worker.messages import CacheEvent, Load, Output, Submit, TokenLogprobs
+from fairlead_worker.scheduler.admission_control import AdmissionControl
+from fairlead_worker.scheduler.budget import OutputReserve, StepBudget
+from fairlead_worker.scheduler.chunk_sizer import ChunkSizer
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.deferred_frees import DeferredFrees, release
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request, lease_of
+from fairlead_worker.scheduler.speculation import Speculation
+from fairlead_worker.scheduler.stats import EngineStats
+from fairlead_worker.scheduler.step_outputs import StepOutputs
+from fairlead_worker.scheduler.validation import InvalidRequest, refusal, validate
+from fairlead_worker.scheduler.waiting_queue import WaitingQueue
 
 IDLE_SECONDS = 1.0
 """Of a step with several chunks."""
@@ -42,16 +42,16 @@ class Scheduler:
         self.begun: Request | None = None
         """`chunked_req` while it is held: it began alone, and its end is for the step in which others may come in."""
         self.reserve = OutputReserve(config)
-        self.pacer = Pacer(config, cache.page_size) if config.itl_target_ms > 0 else None
+        self.chunk_sizer = ChunkSizer(config, cache.page_size) if config.itl_target_ms > 0 else None
         self.speculation = Speculation(config) if config.speculative_method != "none" else None
-        self.meter = Meter()
+        self.stats = EngineStats()
         self._requests: dict[str, Request] = {}
         self._decodes: list[Row] = []
         """Rows of the running requests that decode, by arrival: kept from step to step, so that a step makes none."""
         self._growing: list[Request] = []
         """Decoding requests whose next token needs a page."""
-        self.room = Room(config, cache, self.reserve, self.running, self._growing)
-        self._departed = Departed()
+        self.admission = AdmissionControl(config, cache, self.reserve, self.running, self._growing)
+        self._deferred_frees = DeferredFrees()
         self.arrivals = self.ended = 0
         """Requests that were taken in, and those of them that came to their end."""
         self._apart = False  # a prompt to be scored has the next step: no decodes beside it, but they have the one after
@@ -64,8 +64,8 @@ class Scheduler:
         if message.id in self._requests:
             return refusal(message.id, f"a request with the id {message.id!r} is already here")
         try:
-            request = accept(message, self.arrivals, self.config, self.cache.pool.total, self._page_size)
-        except Refused as error:
+            request = validate(message, self.arrivals, self.config, self.cache.pool.total, self._page_size)
+        except InvalidRequest as error:
             return refusal(message.id, str(error))
         self.arrivals += 1
         self._requests[request.id] = request
@@ -82,7 +82,7 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self._leave(request)
-            self._departed.add(request)
+            self._deferred_frees.add(request)
         return Output(request.id, b"", request.first_cached or 0, finish="abort")
 
     @property
@@ -95,7 +95,7 @@ class Scheduler:
         """Tokens that a step may prefill while nothing decodes: chunks are for those that do. What comes meanwhile waits for it, so
         several of them are what a second or so computes."""
         size = self.config.chunked_prefill_size
-        return max(size, min(size * self.config.idle_prefill_chunks, int(IDLE_SECONDS * self.meter.prefill_rate)))
+        return max(size, min(size * self.config.idle_prefill_chunks, int(IDLE_SECONDS * self.stats.prefill_rate)))
 
     # A step
 
@@ -122,12 +122,12 @@ class Scheduler:
             self.speculation.extend(plan, self._decodes, self.cache)
         plan.left_out = len(self._decodes) - plan.decodes
         if plan.rows:
-            plan.number = self._departed.planned()
+            plan.number = self._deferred_frees.planned()
             if self.cache.host is not None:
                 plan.saves, plan.loads = self.cache.host.take_copies()
         return plan
 
-    def advance(self, plan: StepPlan, result: StepResult) -> Outputs:
+    def advance(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         """Takes in what a step brought: new tokens, filled pages, finished requests."""
         if plan.samples != len(result.tokens):
             raise ValueError(f"the plan has {plan.samples} rows that sample, the result {len(result.tokens)} lists of tokens")
@@ -138,13 +138,13 @@ class Scheduler:
                 if row.request.pool is not None and row.request.id in result.pooled:
                     row.request.pool.add(result.pooled[row.request.id], row.end)
         self._look_at(result.endings)
-        self._departed.returned(plan.number)
+        self._deferred_frees.returned(plan.number)
         outputs = self._advance_rows(plan, result) if result.logprobs else self._advance_quickly(plan, result)
-        if self.pacer is not None and not plan.scores:  # the head has run on the whole prompt: that tells nothing of other prompts
-            self.pacer.observe(plan.costs, result.seconds)
+        if self.chunk_sizer is not None and not plan.scores:  # the head has run on the whole prompt: that tells nothing of other prompts
+            self.chunk_sizer.observe(plan.costs, result.seconds)
         if self.speculation is not None:
             self.speculation.observe(plan, result)
-        self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
+        self.stats.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
     def _look_at(self, names: Iterable[str]) -> None:
@@ -153,21 +153,21 @@ class Scheduler:
             if name in self._requests:
                 self._requests[name].alarm = 0
 
-    def _advance_rows(self, plan: StepPlan, result: StepResult) -> Outputs:
-        outputs = Outputs()
+    def _advance_rows(self, plan: StepPlan, result: StepResult) -> StepOutputs:
+        outputs = StepOutputs()
         sampled, logprobs = iter(result.tokens), iter(result.logprobs)
         for row in plan.rows:
             tokens, scores = (next(sampled), next(logprobs)) if row.samples else ((), ())
             self._advance_row(row, tokens, scores, outputs.told, result.endings)
         return outputs
 
-    def _advance_quickly(self, plan: StepPlan, result: StepResult) -> Outputs:
+    def _advance_quickly(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         """The same, and nearly nothing for a decode that only adds a token.
 
         No calls but to C until a block fills, and the counters are brought up to date once for all: this loop is most of what a step
         costs the scheduler.
         """
-        outputs = Outputs()
+        outputs = StepOutputs()
         rows, block, decoded, took = plan.rows, self.cache.block_tokens, outputs.decoded.append, outputs.tokens.append
         if plan.samples < len(rows):
             for row in [row for row in rows if not row.samples]:
@@ -243,7 +243,7 @@ class Scheduler:
 
     def _wrote(self, tokens: int) -> None:
         self.reserve.wrote(tokens)
-        self.meter.output_tokens += tokens
+        self.stats.output_tokens += tokens
 
     # Out
 
@@ -253,24 +253,24 @@ class Scheduler:
 
     def load(self) -> Load:
         """The state now, for the router and /metrics. O(1)."""
-        meter, pool, chunked, host = self.meter, self.cache.pool, self.chunked_req, self.cache.host
+        stats, pool, chunked, host = self.stats, self.cache.pool, self.chunked_req, self.cache.host
         return Load(
             running=len(self.running),
             waiting=len(self.waiting),
             backlog_tokens=self.waiting.tokens + (chunked.uncomputed if chunked is not None else 0),
-            prefill_rate=meter.prefill_rate,
-            step_seconds=meter.step_seconds,
+            prefill_rate=stats.prefill_rate,
+            step_seconds=stats.step_seconds,
             pages_total=pool.total,
             pages_free=self.cache.available,
             pages_cached=pool.cached,
-            steps=meter.steps,
-            prompt_tokens=meter.prompt_tokens,
-            cached_tokens=meter.cached_tokens,
-            output_tokens=meter.output_tokens,
-            retractions=meter.retractions,
+            steps=stats.steps,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            output_tokens=stats.output_tokens,
+            retractions=stats.retractions,
             evicted_pages=self.cache.evicted_pages,
-            retraction_recomputed_tokens=meter.recomputed_tokens,
-            host=None if host is None else host.report(meter.host_cached_tokens),
+            retraction_recomputed_tokens=stats.recomputed_tokens,
+            host=None if host is None else host.report(stats.host_cached_tokens),
             drafts=None if self.speculation is None else self.speculation.counts(),
         )
 
@@ -287,12 +287,12 @@ class Scheduler:
             self._growing.clear()
         plan.rows = self._decodes.copy()
         plan.decodes = plan.samples = len(plan.rows)
-        if self.pacer is not None:
+        if self.chunk_sizer is not None:
             plan.decode_context = sum([row.start for row in plan.rows])
 
     def _make_room(self) -> None:
         """Retracts until the others can go on."""
-        while (victim := self.room.to_retract()) is not None:
+        while (victim := self.admission.to_retract()) is not None:
             self.reserve.retracted(self.running)
             self._retract(victim)
             self.waiting.add_retracted(victim)
@@ -300,7 +300,7 @@ class Scheduler:
     def _preempt(self) -> None:
         """Retracts running requests of less priority than the first that waits, if that lets it run; else nobody is touched."""
         urgent = self.waiting.most_urgent()
-        for victim in self.room.to_preempt(urgent) if urgent is not None else ():
+        for victim in self.admission.to_preempt(urgent) if urgent is not None else ():
             victim.preemptions += 1
             self._retract(victim)
             self.waiting.add(victim)
@@ -309,15 +309,19 @@ class Scheduler:
         """Out of its pages, to wait again. What it published stays cached until somebody needs the room."""
         self._leave(request)
         release(request)
-        self.meter.retractions += 1
+        self.stats.retractions += 1
         request.retractions += 1
         request.lost = request.computed
         request.computed = request.cached = 0
 
     def _add_prefill(self, plan: StepPlan, admits: bool, begins: int) -> None:
         """The next chunk of the partly prefilled request, whose pages were leased at admission, so it always gets on; then admissions."""
-        allowance = None if self.pacer is None else self.pacer.allowance(plan.decodes, plan.decode_context, self.meter.prefill_rate)
-        budget = StepBudget(self.config, self._page_size, plan.decodes, allowance, 0 if self._decodes else self.idle_prefill)
+        prefill_budget = (
+            None
+            if self.chunk_sizer is None
+            else self.chunk_sizer.prefill_budget(plan.decodes, plan.decode_context, self.stats.prefill_rate)
+        )
+        budget = StepBudget(self.config, self._page_size, plan.decodes, prefill_budget, 0 if self._decodes else self.idle_prefill)
         if self.chunked_req is not None:
             if self.chunked_req.scoring and plan.decodes:
                 self._apart = True
@@ -345,7 +349,7 @@ class Scheduler:
                     continue
                 if not budget.cut(len(request.tokens) - cached, cached):
                     return
-                if self.room.lacking(request, node) <= 0:
+                if self.admission.lacking(request, node) <= 0:
                     if request.scoring and plan.decodes:
                         self._apart = True
                         return
@@ -365,13 +369,13 @@ class Scheduler:
         if request.first_cached is None:
             request.first_cached = request.cached
             request.first_loaded = request.lease.loaded * self._page_size
-            self.meter.host_cached_tokens += request.first_loaded
-            self.meter.prompt_tokens += request.prompt_length
-            self.meter.cached_tokens += request.cached
+            self.stats.host_cached_tokens += request.first_loaded
+            self.stats.prompt_tokens += request.prompt_length
+            self.stats.cached_tokens += request.cached
             if self.waiting.fair is not None:
                 self.waiting.fair.admitted(request)
         else:
-            self.meter.recomputed_tokens += max(request.lost - request.cached, 0)
+            self.stats.recomputed_tokens += max(request.lost - request.cached, 0)
         insort(self.running, request, key=_arrival)
 
     def _prefill(self, request: Request, plan: StepPlan, budget: StepBudget) -> None:
@@ -428,7 +432,7 @@ class Scheduler:
         del self._requests[request.id]
         self.ended += 1
         self._leave(request)
-        self._departed.add(request)
+        self._deferred_frees.add(request)
 
     def _leave(self, request: Request) -> None:
         """It runs no more; the pages that it has filled are the cache's."""

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Generator
 from heapq import heapify, heappop, heappush
 
-from fairlead_worker.engine.request import Request
+from fairlead_worker.scheduler.request import Request
 
 _PROMPT_TOKEN = 1
 _OUTPUT_TOKEN = 2

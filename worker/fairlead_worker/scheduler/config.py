@@ -27,9 +27,9 @@ class SchedulerConfig:
     prefill_max_requests: int = 0
     """Prompts of one step at most (SGLang's name); 1: one at a time, for comparison; 0: as many as the tokens allow."""
     prefill_delay_percent: int = 0
-    """Of the time that they all take, what waiting prompts may wait for others that are likely to come (`engine/gathering.py`)."""
+    """Of the time that they all take, what waiting prompts may wait for others that are likely to come (`scheduler/prefill_delayer.py`)."""
     itl_target_ms: float = 0.0
-    """Milliseconds that a step with decodes should take at most: prefill gives way to it (`engine/pace.py`); 0: the fixed size."""
+    """Most milliseconds of a step with decodes: prefill gives way (`scheduler/chunk_sizer.py`); 0: the fixed size."""
     chunks_grow: bool = True
     """With an ITL target, a chunk may be longer than `chunked_prefill_size`, up to four times. False: the target only makes it shorter."""
     policy: PolicyName = "lpm"
@@ -43,7 +43,7 @@ class SchedulerConfig:
     speculative_method: SpeculativeMethod = "none"
     """Who guesses the next tokens of a decode: nobody, a look-up in its own text, or the runner's draft model."""
     speculative_num_tokens: int = 5
-    """Tokens guessed at once at most; fewer where they are accepted less (`engine/speculation.py`)."""
+    """Tokens guessed at once at most; fewer where they are accepted less (`scheduler/speculation.py`)."""
     speculative_ngram_min: int = 2
     speculative_ngram_max: int = 5
     """Tokens that must have been there before, and how many are compared to choose among places."""

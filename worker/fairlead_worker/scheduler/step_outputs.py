@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fairlead_index.hashing import token_bytes
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Output
+from fairlead_worker.scheduler.request import Request
 
 
 @dataclass(slots=True)
-class Outputs:
+class StepOutputs:
     """A collection of `Output`s, most of which are never made: of a decode that got one token and goes on, as nearly all do, its request
     and the token are noted, and they go out together."""
 

@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.outputs import Outputs
-from fairlead_worker.engine.plan import Row, StepPlan, StepResult
-from fairlead_worker.engine.request import Request, lease_of
-from fairlead_worker.engine.scheduler import Scheduler
 from fairlead_worker.messages import Output, TokenLogprobs
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request, lease_of
+from fairlead_worker.scheduler.scheduler import Scheduler
+from fairlead_worker.scheduler.step_outputs import StepOutputs
 
-STAND_IN = 0xFFFFFFFF
+PLACEHOLDER = 0xFFFFFFFF
 """In a request's tokens, for the one that is being computed: nobody's token."""
 
 
-class LookaheadScheduler(Scheduler):
+class OverlapScheduler(Scheduler):
     """At most one plan is out when `plan` is called, and it was assumed. `advance` still takes a step that was run with none out."""
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
@@ -66,7 +66,7 @@ class LookaheadScheduler(Scheduler):
             request, computed = row.request, row.start + 1
             if computed < request.alarm:
                 row.start = request.computed = computed
-                request.tokens.append(STAND_IN)
+                request.tokens.append(PLACEHOLDER)
                 quick += 1
                 if computed == request.page_end:
                     request.page_end += self._page_size
@@ -76,7 +76,7 @@ class LookaheadScheduler(Scheduler):
         self.reserve.wrote(quick)
         self._stalled.clear()
 
-    def settle(self, plan: StepPlan, read: Callable[[], StepResult]) -> Outputs:
+    def settle(self, plan: StepPlan, read: Callable[[], StepResult]) -> StepOutputs:
         """As `advance`, for a plan that was assumed. `read` waits for its result, whose tokens are those of the rows awaited; it is called
         when the stand-ins are gone, so that it may look at the requests."""
         awaited, self._awaited = self._awaited, []
@@ -88,8 +88,8 @@ class LookaheadScheduler(Scheduler):
         if len(result.tokens) != len(awaited):
             raise ValueError(f"the plan has {len(awaited)} rows that wait for tokens, the result {len(result.tokens)} lists of tokens")
         self._look_at(result.endings)
-        self._departed.returned(plan.number)
-        outputs = Outputs()
+        self._deferred_frees.returned(plan.number)
+        outputs = StepOutputs()
         block, decoded, took = self.cache.block_tokens, outputs.decoded.append, outputs.tokens.append
         for request, tokens, logprobs in zip(awaited, result.tokens, result.logprobs or repeat(()), strict=False):
             computed = request.computed
@@ -102,12 +102,12 @@ class LookaheadScheduler(Scheduler):
             elif request.finish is None:  # else aborted while its step ran
                 self._settle_row(request, tokens, logprobs, result.endings, outputs.told)
         self._wrote(len(outputs.tokens))
-        if self.pacer is not None:
-            self.pacer.observe(plan.costs, result.seconds)
-        self.meter.step(plan.prefill_tokens, plan.decodes, result.seconds)
+        if self.chunk_sizer is not None:
+            self.chunk_sizer.observe(plan.costs, result.seconds)
+        self.stats.step(plan.prefill_tokens, plan.decodes, result.seconds)
         return outputs
 
-    def advance(self, plan: StepPlan, result: StepResult) -> Outputs:
+    def advance(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         self._stalled.clear()  # its rows were packed when they had been moved back
         return super().advance(plan, result)
 
@@ -119,7 +119,7 @@ class LookaheadScheduler(Scheduler):
         request.computed = end
         if not row.samples:
             return
-        request.tokens.append(STAND_IN)
+        request.tokens.append(PLACEHOLDER)
         self.reserve.wrote(1)
         if len(request.tokens) < request.length_limit:
             self._decode_next(request, lease)

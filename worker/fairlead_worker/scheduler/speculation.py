@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairlead_worker.cache.prefix import Lease, PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.ngram import NgramIndex
-from fairlead_worker.engine.plan import Row, StepPlan, StepResult
-from fairlead_worker.engine.request import Request
 from fairlead_worker.messages import Drafts
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.ngram import NgramIndex
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request
 
 _KEEP = 0.9
 """Weight of the past in a request's acceptance: half of it comes from its last seven drafts."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from fairlead_worker.cache.node import Node
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.budget import OutputReserve
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.request import Request, lease_of
+from fairlead_worker.scheduler.budget import OutputReserve
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.request import Request, lease_of
 
 
-class Room:
+class AdmissionControl:
     """The scheduler's view of its memory. It reads what runs and what grows; both are the scheduler's own."""
 
     def __init__(

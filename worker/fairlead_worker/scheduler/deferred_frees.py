@@ -1,9 +1,9 @@
 """Requests that ended while a plan was out: its rows may still write into their pages, which come back with it."""
 
-from fairlead_worker.engine.request import Request, lease_of
+from fairlead_worker.scheduler.request import Request, lease_of
 
 
-class Departed:
+class DeferredFrees:
     """Counts the plans that go out and come back, and holds back the pages of those that left meanwhile."""
 
     __slots__ = ("_back", "_out", "_requests")

@@ -5,12 +5,12 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from contextlib import closing
 
-from fairlead_worker.cache.node import Watch
+from fairlead_worker.cache.node import PrefixMatch
 from fairlead_worker.cache.prefix import PrefixCache
-from fairlead_worker.engine.config import SchedulerConfig
-from fairlead_worker.engine.fair import FairOrder
-from fairlead_worker.engine.orders import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority
-from fairlead_worker.engine.request import Request
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.fair_queue import FairOrder
+from fairlead_worker.scheduler.policies import ArrivalOrder, HeapOrder, Order, by_prefix, by_priority
+from fairlead_worker.scheduler.request import Request
 
 
 class WaitingQueue:
@@ -30,7 +30,7 @@ class WaitingQueue:
         self._lookahead = config.lookahead
         self._refresh = config.refresh
         self._retracted: list[Request] = []
-        self._requests: OrderedDict[Watch, Request] = OrderedDict()
+        self._requests: OrderedDict[PrefixMatch, Request] = OrderedDict()
         self._bypassed = 0
         self._lpm = config.policy == "lpm"
         self._priority = config.policy == "priority"
@@ -131,7 +131,7 @@ class WaitingQueue:
                 if left >= self._lookahead or self._bypassed >= self._max_bypass:
                     return
 
-    def _watch(self, request: Request) -> Watch:
+    def _watch(self, request: Request) -> PrefixMatch:
         request.watch = self._cache.watch(request.root, request.tokens, request.reusable, bool(request.adapter))
         self.tokens += len(request.tokens)
         return request.watch

@@ -4,7 +4,7 @@ _KEEP = 0.9
 """Weight of the past at each step: half of what is reported comes from the last seven steps."""
 
 
-class Meter:
+class EngineStats:
     """Counters for `Load`. No clock: seconds come with each step's result."""
 
     __slots__ = (
