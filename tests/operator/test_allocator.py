@@ -8,7 +8,7 @@ import pytest
 
 APART = """
 import ctypes, sys
-from fairlead_operator import memory
+from fairlead_operator.process import memory
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in ("heap", "a", "b", "blocks", "apart", "c", "d", "used", "free", "top")]

@@ -9,6 +9,7 @@ from tests.operator.manifests import SETTINGS, service
 
 from fairlead_operator.api import InferenceService, InvalidManifest
 from fairlead_operator.children import router, worker
+from fairlead_operator.revisions import router_revision, worker_revision
 from fairlead_operator.status.refusals import cause
 
 
@@ -112,6 +113,6 @@ def test_placement_and_pull_secrets() -> None:
 
 
 def test_new_fields_that_are_not_used_restart_nothing() -> None:
-    for component in (worker, router):
-        assert component.revision(service(imagePullSecrets=[])) == component.revision(service())
-        assert component.revision(service(imagePullSecrets=["a"])) != component.revision(service())
+    for revision in (worker_revision, router_revision):
+        assert revision(service(imagePullSecrets=[])) == revision(service())
+        assert revision(service(imagePullSecrets=["a"])) != revision(service())

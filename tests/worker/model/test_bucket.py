@@ -29,7 +29,7 @@ URI = "s3://models/tiny"
 DOWNLOADER = """
 import sys
 from pathlib import Path
-from fairlead_worker.model import bucket
+from fairlead_worker.weights import bucket
 from fairlead_worker.weights.cache import ModelCache
 from fairlead_worker.weights.uri import resolve
 bucket.RANGE_BYTES = 1 << 20
