@@ -143,7 +143,7 @@ crds: install ## write crds/ and the chart's copy from the operator's models
 	$(BIN)/python -m fairlead_operator.crd
 
 api-docs: install ## write docs/api.md from the worker's request schema
-	$(BIN)/python -m fairlead_worker.api.fields
+	$(BIN)/python -m fairlead_worker.api.reference.fields
 
 protos: install ## compile the endpoint picker's messages
 	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/interop/picker/ext_proc.proto

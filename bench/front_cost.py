@@ -14,17 +14,17 @@ from time import perf_counter
 
 import uvloop
 
-from fairlead_index.load import WorkerLoad
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.config import RouterConfig
-from fairlead_router.fleet.coming import Coming
+from fairlead_router.fleet.scale_up_status import Coming
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.request.asked import Asked
-from fairlead_router.request.call import Call
+from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompt
+from fairlead_router.request.request_params import Asked
 from fairlead_router.serving.admission import Admission, Ticket
-from fairlead_router.serving.front import Front
 from fairlead_router.serving.proxy import Proxy
+from fairlead_router.serving.request_handler import Front
 
 KEY = "fl-a-key-for-the-benchmark-only-0123456789"
 REQUESTS, RUNS, WORKERS = 20_000, 9, 64

@@ -14,12 +14,12 @@ from tests.redis_server import RedisServer
 from tests.router.harness import eventually
 
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.steering.policies import Wanted
-from fairlead_router.steering.prefix_aware import IndexAt, PrefixAware
+from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.prefix_aware import IndexAt, PrefixAware
 
 BLOCK_TOKENS, TURNS, EACH = 64, 20, 50
 HASHES = block_hashes(7, range(256 * BLOCK_TOKENS), BLOCK_TOKENS)

@@ -29,8 +29,8 @@ from bench.index.schema import BLOCK_TOKENS
 from bench.index.server import Numbers, Wire, commands, cpu_seconds, percentile, take_precedence
 
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.redis.scripts import SCHEMA
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 ROUTERS = 8

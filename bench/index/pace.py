@@ -12,9 +12,9 @@ from bench.index.schema import BLOCK_TOKENS, NAMESPACE
 from bench.index.server import Numbers, percentile, resident
 
 from fairlead_index.changes import Changes
-from fairlead_index.load import WorkerCard, WorkerLoad
-from fairlead_index.mirror import MirrorReader
+from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.reader import IndexReader
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 CONVERGE = "bench/converge"

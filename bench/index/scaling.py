@@ -15,12 +15,12 @@ from tests.router.harness import eventually
 
 from fairlead_index.changes import Changes, pack
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.load import WorkerLoad
 from fairlead_index.redis.scripts import Scripts, script_source
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.steering.policies import Wanted
-from fairlead_router.steering.prefix_aware import IndexAt, PrefixAware
+from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.prefix_aware import IndexAt, PrefixAware
 
 WORKERS = (16, 64, 500)
 CASES = ("cold", "few", "all")

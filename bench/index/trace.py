@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.index.server import Numbers, percentile
 
-from fairlead_index.table import PrefixTable
+from fairlead_index.mirror.prefix_table import PrefixTable
 
 WORKERS = 64
 HERE = Path(__file__).parent

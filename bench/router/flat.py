@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.peers.running import Running
 from bench.router.tools import Scenario, Tools, load
 
-from fairlead_router.wire.pool import IDLE_SECONDS
+from fairlead_router.wire.connection_pool import IDLE_SECONDS
 
 PACE_US, CHUNKS = 100_000, 50
 SAMPLE_SECONDS = 1.0

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.load import WorkerLoad
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Pause
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
+from fairlead_index.worker_load import WorkerLoad
 
 __all__ = ["Candidate", "IndexReader", "IndexUnavailable", "Route", "WorkerState"]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fairlead_index.changes import Change, Changes, pack
-from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.backoff import Pause
 from fairlead_index.redis.connection import ReplyError
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts, eviction_advice
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 

@@ -16,13 +16,13 @@ from fairlead_router.access_log import AccessLog
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.interop import queries
 from fairlead_router.interop.redirect import opted_out
-from fairlead_router.request.call import Call, linger
+from fairlead_router.request.client_request import Call, linger
 from fairlead_router.request.prompts import PASSED, PROMPTED, Prompt
 from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
-from fairlead_router.wire.client import Request
-from fairlead_router.wire.reply import Reply
+from fairlead_router.wire.client_connection import Request
+from fairlead_router.wire.response import Reply
 
 logger = logging.getLogger(__name__)
 

@@ -13,28 +13,28 @@ import msgspec
 from fairlead_common.discovery import source_of
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_index.redis.scripts import Scripts
-from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
-from fairlead_router.fleet.coming import Coming
 from fairlead_router.fleet.discovery import follow
-from fairlead_router.fleet.formats import PromptFormats
 from fairlead_router.fleet.poller import Poller
+from fairlead_router.fleet.prompt_formats import PromptFormats
+from fairlead_router.fleet.scale_up_status import Coming
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.queries import Queries
 from fairlead_router.interop.redirect import Redirector
 from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.prompts import Prompts
+from fairlead_router.routing.canary_file import SplitFile
+from fairlead_router.routing.canary_metrics import SplitMetrics
+from fairlead_router.routing.canary_split import SplitPolicy
+from fairlead_router.routing.policies import LeastLoad, Policy, Random, RoundRobin, Session
+from fairlead_router.routing.prefix_aware import IndexAt, PrefixAware
 from fairlead_router.serving.admission import Admission
 from fairlead_router.serving.demand import Demand
-from fairlead_router.serving.front import Front
 from fairlead_router.serving.probe import Probe
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.steering.policies import LeastLoad, Policy, Random, RoundRobin, Session
-from fairlead_router.steering.prefix_aware import IndexAt, PrefixAware
-from fairlead_router.steering.split import SplitPolicy
-from fairlead_router.steering.split_file import SplitFile
-from fairlead_router.steering.split_metrics import SplitMetrics
+from fairlead_router.serving.request_handler import Front
+from fairlead_router.supervision import keep
 
 if TYPE_CHECKING:
     from fairlead_router.interop.picker.server import PickerServer

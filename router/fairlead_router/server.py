@@ -11,10 +11,10 @@ import uvloop
 from fairlead_common.http.connection_limiter import Guard
 from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
-from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
 from fairlead_router.router import Router
-from fairlead_router.wire.client import ClientConnection
+from fairlead_router.supervision import keep
+from fairlead_router.wire.client_connection import ClientConnection
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from tests.api.bodies import Bodies
 from tests.api.fleet import Pair
 
 from fairlead_router.errors import ApiError
-from fairlead_router.request import wrong
+from fairlead_router.request import validation as wrong
 
 
 def test_what_a_router_finds_wrong_alone_a_worker_refuses_too(pair: Pair) -> None:

@@ -21,7 +21,7 @@ from tests.index.link import Link
 from tests.index.pair import Pair
 from tests.index.world import BLOCK, World
 
-from fairlead_index.mirror import MirrorReader
+from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
 
 PODS = 64

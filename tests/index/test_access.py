@@ -14,12 +14,12 @@ import redis
 from tests.index.conftest import eventually
 from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
-from fairlead_index.fleet import FleetReader
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard, WorkerLoad
-from fairlead_index.mirror import MirrorReader
+from fairlead_index.mirror.prefixes import MirrorReader
+from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
 from fairlead_index.redis.access import RedisAccess, has_password, parse, shown
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 BLOCK = 4

@@ -10,10 +10,10 @@ from tests.redis_cluster import RedisCluster
 from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard
-from fairlead_index.mirror import MirrorReader
+from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
 from fairlead_index.redis.scripts import SCHEMA
+from fairlead_index.worker_load import WorkerCard
 from fairlead_index.writer import IndexWriter
 
 BLOCK = 4

@@ -7,10 +7,10 @@ import pytest
 from tests.index.conftest import either_own, eventually
 from tests.redis_server import RedisServer
 
-from fairlead_index.fleet import FleetReader
-from fairlead_index.ledger import Ledger
-from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.mirror.reservations import Ledger
+from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 

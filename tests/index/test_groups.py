@@ -10,9 +10,9 @@ from tests.redis_server import VERSIONS, RedisServer, binary, free_port
 
 from fairlead_index.groups import GroupedReader, group_namespaces, index_reader, namespace_of
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.reader import IndexReader, IndexUnavailable
 from fairlead_index.redis.scripts import SCHEMA
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 BLOCK, GROUPS = 4, 3

@@ -12,8 +12,8 @@ from tests.index.conftest import either, eventually
 from tests.redis_server import RedisServer, free_port
 
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.reader import IndexReader, IndexUnavailable
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 BLOCK = 4

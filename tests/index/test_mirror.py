@@ -13,10 +13,10 @@ from tests.index.world import BLOCK, World
 from tests.redis_server import RedisServer, free_port
 
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard
-from fairlead_index.mirror import MirrorReader
+from fairlead_index.mirror.prefix_table import PrefixTable
+from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
-from fairlead_index.table import PrefixTable
+from fairlead_index.worker_load import WorkerCard
 from fairlead_index.writer import IndexWriter
 
 PODS = 6

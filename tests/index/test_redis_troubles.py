@@ -16,13 +16,13 @@ from tests.index.conftest import either, eventually
 from tests.redis_server import RedisServer
 
 from fairlead_index.hashing import block_hashes, hash_bytes
-from fairlead_index.load import WorkerCard, WorkerLoad
 from fairlead_index.reader import IndexReader, IndexUnavailable
 from fairlead_index.redis import scripts as connection
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.redis.client import RedisClient
 from fairlead_index.redis.connection import MAX_REPLY_BYTES, RedisError
 from fairlead_index.redis.scripts import SCHEMA, Scripts
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 BLOCK = 4

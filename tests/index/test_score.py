@@ -10,10 +10,10 @@ from tests.index.conftest import either
 from tests.index.runs import along
 from tests.redis_server import RedisServer
 
+from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.reader import IndexReader, unpack_holder
 from fairlead_index.redis.scripts import Scripts, script_source
-from fairlead_index.ring import Ring
 from fairlead_index.score import ScoredWorker, best_starts
 
 NOW = 10**13  # ms: a fixed clock for script and test

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard
+from fairlead_index.worker_load import WorkerCard
 from fairlead_index.writer import IndexWriter
 
 BLOCK = 4

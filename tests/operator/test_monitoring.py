@@ -17,8 +17,8 @@ from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_operator.process.metrics import Metrics as OperatorMetrics
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics as RouterMetrics
-from fairlead_worker.api.metrics import Metrics as WorkerMetrics
-from fairlead_worker.api.start_up import StartUp
+from fairlead_worker.api.engine.start_up import StartUp
+from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
 from fairlead_worker.messages import Load, Ready
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from tests.router.prompt_format import encoded, make_format
 
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
-from fairlead_index.load import WorkerCard, WorkerLoad
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
 

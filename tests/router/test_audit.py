@@ -10,15 +10,15 @@ from tests.router.harness import Fleet, eventually
 
 from fairlead_index.changes import Changes, pack
 from fairlead_index.hashing import block_hashes
-from fairlead_index.load import WorkerCard
 from fairlead_index.reader import IndexReader
 from fairlead_index.redis.scripts import Scripts
+from fairlead_index.worker_load import WorkerCard
 from fairlead_index.writer import IndexWriter
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.steering.audit import ANSWERS, Audit
-from fairlead_router.steering.policies import Choice, Wanted
+from fairlead_router.routing.policies import Choice, Wanted
+from fairlead_router.routing.prediction_audit import ANSWERS, Audit
 
 HASHES = block_hashes(7, range(640), 16)
 

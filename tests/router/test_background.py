@@ -12,15 +12,15 @@ from tests.router.harness import Fleet, eventually
 from tests.router.test_access import ANNA, ask, key_file
 
 from fairlead_common.http.connection_limiter import Guard
-from fairlead_index.fleet import FleetReader
-from fairlead_router import background
-from fairlead_router.background import keep
-from fairlead_router.fleet.formats import PromptFormats
+from fairlead_index.mirror.workers import FleetReader
+from fairlead_router import supervision as background
+from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.routing.canary_file import SplitFile
+from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.serving.admission import Admission
-from fairlead_router.steering.prefix_aware import PrefixAware
-from fairlead_router.steering.split_file import SplitFile
-from fairlead_router.tenancy.keys import Keys
+from fairlead_router.supervision import keep
+from fairlead_router.tenancy.key_file import Keys
 from fairlead_router.tenancy.quota import Accounts
 
 

@@ -11,7 +11,7 @@ from tests.router.stand_in_worker import Behaviour, Exchange, StandIn, answers
 from tests.router.test_access import ANNA, key_file
 
 from fairlead_index.reader import IndexReader
-from fairlead_router.steering import prefix_aware
+from fairlead_router.routing import prefix_aware
 
 MAX_SECONDS = 0.12
 CLIENTS, WAVES = 80, 3

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
 
-from fairlead_router.fleet.coming import Coming
+from fairlead_router.fleet.scale_up_status import Coming
 from fairlead_router.serving.demand import WINDOW_SECONDS, Arrivals
 
 

@@ -10,7 +10,7 @@ from tests.router.prompt_format import make_format
 from tests.router.stand_in_worker import Exchange, StandIn
 
 from fairlead_common.prompts.encoder import PromptFormat
-from fairlead_router.fleet import formats
+from fairlead_router.fleet import prompt_formats as formats
 
 
 def large_format(revision: str = "r1") -> PromptFormat:

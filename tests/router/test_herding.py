@@ -12,7 +12,7 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.stand_in_worker import answers_when_all_have_come
 
-from fairlead_router.steering.prefix_aware import PrefixAware
+from fairlead_router.routing.prefix_aware import PrefixAware
 
 ROUTERS, WORKERS, REQUESTS = 4, 8, 256
 PREFIX = "a system prompt that nobody has seen before, " * 40

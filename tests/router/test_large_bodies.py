@@ -12,8 +12,8 @@ from tests.router.harness import Fleet, eventually
 from tests.router.test_access import ANNA, BORIS, ask, guarded
 
 from fairlead_common.memory import LARGE
+from fairlead_router.request.fair_lock import Turns
 from fairlead_router.request.prompts import INLINE_BYTES, Prompt, Prompts
-from fairlead_router.request.turns import Turns
 
 LONG, SHORT = "界" * (LARGE // 3 + 100), "short " * (INLINE_BYTES // 3)
 

@@ -9,12 +9,12 @@ import pytest
 from tests.router.harness import Fleet
 from tests.router.prompt_format import make_format
 
-from fairlead_index.load import WorkerLoad
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter
-from fairlead_router.fleet.breaker import Breaker
+from fairlead_router.fleet.circuit_breaker import Breaker
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.steering.alone import soonest_of
-from fairlead_router.steering.policies import LeastLoad, RoundRobin, Session, Wanted
+from fairlead_router.routing.local_fallback import soonest_of
+from fairlead_router.routing.policies import LeastLoad, RoundRobin, Session, Wanted
 
 
 class Clock:

@@ -21,7 +21,7 @@ from tests.router.test_process import router_process
 
 from fairlead_common.canary_split import Durations, Split, SplitReport
 from fairlead_router.request.prompts import conversation_of
-from fairlead_router.steering.split import LEEWAY, leans_to_canary
+from fairlead_router.routing.canary_split import LEEWAY, leans_to_canary
 
 CANARY = {"canary": "new"}
 

@@ -5,7 +5,7 @@ from tests.router.harness import Fleet
 
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.stack_metrics import WINDOW_SECONDS, StackMetrics
-from fairlead_router.request.call import Call
+from fairlead_router.request.client_request import Call
 
 DASHBOARD = {
     "vllm:healthy_pods_total",

@@ -14,8 +14,8 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.status import index as index_status
-from fairlead_router.steering.policies import Wanted
-from fairlead_router.steering.prefix_aware import PrefixAware
+from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.prefix_aware import PrefixAware
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
     fleet: Fleet, redis: RedisServer, namespace: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     router, _ = await steered(fleet, redis, namespace, 2, mode)
-    caplog.set_level("INFO", "fairlead_router.steering.prefix_aware")
+    caplog.set_level("INFO", "fairlead_router.routing.prefix_aware")
 
     async def burst() -> list[int]:
         return [answer.status_code for answer in await asyncio.gather(*(router.complete(f"{number} " * 60) for number in range(30)))]
@@ -172,7 +172,7 @@ async def test_redis_killed_in_mid_run_fails_nothing_and_steering_returns_with_i
 
     await eventually(steers, "steering is back", 15)
     assert (await router.client.get("/fairlead/workers")).json()["index_reason"] == ""
-    levels = [record.levelname for record in caplog.records if record.name == "fairlead_router.steering.prefix_aware"]
+    levels = [record.levelname for record in caplog.records if record.name == "fairlead_router.routing.prefix_aware"]
     assert levels[:2] == ["WARNING", "INFO"]
 
 
@@ -226,7 +226,7 @@ async def test_auto_asks_redis_where_the_fleet_is_large(
 
     await eventually(told, "their sizes are in the index")
     await reader.close()
-    monkeypatch.setattr("fairlead_router.steering.prefix_aware.AUTO_BLOCKS", 1999)
+    monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1999)
     router = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace)
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware) and policy._mirrored is not None

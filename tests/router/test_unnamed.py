@@ -11,7 +11,7 @@ from tests.router.stand_in_worker import Exchange, answers, answers_when_all_hav
 
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
-from fairlead_router.steering.prefix_aware import PrefixAware
+from fairlead_router.routing.prefix_aware import PrefixAware
 
 NAMESPACE = "tests/unnamed"
 ROOM = {"backlog_tokens": 0, "pages_free": 100_000, "pages_total": 100_000, "page_size": 16}
@@ -73,7 +73,7 @@ async def burst(fleet: Fleet, router: RunningRouter) -> Counter[str]:
 async def test_the_few_that_joined_again_are_not_flooded(
     fleet: Fleet, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr("fairlead_router.steering.prefix_aware.AUTO_BLOCKS", 1)  # `auto` asks Redis, as of a large fleet
+    monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1)  # `auto` asks Redis, as of a large fleet
     router = await partly_named(fleet, redis, 2, 6, mode)
     taken = await burst(fleet, router)
     assert len(taken) == 8 and max(taken.values()) <= 1.5 * REQUESTS / 8, taken
@@ -82,7 +82,7 @@ async def test_the_few_that_joined_again_are_not_flooded(
 
 @pytest.mark.parametrize("mode", ["remote", "auto"])
 async def test_nor_are_many_of_a_larger_fleet(fleet: Fleet, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr("fairlead_router.steering.prefix_aware.AUTO_BLOCKS", 1)
+    monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1)
     router = await partly_named(fleet, redis, 9, 9, mode)  # more than an answer of the index names
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware) and policy._unnamed is not None

@@ -16,8 +16,8 @@ from tests.wire.streams import splits
 from uvicorn.server import ServerState
 
 from fairlead_common.http.connection_limiter import Guard
-from fairlead_router.wire.client import ClientConnection, Request
-from fairlead_router.wire.reply import Reply
+from fairlead_router.wire.client_connection import ClientConnection, Request
+from fairlead_router.wire.response import Reply
 from fairlead_worker.api.connections import Connections
 
 Message = tuple[bytes, bytes, bytes]

@@ -10,7 +10,7 @@ from fairlead_worker.imports import uncollected
 
 FRONT = """
 import sys
-import fairlead_worker.main, fairlead_worker.api.lifecycle
+import fairlead_worker.main, fairlead_worker.api.server
 print(*{"torch", "transformers", "huggingface_hub", "obstore", "httpx"} & set(sys.modules))
 """
 ENGINE = """

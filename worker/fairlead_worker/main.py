@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         except OSError as error:
             return _fail(config, f"cannot listen on {config.host}:{port}: {error.strerror}")
     with uncollected():
-        from fairlead_worker.api.lifecycle import Listeners, serve
+        from fairlead_worker.api.server import Listeners, serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         failure = runner.run(serve(config, Listeners(*listeners)))

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from fairlead_worker.api.load_watch import ENOUGH_BYTES, ENOUGH_CPU, Work
+from fairlead_worker.api.engine.load_progress import ENOUGH_BYTES, ENOUGH_CPU, Work
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.errors import AdapterError
 from fairlead_worker.parallel.keys import unlock

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fairlead.simulate.pods import Pod, Served
 from fairlead.simulate.trace import Request
-from fairlead_index.table import PrefixTable
+from fairlead_index.mirror.prefix_table import PrefixTable
 
 
 @dataclass(slots=True)

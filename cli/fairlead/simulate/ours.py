@@ -4,13 +4,13 @@ import random
 
 from fairlead.simulate.fleet import Account, Fleet
 from fairlead.simulate.trace import Request
+from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.load import WorkerLoad
-from fairlead_index.ring import Ring
 from fairlead_index.score import ScoredWorker, best_starts
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker
-from fairlead_router.steering.alone import soonest_alone
-from fairlead_router.steering.policies import Wanted
+from fairlead_router.routing.local_fallback import soonest_alone
+from fairlead_router.routing.policies import Wanted
 
 ARRIVAL_SECONDS = 0.25  # route.lua: a reservation older than the load by this much is in it
 LOOK_SECONDS = 1.0  # --poll-interval of the router

@@ -8,11 +8,11 @@ import time
 import msgspec
 from prometheus_client import Counter
 
-from fairlead_index.load import WorkerLoad
-from fairlead_router.background import keep
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter
-from fairlead_router.fleet.formats import PromptFormats
+from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
+from fairlead_router.supervision import keep
 from fairlead_router.wire.upstream import Unreachable, UpstreamError
 
 logger = logging.getLogger(__name__)

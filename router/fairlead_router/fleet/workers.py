@@ -9,14 +9,14 @@ from time import monotonic
 from typing import Any
 
 from fairlead_common.http.inference_paths import with_port
-from fairlead_index.load import WorkerLoad
-from fairlead_index.order import Order
-from fairlead_index.ring import Ring
+from fairlead_index.hash_ring import Ring
+from fairlead_index.mirror.start_order import Order
 from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
+from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, Told, merged
-from fairlead_router.fleet.breaker import Breaker
-from fairlead_router.fleet.prediction import Prediction
-from fairlead_router.wire.pool import SILENCE_SECONDS, Pool
+from fairlead_router.fleet.circuit_breaker import Breaker
+from fairlead_router.fleet.prediction_error import Prediction
+from fairlead_router.wire.connection_pool import SILENCE_SECONDS, Pool
 
 UNKNOWN_RATE = 2000.0
 """Prompt tokens a second assumed of a worker that has not measured its own; only compared between workers."""

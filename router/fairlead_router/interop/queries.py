@@ -18,9 +18,9 @@ from fairlead_common.truncate import quoted
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexUnavailable
 from fairlead_router.errors import ApiError, unavailable
-from fairlead_router.fleet.formats import KnownFormat, PromptFormats
+from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.request.wrong import DECODING, refusal
+from fairlead_router.request.validation import DECODING, refusal
 
 Name = Annotated[str, Meta(max_length=200)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]

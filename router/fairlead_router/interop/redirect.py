@@ -11,13 +11,13 @@ from typing import Final
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.workers import Worker
-from fairlead_router.request.call import Call
+from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompt
+from fairlead_router.routing.policies import Choice
 from fairlead_router.serving.admission import Admission, Ticket
-from fairlead_router.serving.asks import wanted_for
 from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.steering.policies import Choice
+from fairlead_router.serving.upstream_request import wanted_for
 
 OPT_OUT: Final = b"x-fairlead-steering"
 """`proxy` in this header: the client cannot follow redirects, its request is proxied."""

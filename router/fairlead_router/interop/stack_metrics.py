@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.request.call import Call
+from fairlead_router.request.client_request import Call
 
 WINDOW_SECONDS: Final = 60.0
 LATENCY: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -19,10 +19,11 @@ from fairlead_common.truncate import quoted
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_router.errors import ApiError
 from fairlead_router.fleet.adapters import Adapter
-from fairlead_router.fleet.formats import KnownFormat, PromptFormats
-from fairlead_router.request import pooled, wrong
-from fairlead_router.request.asked import Asked
-from fairlead_router.request.turns import Turns
+from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
+from fairlead_router.request import pooling_prompts as pooled
+from fairlead_router.request import validation as wrong
+from fairlead_router.request.fair_lock import Turns
+from fairlead_router.request.request_params import Asked
 from fairlead_router.tenancy.tenants import ANYONE
 
 _CHATS = (CHAT, RESPONSES, MESSAGES)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from fairlead_router.background import keep
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, overloaded, unavailable
-from fairlead_router.fleet.coming import Coming
+from fairlead_router.fleet.scale_up_status import Coming
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.supervision import keep
 from fairlead_router.tenancy.quota import Account
 
 AHEAD_SECONDS = 2.0

@@ -14,9 +14,9 @@ from urllib.parse import parse_qs
 import msgspec
 
 from fairlead_router.errors import ApiError
-from fairlead_router.fleet.coming import Coming
+from fairlead_router.fleet.scale_up_status import Coming
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.request.call import Call
+from fairlead_router.request.client_request import Call
 
 PATH = "/fairlead/demand"
 WINDOW_SECONDS = 15

@@ -10,10 +10,10 @@ from time import monotonic
 from fairlead_common.protocols.paths import EMBEDDINGS, NO_GENERATION
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.request.call import Call
+from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompts
-from fairlead_router.serving.front import Front
-from fairlead_router.wire.reply import Reply
+from fairlead_router.serving.request_handler import Front
+from fairlead_router.wire.response import Reply
 
 PATH = "/fairlead/probe"
 FRESH_SECONDS = 1.0

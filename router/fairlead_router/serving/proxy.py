@@ -12,14 +12,14 @@ from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, error_body, overloaded
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.request.call import Call
+from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompt
+from fairlead_router.routing.canary_split import SplitPolicy
+from fairlead_router.routing.policies import Choice, Policy, Wanted
 from fairlead_router.serving.admission import Admission, Ticket
-from fairlead_router.serving.asks import wanted_for
 from fairlead_router.serving.attempts import Attempts
-from fairlead_router.steering.policies import Choice, Policy, Wanted
-from fairlead_router.steering.split import SplitPolicy
-from fairlead_router.wire.reply import Reply
+from fairlead_router.serving.upstream_request import wanted_for
+from fairlead_router.wire.response import Reply
 from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, TooSilent
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from time import monotonic
 from prometheus_client import Counter
 
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
-from fairlead_router.background import keep
 from fairlead_router.errors import ApiError, Headers
+from fairlead_router.supervision import keep
 from fairlead_router.tenancy.tenants import Tenant
 
 logger = logging.getLogger(__name__)

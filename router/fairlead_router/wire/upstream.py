@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from fairlead_router.wire.reply import Reply
+from fairlead_router.wire.response import Reply
 
 HIGH_WATER = 256 * 1024
 """Bytes of a body that nobody has asked for yet before the worker's socket is no longer read."""

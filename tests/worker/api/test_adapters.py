@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
-from fairlead_worker.api.adapters import Adapters
-from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.engine.adapters import Adapters
+from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.engine_process import run
@@ -286,7 +286,7 @@ async def test_a_load_that_hangs_is_answered_and_holds_up_nobody_else(model: Pat
     engine.change_adapter = AsyncMock(
         side_effect=lambda message: AdapterChanged(message.number, info=AdapterInfo(message.number, message.name, "", "", 8))
     )
-    monkeypatch.setattr("fairlead_worker.api.adapters.LOAD_SECONDS", 0.2)
+    monkeypatch.setattr("fairlead_worker.api.engine.adapters.LOAD_SECONDS", 0.2)
     monkeypatch.setattr(
         "fairlead_worker.lora.source.adapter_folder", lambda name, uri, cache: (name != "slow" or answers.wait(30)) and tmp_path
     )

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from fairlead_worker.api.engine_client import MOST_BEHIND, ClientTooSlow, EngineClient, Submission
+from fairlead_worker.api.engine.client import MOST_BEHIND, ClientTooSlow, EngineClient, Submission
 from fairlead_worker.api.http import as_api_error
 from fairlead_worker.messages import Abort, FromEngine, Output, Ready, Sampling, Step, Submit, ToEngine, TokenLogprobs
 

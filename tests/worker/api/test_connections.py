@@ -14,7 +14,7 @@ from tests.bare_client import HEAD, PATIENCE_SECONDS, SLOW, UNBOUNDED, UNKNOWN_C
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fairlead_worker.api.connections import STALL_SECONDS, Connection, Connections
-from fairlead_worker.api.lifecycle import Server
+from fairlead_worker.api.server import Server
 
 LIMITS = {"max_header_bytes": 65536, "max_headers": 128, "header_timeout": 10.0, "body_timeout": 10.0, "max_connections": 100}
 

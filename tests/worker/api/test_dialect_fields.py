@@ -11,9 +11,9 @@ from fairlead_common.errors import PromptError
 from fairlead_common.protocols.chats import read_chat
 from fairlead_common.protocols.fields import PASSED_ON
 from fairlead_common.protocols.paths import MESSAGES, RESPONSES
-from fairlead_worker.api.dialects.fields import BODIES, NOTES
-from fairlead_worker.api.dialects.request import as_chat, renamed
 from fairlead_worker.api.errors import ApiError, invalid
+from fairlead_worker.api.protocols.chat_body import as_chat, renamed
+from fairlead_worker.api.protocols.field_table import BODIES, NOTES
 from fairlead_worker.api.schema import ChatRequest
 
 LEAST: dict[str, dict[str, Any]] = {RESPONSES: {"input": "q"}, MESSAGES: {"messages": [{"role": "user", "content": "q"}]}}

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fairlead_common.protocols.messages import MessagesBody
 from fairlead_common.protocols.responses import ResponsesBody
-from fairlead_worker.api.choice import Piece
-from fairlead_worker.api.dialects.messages import MessagesWriter
-from fairlead_worker.api.dialects.responses import ResponsesWriter
 from fairlead_worker.api.errors import ApiError
+from fairlead_worker.api.generation.choice import Piece
+from fairlead_worker.api.protocols.anthropic_messages import MessagesWriter
+from fairlead_worker.api.protocols.openai_responses import ResponsesWriter
 from fairlead_worker.messages import Sampling, TokenLogprobs
 from fairlead_worker.parsing.events import CallArguments, CallBegun, Event, Reasoning, Text, gather
 

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM
 
 from fairlead.random_model.build import make_model
-from fairlead_worker.api import similarity
+from fairlead_worker.api.pooling import similarity
 
 TEXTS = ["a ring that guides a rope", "where it should run", "where it should run, again"]
 

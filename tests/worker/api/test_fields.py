@@ -13,10 +13,10 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from starlette.routing import Route
 
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.fields import ENDPOINTS, NOTES, OPENAI, OWN_NOTES, PAGE, REFUSED, rendered
-from fairlead_worker.api.openapi import BODIES, document
-from fairlead_worker.api.refused import HINTS, REFUSALS
-from fairlead_worker.api.sampling import Wanted, wanted
+from fairlead_worker.api.generation.sampling import Wanted, wanted
+from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
+from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OPENAI, OWN_NOTES, PAGE, REFUSED, rendered
+from fairlead_worker.api.reference.openapi import BODIES, document
 from fairlead_worker.api.schema import StreamOptions, parse
 
 ROOT = Path(__file__).parents[3]

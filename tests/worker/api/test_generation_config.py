@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_worker.api.sampling import wanted
+from fairlead_worker.api.generation.sampling import wanted
 from fairlead_worker.api.schema import ChatRequest, CompletionRequest
 from fairlead_worker.model.generation_config import sampling_defaults
 

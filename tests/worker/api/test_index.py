@@ -14,7 +14,7 @@ from tests.worker.api.process import WorkerProcess, until
 from fairlead_common.prompts.encoder import PromptFormat
 from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
-from fairlead_worker.api.lifecycle import FAILED_SECONDS
+from fairlead_worker.api.server import FAILED_SECONDS
 
 
 async def test_the_index_knows_what_the_worker_holds(shared: WorkerProcess, redis: RedisServer) -> None:

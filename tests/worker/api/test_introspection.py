@@ -11,8 +11,8 @@ import pytest
 from tests.worker.api.process import WorkerProcess, until
 
 from fairlead.main import main
-from fairlead_worker.api.metrics import Metrics
-from fairlead_worker.api.start_up import StartUp
+from fairlead_worker.api.engine.start_up import StartUp
+from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.messages import HostLoad, Load
 
 SECRET = "Nobody may read this sentence in a log. "

@@ -10,8 +10,8 @@ from tests import s3_server
 from tests.worker.api.process import WorkerProcess, until
 from tests.worker.model.throttle import Throttle
 
-from fairlead_worker.api.engine_client import EngineState
-from fairlead_worker.api.load_watch import SILENT_WORK, LoadWatch, Work
+from fairlead_worker.api.engine.client import EngineState
+from fairlead_worker.api.engine.load_progress import SILENT_WORK, LoadWatch, Work
 
 
 @pytest.fixture

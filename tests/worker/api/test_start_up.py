@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairlead_worker.api.start_up import StartUp
+from fairlead_worker.api.engine.start_up import StartUp
 
 
 def test_phases_are_timed_in_the_order_in_which_they_come() -> None:

@@ -16,9 +16,9 @@ import pytest
 from openai import OpenAI
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.grammar_check import GrammarCheck
-from fairlead_worker.api.metrics import Metrics
+from fairlead_worker.api.metrics.worker_metrics import Metrics
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from fairlead_common.prompts.detokenizer import TextStream
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
-from fairlead_worker.api.choice import Choice, SequenceFailed
-from fairlead_worker.api.logprobs import token_bytes
-from fairlead_worker.api.stops import StopScanner
+from fairlead_worker.api.generation.choice import Choice, SequenceFailed
+from fairlead_worker.api.generation.logprobs import token_bytes
+from fairlead_worker.api.generation.stop_strings import StopScanner
 from fairlead_worker.messages import Output
 
 SHORT = st.text("ab ", max_size=4)

@@ -13,12 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from tests.worker.api.process import WorkerProcess
 
-from fairlead_worker.api.answering import _whole
-from fairlead_worker.api.choice import Choice, Piece
-from fairlead_worker.api.histogram import PlainHistogram
-from fairlead_worker.api.metrics import GAPS
-from fairlead_worker.api.sampling import Show
-from fairlead_worker.api.streaming import ChunkWriter, Reply
+from fairlead_worker.api.generation.choice import Choice, Piece
+from fairlead_worker.api.generation.sampling import Show
+from fairlead_worker.api.metrics.histogram import PlainHistogram
+from fairlead_worker.api.metrics.worker_metrics import GAPS
+from fairlead_worker.api.openai.streaming import ChunkWriter, Reply
+from fairlead_worker.api.replies import _whole
 from fairlead_worker.messages import Loading
 from fairlead_worker.transport import YIELD_AFTER, ZmqChannel, ZmqEngineEnd
 

@@ -8,10 +8,10 @@ import pytest
 from tests.worker.api.process import WorkerProcess
 
 from fairlead_common.prompts.encoder import PromptEncoder
-from fairlead_worker.api.bad_words import token_sequences
 from fairlead_worker.api.errors import ApiError
-from fairlead_worker.api.sampling import truncated
-from fairlead_worker.api.tokenized import trusted
+from fairlead_worker.api.generation.bad_words import token_sequences
+from fairlead_worker.api.generation.sampling import truncated
+from fairlead_worker.api.tokenize import trusted
 
 USER = [{"role": "user", "content": "one two"}]
 GREEDY: dict[str, Any] = {"prompt": "one two three", "max_tokens": 8, "temperature": 0, "ignore_eos": True}

@@ -11,8 +11,8 @@ from tests.worker.api.process import WorkerProcess
 
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.writer import IndexWriter, WorkerCard
-from fairlead_worker.api.engine_client import EngineClient, EngineGone
-from fairlead_worker.api.warm import bearer
+from fairlead_worker.api.admin.prefix_warmup import bearer
+from fairlead_worker.api.engine.client import EngineClient, EngineGone
 from fairlead_worker.messages import AskHot, Hot, Ready, Step
 from fairlead_worker.transport import ZmqChannel, ZmqEngineEnd
 

@@ -9,7 +9,7 @@ from tests.worker.parsing.samples import SAMPLES, SCHEMAS, Sample
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptFormat
-from fairlead_worker.api.choice import Choice, Piece
+from fairlead_worker.api.generation.choice import Choice, Piece
 from fairlead_worker.messages import Output
 from fairlead_worker.parsing.events import gather
 from fairlead_worker.parsing.families import Reader, Wish, choose

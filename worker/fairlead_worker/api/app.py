@@ -8,9 +8,14 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
-from fairlead_worker.api import chat, completions, embeddings, lora, openapi, similarity, state, tokenized
-from fairlead_worker.api.dialects import messages, responses
+from fairlead_worker.api import tokenize
+from fairlead_worker.api.admin import lora, state
 from fairlead_worker.api.http import Exchange, Gate
+from fairlead_worker.api.openai import chat, completions
+from fairlead_worker.api.pooling import embeddings, similarity
+from fairlead_worker.api.protocols import anthropic_messages as messages
+from fairlead_worker.api.protocols import openai_responses as responses
+from fairlead_worker.api.reference import openapi
 from fairlead_worker.api.worker import Worker
 from fairlead_worker.version import release
 
@@ -47,8 +52,8 @@ def build(worker: Worker, part: Part = "all") -> ASGIApp:
         *(route("POST", path, similarity.rerank) for path in RERANKS),
         route("GET", "/v1/models", state.models),
         route("GET", "/v1/models/{name:path}", state.model),
-        route("POST", "/tokenize", tokenized.tokenize),
-        route("POST", "/detokenize", tokenized.detokenize),
+        route("POST", "/tokenize", tokenize.tokenize),
+        route("POST", "/detokenize", tokenize.detokenize),
     ]
     admin = [
         route("POST", "/v1/load_lora_adapter", lora.load),

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, POOLED, RESPONSES
-from fairlead_worker.api.engine_client import ClientTooSlow, EngineGone, EngineRefuses
+from fairlead_worker.api.engine.client import ClientTooSlow, EngineGone, EngineRefuses
 from fairlead_worker.api.errors import ApiError, lost, too_large, unavailable
 from fairlead_worker.api.worker import Worker
 

@@ -17,18 +17,18 @@ from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFo
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_common.truncate import quoted
 from fairlead_index.hashing import prompt_root
-from fairlead_worker.api.adapters import Adapters
-from fairlead_worker.api.engine_client import EngineClient
+from fairlead_worker.api.engine.adapters import Adapters
+from fairlead_worker.api.engine.client import EngineClient
 from fairlead_worker.api.errors import ApiError, busy, invalid, too_long, unavailable
 from fairlead_worker.api.grammar_check import GrammarCheck
-from fairlead_worker.api.reading import Reading
+from fairlead_worker.api.output_parsers import Reading
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.grammar.constraint import Constraint
 from fairlead_worker.messages import Ready
 from fairlead_worker.parsing.families import choose
 
 if TYPE_CHECKING:
-    from fairlead_worker.api.metrics import Metrics
+    from fairlead_worker.api.metrics.worker_metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

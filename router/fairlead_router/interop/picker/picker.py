@@ -12,15 +12,15 @@ from fairlead_common.http.inference_paths import is_inference
 from fairlead_common.truncate import brief
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
-from fairlead_router.fleet.coming import Coming
+from fairlead_router.fleet.scale_up_status import Coming
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.interop.picker.turn import Turn
 from fairlead_router.interop.picker.visitor import Visitor
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.prompts import PASSED, PROMPTED, Prompt, Prompts, estimate
-from fairlead_router.serving.asks import instructions_for, wanted_for
-from fairlead_router.serving.front import Front
-from fairlead_router.steering.policies import Choice, Policy, Wanted
+from fairlead_router.routing.policies import Choice, Policy, Wanted
+from fairlead_router.serving.request_handler import Front
+from fairlead_router.serving.upstream_request import instructions_for, wanted_for
 from fairlead_router.tenancy.tenants import credential
 
 FALLBACKS = 2

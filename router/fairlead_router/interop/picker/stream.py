@@ -27,7 +27,7 @@ from fairlead_router.interop.picker.ext_proc_pb2 import (
 )
 from fairlead_router.interop.picker.picker import Asked, Picked, Picker
 from fairlead_router.interop.picker.visitor import Visitor
-from fairlead_router.request.call import request_id
+from fairlead_router.request.client_request import request_id
 from fairlead_router.request.prompts import PROMPTED
 
 logger = logging.getLogger(__name__)

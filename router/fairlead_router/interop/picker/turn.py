@@ -5,8 +5,8 @@ from time import monotonic
 from fairlead_router.errors import Headers
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.steering.policies import Choice, Policy, Wanted
-from fairlead_router.steering.split import SplitPolicy
+from fairlead_router.routing.canary_split import SplitPolicy
+from fairlead_router.routing.policies import Choice, Policy, Wanted
 
 
 class Turn:

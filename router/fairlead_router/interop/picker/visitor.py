@@ -1,8 +1,8 @@
 """Who a gateway's request comes from, and what that tenant is charged for it: the same keys, buckets and salts as the proxy's."""
 
 from fairlead_router.errors import Headers
+from fairlead_router.tenancy.body_budget import Bodies
 from fairlead_router.tenancy.charge import Charge
-from fairlead_router.tenancy.memory import Bodies
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Caller
 

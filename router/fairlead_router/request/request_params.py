@@ -1,0 +1,53 @@
+"""What a request asks for besides its prompt, as far as the router's own decisions depend on it."""
+
+from typing import Any, Protocol
+
+import msgspec
+
+from fairlead_common.protocols.paths import COMPLETIONS, POOLED
+from fairlead_router.request import pooling_prompts as pooled
+
+_COMPLETION_TOKENS = 16
+"""OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
+_MOST = 2**31 - 1
+
+
+class Fields(pooled.Fields, Protocol):
+    """Of a body, as the client wrote them: any type. What is wrong with them the worker says."""
+
+    prompt: Any
+    n: Any
+    best_of: Any
+    stream: Any
+    max_tokens: Any
+    max_completion_tokens: Any
+    priority: Any
+    cache_salt: Any
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """`output`: tokens of each answer at most, None for no bound but the context's; `sequences`: answers that are generated."""
+
+    stream: bool = False
+    priority: int | None = None
+    output: int | None = None
+    sequences: int = 1
+    prompts: int = 1
+    salt: str = ""
+    """The client's own `cache_salt`."""
+
+    @classmethod
+    def by(cls, path: str, body: Fields) -> "Asked":
+        salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
+        if path in POOLED:
+            return cls(priority=_number(body.priority), output=0, prompts=pooled.texts(body), salt=salt)
+        bound = _number(body.max_tokens)
+        bound = (_number(body.max_completion_tokens) or bound) if path != COMPLETIONS else _COMPLETION_TOKENS if bound is None else bound
+        prompt = body.prompt if path == COMPLETIONS else None
+        prompts = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
+        each = max(_number(body.n) or 1, _number(body.best_of) or 1)
+        return cls(body.stream is True, _number(body.priority), bound, prompts * min(each, 1024), prompts, salt)
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and -_MOST <= value <= _MOST else None

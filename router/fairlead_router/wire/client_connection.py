@@ -1,0 +1,385 @@
+"""One client's connection: requests parsed (httptools), answered one after the other, bounded in every direction.
+
+Ours and not a web server's, for a router's whole work is between two sockets: under uvicorn a small request cost twice the time, and
+each piece of a stream a wake-up of a task (docs/router.md has the figures).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+
+from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
+from fairlead_router.errors import Headers, error_body
+from fairlead_router.wire.response import Reply
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the idle time of common clients' pools, so that it is not we who close under a request on its way."""
+_WITHOUT_BODY = frozenset(("GET", "HEAD"))
+"""A body has no meaning there (RFC 9110, 9.3.1), nobody takes it, and while the answer is waited for it would fill the memory."""
+STALL_SECONDS = 600
+"""A client that takes nothing of an answer for so long is taken for gone."""
+
+
+class Request:
+    """A request's head, and its body as it comes."""
+
+    def __init__(self, connection: "ClientConnection") -> None:
+        self._connection = connection
+        self._waiter: asyncio.Future[None] | None = None
+        self.method, self.target, self.path, self.query = "", b"", "", b""
+        self.headers: Headers = []
+        """Names in lower case."""
+        self.keep_alive = self.old = False
+        self.body = bytearray()
+        """What has come of the body and was not taken. One buffer: a list of small pieces costs 20 times their bytes."""
+        self.size = 0
+        """Bytes of the body that have come."""
+        self.whole = False
+        """The body is all there."""
+        self.gone = False
+        """The client has closed the connection: its task is cancelled."""
+        self.task: asyncio.Task[None] | None = None
+        self.reply: Reply | None = None
+
+    def take(self) -> bytes:
+        """What has come of the body since the last call."""
+        body, self.body = self.body, bytearray()
+        return bytes(body)
+
+    async def more(self) -> None:
+        """Return when the body has grown or is whole. A client that asked first is told to send it."""
+        self._connection.invite(self)
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+App = Callable[[Request, Reply], Awaitable[None]]
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    """Parses requests and runs the application for one at a time, each in a task that is cancelled when the client goes.
+
+    Memory is bounded: at most one request is read ahead, and it starts only when the answers before it are below the high-water mark.
+    """
+
+    def __init__(
+        self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: "Guard[ClientConnection]"
+    ) -> None:
+        self._app, self._connections, self._loop, self._guard = app, connections, loop, guard
+        self.deadline = 0.0
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._head: Request | None = None
+        self._parsing: Request | None = None
+        self._serving: Request | None = None
+        self._ahead: Request | None = None
+        """The next request, sent before the answer to the one under way was taken (pipelining)."""
+        self._framing = Framing()
+        self._unparsed = b""
+        """The rest of the read that brought `_ahead`. Nothing more is read until that one starts."""
+        self._reading = True
+        self._trailers = 0
+        self._finished = self._closing = False
+        self._touched = monotonic()
+        self._stalled: float | None = None
+        self.closed: asyncio.Future[None] = loop.create_future()
+
+    # asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self._connections.add(self)
+        if not self._guard.opened(self):
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._framing.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._touched = monotonic()
+        if not self._finished:
+            self._feed(self._framing.received(nbytes))
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Parse up to the head of the first request that has to wait; keep the rest unparsed."""
+        start = 0
+        while start < len(data) and not self._finished and self._ahead is None:
+            end = self._framing.cut(data, start)
+            if self._parsing is None and self._framing.overhead > self._guard.max_header_bytes:
+                self._refuse_head("headers exceed")
+                return
+            self._parse(data[start:end] if start or end < len(data) else data)
+            start = end
+        if self._ahead is not None and not self._finished:
+            self._unparsed = bytes(data[start:])
+            self._pause_reading()
+
+    def _parse(self, piece: bytes | memoryview) -> None:
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._finished = self._closing = True  # we speak nothing else: answered as if it had not been asked for, and closed
+        except httptools.HttpParserError as error:
+            self._refuse(400, b"Bad Request", f"The request is not HTTP: {error}.", "bad_request")
+            return
+        if self._parsing is not None and self._framing.overhead > self._guard.max_header_bytes:
+            self._refuse_head("chunk headers and trailers exceed")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._guard.closed(self)
+        self.closed.set_result(None)
+        self._ahead, self._unparsed = None, b""
+        self._parser = None  # it refers to this connection: without the cycle both are freed at once
+        request = self._serving
+        if request is not None and request.task is not None:
+            request.gone = True
+            request.task.cancel()
+
+    def pause_writing(self) -> None:
+        self._stalled = monotonic()
+        if self._serving is not None and self._serving.reply is not None:
+            self._serving.reply.pause()
+
+    def resume_writing(self) -> None:
+        self._stalled = None
+        if self._serving is not None and self._serving.reply is not None:
+            self._serving.reply.resume()
+        else:
+            self._guard.take_turn(self._go_on)
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._head = Request(self)
+        self._guard.expects_head(self)
+
+    def on_url(self, url: bytes) -> None:
+        assert self._head is not None
+        self._head.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head is not None:
+            self._head.headers.append((name.lower(), value))
+            return
+        self._trailers += 1  # a trailer is dropped: it becomes no header
+        if self._trailers == self._guard.max_headers + 1:
+            message = f"The request has more than {self._guard.max_headers} trailers (--max-headers)."
+            self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
+
+    def on_headers_complete(self) -> None:
+        request, self._head = self._head, None
+        assert request is not None
+        if len(request.headers) > self._guard.max_headers:
+            message = f"The request has {len(request.headers)} headers, more than {self._guard.max_headers} (--max-headers)."
+            self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
+            return
+        self._parsing = request
+        self._trailers = 0
+        if self._finished:
+            return  # it follows a refusal
+        request.method = self._parser.get_method().decode("ascii")
+        request.keep_alive = self._parser.should_keep_alive()
+        request.old = self._parser.get_http_version() == "1.0"
+        length, codings = body_headers(request.headers)
+        self._framing.begin_body(length)
+        if codings and request.old:  # RFC 9112, 6.1: one before us may not know it
+            self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
+            return
+        if any(coding.strip().lower() != b"chunked" for coding in codings):
+            self._refuse(400, b"Bad Request", "Transfer-Encoding: chunked is the only one known here.", "bad_request")
+            return
+        if self._parser.should_upgrade() and (length or codings):
+            self._refuse(400, b"Bad Request", UPGRADE_WITH_BODY, "bad_request")
+            return
+        if b"#" in request.target:
+            self._refuse(400, b"Bad Request", FRAGMENT, "bad_request")
+            return
+        if not request.target.startswith(b"/"):
+            _without_origin(request)
+        path, _, request.query = request.target.partition(b"?")
+        request.path = path.decode("latin-1")
+        if b"%" in path:
+            request.path = unquote(request.path)
+        if self._guard.full_for(request.path):
+            message = f"This router has as many connections as it may ({self._guard.max_connections}, --max-connections)."
+            self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
+            return
+        self._guard.expects_body(self)
+        if self._serving is None and self._stalled is None:
+            self._serve(request)
+        else:
+            self._ahead = request
+            self._guard.whole(self)  # it is not late while it is not read
+
+    def on_body(self, body: bytes) -> None:
+        request = self._parsing
+        self._framing.body_came(len(body))
+        if request is None or (request.reply is not None and request.reply.ended):
+            return  # refused, or answered without it
+        if request.method in _WITHOUT_BODY:
+            return
+        request.size += len(body)
+        request.body += body
+        request.wake()
+
+    def on_message_complete(self) -> None:
+        request, self._parsing = self._parsing, None
+        self._framing.end_message()
+        self._guard.whole(self)
+        if request is not None:
+            request.whole = True
+            request.wake()
+
+    # One request after the other
+
+    def invite(self, request: Request) -> None:
+        """The client waits for `100 Continue` before it sends its body (RFC 9110, 10.1.1); not one that has been refused without it."""
+        if request.reply is not None and request.reply.started:
+            return
+        if not request.size and not request.whole and (b"expect", b"100-continue") in request.headers:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _serve(self, request: Request) -> None:
+        self._serving = request
+        reply = request.reply = Reply(self._transport, request.method, request.keep_alive and not self._closing, request.old)
+        request.task = self._loop.create_task(self._answer(request, reply))
+
+    async def _answer(self, request: Request, reply: Reply) -> None:
+        try:
+            await self._app(request, reply)
+        except Exception:
+            logger.exception("%s %r: a fault of the router", request.method, request.path[:200])
+            if not reply.started:
+                reply.whole(500, error_body("The router failed.", "server_error", code="internal"))
+        finally:
+            self._served(request, reply)
+
+    def _served(self, request: Request, reply: Reply) -> None:
+        self._serving = None
+        self._touched = monotonic()
+        if request.gone:
+            return  # refused, or closed
+        if not reply.keep_alive or not request.keep_alive or self._closing:
+            self._transport.close()  # a cut answer has no end of its own: the connection's says so
+        elif self._ahead is not None:
+            self._guard.take_turn(self._go_on)
+        elif self._reading and self._stalled is None and not self._unparsed:
+            self._guard.answered(self)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Start the request that was read ahead, and read on, once the client has taken enough of the answers before it."""
+        if self._serving is not None or self._transport.is_closing():
+            return
+        if self._stalled is not None:
+            self._pause_reading()
+            return
+        request, self._ahead = self._ahead, None
+        if request is not None:
+            if not request.whole:
+                self._guard.expects_body(self)
+            self._serve(request)
+        unparsed, self._unparsed = self._unparsed, b""
+        if unparsed:
+            self._feed(unparsed)
+        if self._ahead is None and not self._reading:
+            self._reading = True
+            self._transport.resume_reading()
+        if self._serving is None:
+            self._guard.answered(self)
+
+    def _pause_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    # What the server asks
+
+    @property
+    def task(self) -> "asyncio.Task[None] | None":
+        """The request under way."""
+        return self._serving.task if self._serving is not None else None
+
+    def finish(self) -> None:
+        """Close after the answer under way; now, if there is none."""
+        self._closing = True
+        if self._serving is None:
+            self._transport.close()
+        elif self._serving.reply is not None:
+            self._serving.reply.close_after()
+
+    def look(self, now: float) -> None:
+        """Close what is idle, sends half a request, or takes nothing of its answer."""
+        waits = self._serving is None or not self._serving.whole
+        idle = waits and now - self._touched > KEEP_ALIVE_SECONDS
+        stalled = self._stalled is not None and now - self._stalled > STALL_SECONDS
+        if idle or stalled:
+            self._transport.abort()
+
+    def late(self) -> None:
+        if self._serving is not None and self._serving.whole:
+            return  # it is the request after that, which is not read now
+        answered = self._parsing is not None and self._parsing.reply is not None and self._parsing.reply.ended
+        if answered or (self._serving is None and self._parsing is None and not self._framing.overhead):
+            self._transport.abort()  # it has said nothing, or was answered without its body
+            return
+        what = "headers" if self._parsing is None else "body"
+        self._refuse(
+            408, b"Request Timeout", f"The request's {what} took too long to come (--{what.rstrip('s')}-timeout).", "request_timeout"
+        )
+
+    def close_idle(self) -> None:
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()  # it takes nothing of its answer, so a close would never finish
+        else:
+            self._transport.close()
+
+    def _refuse_head(self, what: str) -> None:
+        message = f"The request's {what} {self._guard.max_header_bytes} bytes (--max-header-bytes)."
+        self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
+
+    def _refuse(self, status: int, reason: bytes, message: str, code: str, header: bytes = b"") -> None:
+        """For what is not a request: nobody but this connection knows of it."""
+        if self._finished:
+            return
+        self._finished = self._closing = True
+        serving = self._serving
+        if serving is not None and (serving.whole or (serving.reply is not None and serving.reply.started)):
+            return  # its answer comes first, and then the end: ours would be taken for it
+        if self._parsing is not None and self._parsing.reply is not None and self._parsing.reply.ended:
+            self._transport.close()  # it has its answer already
+            return
+        body = error_body(message, "invalid_request_error", code=code)
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
+        if self._transport.is_closing():
+            return
+        self._transport.write(head % (status, reason, header, len(body)) + body)
+        self._transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
+        self._loop.call_later(REFUSAL_LINGER_SECONDS, self._transport.abort)
+        if serving is not None and serving.task is not None:
+            serving.gone = True
+            serving.task.cancel()
+
+
+def _without_origin(request: Request) -> None:
+    """`GET http://host/path`, as clients write to a proxy (RFC 9112, 3.2.2); `OPTIONS *` and the like have no path."""
+    try:
+        url = httptools.parse_url(request.target)
+    except httptools.HttpParserInvalidURLError:
+        request.target = b"/"
+        return
+    request.target = (url.path or b"/") + (b"?" + url.query if url.query else b"")

@@ -1,0 +1,1 @@
+"""Endpoints for operators and the router: adapters, health, load, tokenization, prefix warm-up."""

@@ -1,0 +1,58 @@
+"""From the engine's reports to the index: which blocks this worker holds, and how busy it is. Redis away never matters here."""
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from fairlead_index.groups import namespace_of
+from fairlead_index.redis.access import RedisAccess
+from fairlead_index.worker_load import WorkerCard, WorkerLoad
+from fairlead_index.writer import IndexWriter
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.messages import CacheEvent, Load
+
+
+class Publisher:
+    """Feeds one IndexWriter. Made when the engine is ready, and not before: what joins is chosen."""
+
+    def __init__(self, config: WorkerConfig, redis: RedisAccess, address: str, page_size: int) -> None:
+        card = WorkerCard(pod=config.pod, address=address, block_tokens=config.block_tokens)
+        namespace = namespace_of(config.index_namespace, config.pod, config.index_groups)
+        self.writer = IndexWriter(redis, namespace, card, lease_seconds=config.lease_seconds)
+        self._page_size = page_size
+        self._on_joined: Callable[[], None] | None = None
+
+    def start(self, on_joined: Callable[[], None] | None = None) -> None:
+        """`on_joined`: called once, with the first report that finds the worker in the index."""
+        self._on_joined = on_joined
+        self.writer.start()
+
+    def on_events(self, events: Sequence[CacheEvent]) -> None:
+        for event in events:
+            hashes = array("Q", event.hashes)
+            if event.kind == "stored":
+                self.writer.stored(hashes, event.parent)
+            else:
+                self.writer.removed(hashes)
+
+    def on_load(self, load: Load) -> None:
+        self.writer.report(worker_load(load, self._page_size))
+        if self._on_joined is not None and self.writer.joined:
+            self._on_joined()
+            self._on_joined = None
+
+    async def leave(self) -> None:
+        await self.writer.leave()
+
+
+def worker_load(load: Load, page_size: int) -> WorkerLoad:
+    """The engine's load in the index's terms."""
+    return WorkerLoad(
+        running=load.running,
+        waiting=load.waiting,
+        backlog_tokens=load.backlog_tokens,
+        prefill_rate=load.prefill_rate,
+        step_seconds=load.step_seconds,
+        pages_free=load.pages_free,
+        pages_total=load.pages_total,
+        page_size=page_size,
+    )

@@ -1,0 +1,79 @@
+"""Whether a load gets on where its own reports are silent: what the engine's processes have read, written and computed, from /proc.
+
+A layer of a large model may take minutes to come from a slow volume, and a compiler says nothing while it works. Neither is stuck. A
+download that waits for a silent server does neither.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairlead_worker.api.engine.client import EngineState
+
+ENOUGH_BYTES = 1 << 20
+"""Read or written since the last look that counted: above what logging and messages make."""
+ENOUGH_CPU = 1.0
+"""Seconds of CPU since then."""
+SILENT_WORK = 1800.0
+"""Seconds that work counts for after the last report: two threads that wait for each other in a loop would look busy for ever."""
+COMPUTING = ("Starting", "Loading", "Preparing")
+"""Stages in which computing is getting on; a download that tries again and again computes too."""
+TICKS = 100.0
+"""Of a second, in /proc: USER_HZ, the same on every Linux that Python runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a process and its children have done since their start."""
+
+    bytes: int = 0
+    cpu_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, session: int) -> "Work":
+        """Of all processes of a session; one that ends meanwhile is not counted."""
+        moved, ticks = 0, 0
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) != session:
+                    continue
+                ticks += sum(int(each) for each in fields[11:15])
+                counts = dict(line.split(": ") for line in (path / "io").read_text().splitlines())
+                moved += int(counts["rchar"]) + int(counts["wchar"]) + int(counts["read_bytes"])
+            except (OSError, ValueError, KeyError, IndexError):
+                continue
+        return cls(moved, ticks / TICKS)
+
+
+class LoadWatch:
+    """Looks at the work of one engine while it loads, and moves `state.advanced` on where there was some."""
+
+    def __init__(self, state: EngineState, session: int) -> None:
+        self._state, self._session = state, session
+        self._counted = Work()
+        self._reported = state.advanced
+        self._moved = state.advanced
+        """What we set `advanced` to; anything else there is a report's."""
+
+    def look(self, now: float) -> None:
+        state = self._state
+        if state.advanced != self._moved:
+            self._reported = self._moved = state.advanced
+        if now - self._reported > SILENT_WORK:
+            return
+        work = Work.of(self._session)
+        computed = state.stage in COMPUTING and work.cpu_seconds - self._counted.cpu_seconds >= ENOUGH_CPU
+        if computed or abs(work.bytes - self._counted.bytes) >= ENOUGH_BYTES:
+            self._counted = work
+            state.advanced = self._moved = now
+
+
+def stuck(state: EngineState, seconds: float) -> str:
+    """What a person reads of a load that was ended: in which step, how far it was, and where to look."""
+    amount = f" ({state.done / 2**30:.1f} of {state.total / 2**30:.1f} GiB)" if state.total else ""
+    where = {
+        "Downloading": "the source has stopped sending: see spec.model.uri, and the network policies of the namespace",
+        "Waiting": "the worker that downloads the model into this cache has stopped: see its log",
+        "Loading": "the volume with the weights has stopped answering: see spec.model.uri and spec.model.cache",
+    }.get(state.stage, "see the worker's log; --load-timeout gives it longer")
+    return f"the load has not got on for {seconds:.0f} s in {state.step}, {state.percent} %{amount}: {where}"

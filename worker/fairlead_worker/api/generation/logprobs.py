@@ -1,0 +1,117 @@
+"""Log-probabilities in the shapes of the two endpoints."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fairlead_common.prompts.encoder import PromptEncoder
+from fairlead_worker.api.generation.choice import Piece
+from fairlead_worker.messages import TokenLogprobs
+
+FLOOR = -9999.0
+"""JSON has no infinity; vLLM shows the same number."""
+
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+"""The byte alphabet of GPT-2: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+
+
+def chat_logprobs(encoder: PromptEncoder, piece: Piece, by_id: bool = False) -> dict[str, Any] | None:
+    """`{"content": [{token, bytes, logprob, top_logprobs}], "refusal": null}` for the tokens of a piece.
+
+    `by_id`: tokens are named `token_id:7`.
+    """
+    if not piece.logprobs:
+        return None
+    content = [
+        _entry(encoder, token, logprobs.chosen, by_id)
+        | {
+            "top_logprobs": [
+                _entry(encoder, other, value, by_id) for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+            ]
+        }
+        for token, logprobs in zip(piece.tokens, piece.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets run on over the pieces of one choice."""
+
+    def __init__(self, encoder: PromptEncoder, by_id: bool = False) -> None:
+        self._encoder = encoder
+        self._by_id = by_id
+        self._offset = 0
+
+    def take(self, piece: Piece) -> dict[str, Any] | None:
+        return self._shape(piece.tokens, piece.logprobs) if piece.logprobs else None
+
+    def echo(self, prompt: Sequence[int], scores: Sequence[TokenLogprobs], piece: Piece | None = None) -> dict[str, Any]:
+        """Of the prompt's tokens, whose first has none, and of those of `piece` after them."""
+        tokens, logprobs = (piece.tokens, piece.logprobs) if piece is not None else ([], [])
+        return self._shape([*prompt, *tokens], [None, *scores, *logprobs])
+
+    def _shape(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        texts = [token_text(self._encoder, token) for token in tokens]
+        return {
+            "tokens": [self._name(token) for token in tokens] if self._by_id else texts,
+            "token_logprobs": [each and max(each.chosen, FLOOR) for each in logprobs],
+            "top_logprobs": [each and dict(self._top(token, each)) for token, each in zip(tokens, logprobs, strict=True)],
+            "text_offset": list(self._offsets(texts)),
+        }
+
+    def _top(self, token: int, logprobs: TokenLogprobs) -> Iterator[tuple[str, float]]:
+        """The most likely tokens, and always the chosen one."""
+        for other, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True):
+            yield self._name(other), max(value, FLOOR)
+        if token not in logprobs.top_ids:
+            yield self._name(token), max(logprobs.chosen, FLOOR)
+
+    def _name(self, token: int) -> str:
+        return token_name(self._encoder, token, self._by_id)
+
+    def _offsets(self, texts: list[str]) -> Iterator[int]:
+        for text in texts:
+            yield self._offset
+            self._offset += len(text)
+
+
+def prompt_logprobs(encoder: PromptEncoder, prompt: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: null for the first token, then `{token id: {logprob, rank, decoded_token}}` for each, its own first."""
+
+    def entry(token: int, value: float, rank: int) -> dict[str, Any]:
+        return {"logprob": max(value, FLOOR), "rank": rank, "decoded_token": token_text(encoder, token)}
+
+    shown: list[dict[str, Any] | None] = [None]
+    for token, each in zip(prompt[1:], scores, strict=True):
+        top = enumerate(zip(each.top_ids, each.top_logprobs, strict=True), 1)
+        others = {str(other): entry(other, value, rank) for rank, (other, value) in top if other != token}
+        shown.append({str(token): entry(token, each.chosen, each.rank)} | others)
+    return shown
+
+
+def token_text(encoder: PromptEncoder, token: int) -> str:
+    """One token by itself; special tokens by their names."""
+    return encoder.decode((token,), skip_special_tokens=False)
+
+
+def token_name(encoder: PromptEncoder, token: int, by_id: bool) -> str:
+    """How log-probabilities call a token: by its text, which others may share, or by its id, as vLLM's `return_tokens_as_token_ids`."""
+    return f"token_id:{token}" if by_id else token_text(encoder, token)
+
+
+def token_bytes(encoder: PromptEncoder, token: int) -> list[int]:
+    """The bytes that a token stands for, also where they are only a part of a character."""
+    text = token_text(encoder, token)
+    if "\ufffd" not in text:
+        return list(text.encode())
+    piece = encoder.token_text(token) or ""
+    if len(piece) == 6 and piece.startswith("<0x"):
+        return [int(piece[3:5], 16)]
+    if piece and all(char in _BYTE_OF for char in piece):
+        return [_BYTE_OF[char] for char in piece]
+    return list(text.encode())
+
+
+def _entry(encoder: PromptEncoder, token: int, logprob: float, by_id: bool) -> dict[str, Any]:
+    return {"token": token_name(encoder, token, by_id), "bytes": token_bytes(encoder, token), "logprob": max(logprob, FLOOR)}

@@ -1,0 +1,238 @@
+"""From a request's fields to what the engine needs: sampling parameters, stop strings, limits. Same rules for both endpoints."""
+
+import dataclasses
+import secrets
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fairlead_common.truncate import brief
+from fairlead_worker.api.errors import invalid, too_long
+from fairlead_worker.api.generation.structured_outputs import constraint
+from fairlead_worker.api.generation.unsupported_fields import refuse
+from fairlead_worker.api.schema import ChatRequest, CommonRequest, CompletionRequest
+from fairlead_worker.grammar.constraint import Constraint
+from fairlead_worker.messages import Sampling
+
+MAX_STOPS = 16
+"""OpenAI allows 4; each costs a search of every piece of text."""
+MAX_STOP_CHARACTERS = 256
+"""Of each: while the text may be its beginning, a token costs as many comparisons."""
+MAX_BIASES = 1024
+"""OpenAI allows 300."""
+MAX_BIAS = 100
+"""OpenAI's bounds: at either end a token is as good as banned or forced."""
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""Odd and far from small multiples: the seeds of the n choices of near seeds do not meet (the golden ratio of splitmix64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """What of the answer's tokens is shown, and how."""
+
+    special_tokens: bool = False
+    spaces: bool = True
+    """Special tokens that follow each other are as the tokenizer joins them; False: with nothing between them."""
+    stop: bool = False
+    """The stop string or stop token that ended it is part of the text."""
+    token_ids: bool = False
+    """The ids of the prompt and of the answer."""
+    tokens_by_id: bool = False
+    """Log-probabilities name tokens `token_id:7`: texts of tokens are not unique."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a request wants its tokens chosen, before the prompt's length is known."""
+
+    max_tokens: int | None
+    base: Sampling
+    """`max_tokens` and `seed` are still to be set: for each prompt and choice."""
+    seed: int
+    stops: tuple[str, ...]
+    n: int
+    best_of: int
+    """Sequences to generate for each prompt: the `n` most likely ones are shown."""
+    logprobs: bool
+    """Log-probabilities are shown; `base.logprobs` also asks for them to rank by."""
+    silent: bool
+    """Nothing is generated (`max_tokens` 0): the engine's one token is not shown."""
+    priority: int = 0
+    """Lower goes first, policy `priority`."""
+    tenant: str = ""
+    """Who is to have a fair share, policy `fair`."""
+    salt: str = ""
+    """Prompts of another salt share no KV with it; empty: the salt of all that have none."""
+    constraint: Constraint | None = None
+    """The form that the answer must have."""
+    bad_words: tuple[str, ...] = ()
+    """What may not come; `base.bad_words` in tokens, once there is a tokenizer."""
+    truncate: int | None = None
+    """`truncate_prompt_tokens`."""
+    show: Show = dataclasses.field(default_factory=Show)
+
+
+def wanted(request: CompletionRequest | ChatRequest, defaults: Mapping[str, float]) -> Wanted:
+    """Check what single fields cannot say, and gather the rest; `defaults` (by field) for what it leaves out. Raises ApiError 400."""
+    refuse(request)
+    if isinstance(request, ChatRequest):
+        max_tokens, max_field = request.max_completion_tokens or request.max_tokens, "max_completion_tokens"
+        if request.top_logprobs and not request.logprobs:
+            raise invalid("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    else:
+        max_tokens, max_field = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens, "max_tokens"
+        logprobs = request.logprobs
+    prompt_logprobs = _prompt_logprobs(request)
+    if max_tokens == 0 and prompt_logprobs is None and not (isinstance(request, CompletionRequest) and request.echo):
+        raise invalid("max_tokens: 0 leaves nothing to answer; with echo or prompt_logprobs it gives the prompt alone", param="max_tokens")
+    n = request.n or 1
+    best_of = _best_of(request, n)
+    min_tokens = request.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise invalid(f"min_tokens: {min_tokens} is more than {max_field} {max_tokens}", param="min_tokens")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options: only with stream: true", param="stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        message = "stream_options.include_obfuscation: events are not padded; leave it out or give false"
+        raise invalid(message, param="stream_options.include_obfuscation")
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    base = Sampling(
+        max_tokens=0,
+        temperature=_given(request.temperature, defaults, "temperature", 1.0),
+        top_p=_given(request.top_p, defaults, "top_p", 1.0),
+        top_k=max(0, int(_given(request.top_k, defaults, "top_k", 0))),
+        min_p=_given(request.min_p, defaults, "min_p", 0.0),
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=0 if logprobs is None and best_of > n else logprobs,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_given(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
+        logit_bias=_biases(request.logit_bias or {}),
+        allowed_token_ids=_allowed(request.allowed_token_ids),
+        prompt_logprobs=prompt_logprobs,
+    )
+    most = max_tokens if max_tokens is None else max(max_tokens, 1)
+    silent = max_tokens == 0
+    return Wanted(
+        most,
+        base,
+        seed,
+        _stops(request.stop),
+        n,
+        best_of,
+        logprobs is not None,
+        silent,
+        request.priority or 0,
+        request.user or "",
+        constraint=None if silent else constraint(request),
+        bad_words=tuple(request.bad_words or ()),
+        truncate=request.truncate_prompt_tokens,
+        show=Show(
+            special_tokens=request.skip_special_tokens is False,
+            spaces=request.spaces_between_special_tokens is not False,
+            stop=bool(request.include_stop_str_in_output),
+            token_ids=bool(request.return_token_ids),
+            tokens_by_id=bool(request.return_tokens_as_token_ids),
+        ),
+    )
+
+
+def _prompt_logprobs(request: CommonRequest) -> int | None:
+    """As vLLM: its field, or what `echo` with `logprobs` needs."""
+    if request.prompt_logprobs is not None:
+        if request.stream:
+            raise invalid("prompt_logprobs: only whole answers have them; leave stream out", param="prompt_logprobs")
+        return request.prompt_logprobs
+    return request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
+
+
+def _given(value: float | None, defaults: Mapping[str, float], field: str, neutral: float) -> float:
+    return defaults.get(field, neutral) if value is None else value
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of n choices, in [0, 2^63): choice 0 has the request's own, so that n=1 equals the first of many."""
+    return (seed + choice * _SEED_STEP) & (2**63 - 1)
+
+
+def truncated(prompt: "array[int]", most: int | None, max_tokens: int | None, limit: int) -> "array[int]":
+    """vLLM's `truncate_prompt_tokens`: a prompt's last `most` tokens; -1: as many as leave room for the answer. Raises ApiError 400."""
+    if most is None:
+        return prompt
+    if most == 0 or most > limit:
+        raise invalid(f"truncate_prompt_tokens: {most} is neither -1 nor from 1 to {limit}", param="truncate_prompt_tokens")
+    return prompt[-max(1, limit - (max_tokens or 1) if most < 0 else most) :]
+
+
+def fit(max_tokens: int | None, prompt_tokens: int, limit: int, field: str) -> int:
+    """The number of tokens that may be generated after a prompt; ApiError 400 when the context cannot hold them. `field`: the prompt's."""
+    if prompt_tokens + 1 > limit:
+        raise too_long(f"your prompt has {prompt_tokens} tokens and no room is left for an answer; shorten it", limit, field)
+    if max_tokens is None:
+        return limit - prompt_tokens
+    if prompt_tokens + max_tokens > limit:
+        raise too_long(
+            f"you asked for {prompt_tokens + max_tokens} tokens ({prompt_tokens} of the prompt, {max_tokens} of the answer); lower one",
+            limit,
+            field,
+        )
+    return max_tokens
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise invalid(f"stop: at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
+    if longest := next((stop for stop in stops if len(stop) > MAX_STOP_CHARACTERS), None):
+        raise invalid(f"stop: a string of {len(longest)} characters; at most {MAX_STOP_CHARACTERS}", param="stop")
+    if "" in stops:
+        raise invalid("stop: an empty string would stop everything", param="stop")
+    return stops
+
+
+def _best_of(request: CommonRequest, n: int) -> int:
+    best_of = request.best_of if isinstance(request, CompletionRequest) and request.best_of is not None else n
+    if best_of < n:
+        raise invalid(f"best_of: {best_of} is less than n {n}", param="best_of")
+    if best_of > n and request.stream:
+        raise invalid("best_of: the best are known at the end only; leave stream out, or give the value of n", param="best_of")
+    return best_of
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """OpenAI's form: token ids as JSON keys, so as strings."""
+    if len(given) > MAX_BIASES:
+        raise invalid(f"logit_bias: at most {MAX_BIASES} tokens, not {len(given)}", param="logit_bias")
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise invalid(f'logit_bias: {key[:40]!r} is no token id; the keys are token ids, as in {{"50256": -100}}', param="logit_bias")
+        if not -MAX_BIAS <= value <= MAX_BIAS:
+            raise invalid(f"logit_bias: {value} for token {brief(key)} is not between -{MAX_BIAS} and {MAX_BIAS}", param="logit_bias")
+        if int(key) in biases:
+            raise invalid(f"logit_bias: token {brief(int(key))} is there twice", param="logit_bias")
+        biases[int(key)] = value
+    return tuple(biases.items())
+
+
+def _allowed(given: list[int] | None) -> tuple[int, ...]:
+    if given is not None and not given:
+        raise invalid("allowed_token_ids: an empty list allows nothing; leave it out to allow every token", param="allowed_token_ids")
+    return tuple(dict.fromkeys(given or ()))
+
+
+def check_vocabulary(sampling: Sampling, vocabulary: int, eos: Sequence[int]) -> None:
+    """Token ids that a request names must be tokens of this model, and leave something to choose. Raises ApiError 400."""
+    for field, tokens in (("logit_bias", [token for token, _ in sampling.logit_bias]), ("allowed_token_ids", sampling.allowed_token_ids)):
+        if tokens and (largest := max(tokens)) >= vocabulary:
+            raise invalid(f"{field}: token id {largest} is not in the vocabulary of {vocabulary}", param=field)
+    ending = set(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos)
+    if sampling.min_tokens and sampling.allowed_token_ids and ending.issuperset(sampling.allowed_token_ids):
+        raise invalid(
+            f"allowed_token_ids: only tokens that end the answer, but min_tokens is {sampling.min_tokens}", param="allowed_token_ids"
+        )

@@ -1,0 +1,1 @@
+"""Prometheus metrics of one replica, under the names of Fairlead or vLLM."""

@@ -1,0 +1,176 @@
+"""Prometheus metrics, with the meanings of vLLM's (`vllm:…` there, `fairlead_…` here; both with `--metrics-names vllm`).
+
+What the engine counts comes from its latest report when a scrape asks; what only the API sees is observed as it happens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairlead_common.metric_aliases import with_aliases
+from fairlead_worker.api.engine.client import EngineClient
+from fairlead_worker.api.metrics.histogram import PlainHistogram
+from fairlead_worker.messages import Drafts, HostLoad, Step
+
+LATENCY = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20, 80)
+"""Seconds; vLLM's ranges."""
+SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+"""Tokens; vLLM's steps."""
+
+
+class Metrics:
+    """All metrics of one worker, in a registry of its own."""
+
+    content_type = "text/plain; version=1.0.0; charset=utf-8"
+
+    def __init__(self, engine: EngineClient, model_name: str, aliases: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`aliases`: other names under which families are shown as well."""
+        self.registry = CollectorRegistry()
+        self._aliases = aliases or {}
+        self.registry.register(_EngineCollector(engine, model_name))
+        labels = ("model_name",)
+        finished = Counter(
+            "fairlead_request_success", "Finished sequences by reason.", (*labels, "finished_reason"), registry=self.registry
+        )
+        self._finished = {reason: finished.labels(model_name, reason) for reason in ("stop", "length", "abort", "error")}
+        histogram = {
+            name: Histogram(f"fairlead_{name}", text, labels, buckets=buckets, registry=self.registry).labels(model_name)
+            for name, text, buckets in (
+                ("time_to_first_token_seconds", "From the request's arrival to its first token.", LATENCY),
+                ("request_queue_time_seconds", "From a sequence's arrival at the engine to its admission.", LATENCY),
+                ("request_prefill_time_seconds", "From a sequence's admission to its first token.", LATENCY),
+                ("request_decode_time_seconds", "From a sequence's first token to its last.", LATENCY),
+                ("e2e_request_latency_seconds", "From a request's arrival to its end.", LATENCY),
+            )
+        }
+        sizes = {
+            name: PlainHistogram(f"fairlead_request_{name}_tokens", f"Tokens of a request's {name}.", SIZES)
+            for name in ("prompt", "generation")
+        }
+        self.prompt_size, self.generation_size = (size.labels(model_name=model_name) for size in sizes.values())
+        for size in sizes.values():
+            self.registry.register(size)
+        self.first_token = histogram["time_to_first_token_seconds"]
+        gaps = PlainHistogram("fairlead_inter_token_latency_seconds", "Between outputs of one sequence.", GAPS)
+        self.token_gap = gaps.labels(model_name=model_name)
+        self.whole_request = histogram["e2e_request_latency_seconds"]
+        self.queue_time = histogram["request_queue_time_seconds"]
+        self.prefill_time = histogram["request_prefill_time_seconds"]
+        self.decode_time = histogram["request_decode_time_seconds"]
+        steps = PlainHistogram("fairlead_step_seconds", "Time of a step, by what was in it: prefill, decodes, or both.", GAPS)
+        self._steps = {kind: steps.labels(model_name=model_name, kind=kind) for kind in ("prefill", "decode", "mixed")}
+        self.registry.register(gaps)
+        self.registry.register(steps)
+        stall = Counter(
+            "fairlead_decode_stall_seconds",
+            "Time that decodes waited for prefill in their step, summed over them.",
+            labels,
+            registry=self.registry,
+        )
+        self._stall = stall.labels(model_name)
+        engine.on_step = self._step
+        in_flight = Gauge("fairlead_http_requests_in_flight", "Inference requests being answered.", labels, registry=self.registry)
+        self.in_flight = in_flight.labels(model_name)
+        joined = Gauge(
+            "fairlead_index_joined",
+            "1 while the index names this worker, as far as it knows; 0 also without an index.",
+            labels,
+            registry=self.registry,
+        )
+        self.index_joined = joined.labels(model_name)
+        full = Gauge("fairlead_index_full", "1 while Redis has no room for new blocks of this worker.", labels, registry=self.registry)
+        self.index_full = full.labels(model_name)
+
+    def finished(self, reason: str) -> None:
+        self._finished[reason].inc()
+
+    def _step(self, step: Step) -> None:
+        self._steps[("mixed" if step.decodes else "prefill") if step.prefill_tokens else "decode"].observe(step.seconds)
+        if step.stall_seconds:
+            self._stall.inc(step.stall_seconds * step.stalled)
+
+    def text(self) -> bytes:
+        return with_aliases(generate_latest(self.registry), self._aliases)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
+        self._engine = engine
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._engine.state.load
+        host = load.host or HostLoad()
+        used = load.pages_total - load.pages_free
+        for name, text, value in (
+            ("num_requests_running", "Requests in the current step.", load.running),
+            ("num_requests_waiting", "Requests that have not started.", load.waiting),
+            ("kv_cache_usage_perc", "KV pages that requests hold, 1 being all.", used / load.pages_total if load.pages_total else 0.0),
+            ("kv_cached_pages", "KV pages that the prefix cache holds.", load.pages_cached),
+            ("kv_pages", "KV pages in all.", load.pages_total),
+            ("host_kv_pages", "Pages that the host tier can hold; 0: there is none.", host.total),
+            ("host_kv_used_pages", "Pages that the host tier holds.", host.used),
+            ("backlog_tokens", "Prompt tokens submitted and not computed yet.", load.backlog_tokens),
+            ("prefill_tokens_per_second", "Measured prefill rate.", load.prefill_rate),
+            ("decode_step_seconds", "Recent time of a decode step.", load.step_seconds),
+            ("engine_ready", "1 when the engine serves.", float(self._engine.serving)),
+        ):
+            gauge = GaugeMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
+            gauge.add_metric((self._model_name,), value)
+            yield gauge
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", load.prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache, in any tier.", load.cached_tokens),
+            ("prompt_tokens", "Prompt tokens of admitted requests.", load.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", load.output_tokens),
+            ("num_preemptions", "Requests that lost their pages to others and were computed again.", load.retractions),
+            (
+                "retraction_recomputed_tokens",
+                "Tokens computed again because their request was retracted, less what was still cached.",
+                load.retraction_recomputed_tokens,
+            ),
+            ("evicted_pages", "Pages evicted from the device: to the host tier, where there is one.", load.evicted_pages),
+            ("host_kv_saved_pages", "Pages copied from the device to the host tier.", host.saved),
+            ("host_kv_loaded_pages", "Pages copied back from the host tier.", host.loaded),
+            ("host_kv_dropped_pages", "Pages that the host tier gave up.", host.dropped),
+            ("engine_steps", "Steps of the engine.", load.steps),
+        ):
+            counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
+            counter.add_metric((self._model_name,), value)
+            yield counter
+        hits = CounterMetricFamily(
+            "fairlead_prefix_cache_tier_hits", "Prompt tokens found in the prefix cache, by where.", labels=("model_name", "tier")
+        )
+        hits.add_metric((self._model_name, "device"), load.cached_tokens - host.cached_tokens)
+        hits.add_metric((self._model_name, "host"), host.cached_tokens)
+        yield hits
+        if (ready := self._engine.state.ready) is not None:
+            labels = ("model_name", "backend", "cpu_level", "native_decoder")
+            info = GaugeMetricFamily("fairlead_engine_info", "What computes: attention backend, CPU level, native decoder.", labels=labels)
+            info.add_metric((self._model_name, ready.backend, ready.cpu_level, str(ready.native_decoder).lower()), 1)
+            yield info
+        start_up = GaugeMetricFamily("fairlead_start_up_seconds", "Time of each phase of the start.", labels=("model_name", "phase"))
+        for phase, seconds in self._engine.state.start_up.seconds.items():
+            start_up.add_metric((self._model_name, phase), seconds)
+        yield start_up
+        if load.drafts is not None:
+            yield from self._speculation(load.drafts)
+
+    def _speculation(self, drafts: Drafts) -> Iterator[Metric]:
+        """vLLM's names; only where something speculates."""
+        for name, text, value in (
+            ("spec_decode_num_drafts", "Drafts verified.", drafts.rounds),
+            ("spec_decode_num_draft_tokens", "Tokens guessed.", drafts.tokens),
+            ("spec_decode_num_accepted_tokens", "Guessed tokens that were accepted.", drafts.accepted),
+        ):
+            counter = CounterMetricFamily(f"fairlead_{name}", text, labels=("model_name",))
+            counter.add_metric((self._model_name,), value)
+            yield counter
+        name, text = "fairlead_spec_decode_num_accepted_tokens_per_pos", "Drafts accepted up to this position, from 0."
+        counter = CounterMetricFamily(name, text, labels=("model_name", "position"))
+        for position, count in enumerate(drafts.accepted_at):
+            counter.add_metric((self._model_name, str(position)), count)
+        yield counter

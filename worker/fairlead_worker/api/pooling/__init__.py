@@ -1,0 +1,1 @@
+"""Pooling models: embeddings, scores and reranking."""

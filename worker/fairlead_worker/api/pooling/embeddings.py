@@ -1,0 +1,84 @@
+"""`POST /v1/embeddings`."""
+
+import asyncio
+import math
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
+from operator import mul
+from typing import Any
+
+import msgspec
+
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.pooling.encode import INLINE_VALUES, Text, pooled, pooling_of
+from fairlead_worker.api.pooling.schema import EmbeddingRequest
+from fairlead_worker.api.schema import parse
+from fairlead_worker.api.tokenize import split
+from fairlead_worker.api.worker import Worker
+from fairlead_worker.messages import Pooling
+
+
+async def embeddings(worker: Worker, exchange: Exchange) -> None:
+    """Answer one request."""
+    given, body = split(exchange, await exchange.body(worker.config.max_body_bytes), worker.prompt_etag)
+    request = parse(body, EmbeddingRequest)
+    worker.check_model(request.model)
+    dimensions = _dimensions(pooling_of(worker), request.dimensions)
+    done = await pooled(worker, exchange, request, [("input", given)] if given is not None else _texts(request.input))
+
+    def document() -> bytes:
+        data = [_entry(index, cut(vector, dimensions), request.encoding_format) for index, vector in enumerate(done.vectors)]
+        return msgspec.json.encode({"object": "list", "data": data, "model": done.model, "usage": done.usage()})
+
+    large = sum(map(len, done.vectors)) > INLINE_VALUES
+    await exchange.whole(200, await asyncio.to_thread(document) if large else document(), done.headers())
+
+
+def cut(vector: "array[float]", dimensions: int | None) -> "array[float]":
+    """The first `dimensions` values, of unit length again."""
+    if dimensions is None or dimensions >= len(vector):
+        return vector
+    part = vector[:dimensions]
+    length = math.sqrt(sum(map(mul, part, part))) or 1.0
+    return array("f", [value / length for value in part])
+
+
+def _texts(given: str | Sequence[Any] | None) -> list[tuple[str, Text]]:
+    """One text, several texts, one list of token ids, or several; each with its field's name."""
+    if given is None or (not isinstance(given, str) and not given):
+        raise invalid("input: is missing; give a string, token ids, or a list of either", param="input")
+    if isinstance(given, str) or all(isinstance(token, int) for token in given):
+        return [("input", given)]
+    if all(isinstance(text, str) for text in given) or all(isinstance(text, list) for text in given):
+        return [(f"input[{index}]", text) for index, text in enumerate(given)]
+    raise invalid("input: the list mixes strings and token ids", param="input")
+
+
+def _dimensions(pooling: Pooling, wanted: int | None) -> int | None:
+    """The beginning of an embedding is an embedding only where the model was trained so."""
+    if wanted is None or wanted == pooling.size:
+        return None
+    if not pooling.any_dimensions and not pooling.dimensions:
+        message = (
+            f"dimensions: this model's embeddings have {pooling.size} values, and its config declares no others (is_matryoshka or "
+            "matryoshka_dimensions); leave it out, or start the worker with --matryoshka if the model was trained for it"
+        )
+        raise invalid(message, param="dimensions")
+    if pooling.dimensions and wanted not in pooling.dimensions:
+        allowed = ", ".join(map(str, pooling.dimensions))
+        raise invalid(f"dimensions: must be one of {allowed}, for which this model was trained, not {wanted}", param="dimensions")
+    if wanted > pooling.size:
+        raise invalid(f"dimensions: must be at most {pooling.size}, not {wanted}", param="dimensions")
+    return wanted
+
+
+def _entry(index: int, vector: "array[float]", encoding: str | None) -> dict[str, Any]:
+    shown: Any = vector.tolist()
+    if encoding == "base64":
+        if sys.byteorder == "big":
+            vector.byteswap()
+        shown = b64encode(vector.tobytes()).decode()
+    return {"object": "embedding", "index": index, "embedding": shown}

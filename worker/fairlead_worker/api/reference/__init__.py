@@ -1,0 +1,1 @@
+"""Generated API reference: the OpenAPI document and the table of request fields."""

@@ -1,0 +1,242 @@
+"""A worker's life: bind, load, serve, drain, end. Whatever happens, it ends with the engine ended too."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from fairlead_common.http.framing import bound_unsent
+from fairlead_common.memory import settle_collector
+from fairlead_worker.api.admin.prefix_warmup import warm, warms
+from fairlead_worker.api.app import Part, build
+from fairlead_worker.api.connections import Connections
+from fairlead_worker.api.engine.child import EngineChild
+from fairlead_worker.api.engine.client import EngineClient
+from fairlead_worker.api.engine.index_publisher import Publisher
+from fairlead_worker.api.metrics.vllm_names import NAMES
+from fairlead_worker.api.metrics.worker_metrics import Metrics
+from fairlead_worker.api.worker import Worker
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.transport import ZmqChannel
+
+logger = logging.getLogger(__name__)
+
+FAILED_SECONDS = 2.0
+"""How long a worker whose engine has ended goes on answering 503: streams get their error event, probes and routers see why."""
+QUICK_SECONDS = 1.0
+"""What SIGINT leaves to running streams: a person waits at a terminal."""
+CLOSING_SECONDS = 2.0
+"""For the last bytes of streams that were cut."""
+ENGINE_STOP_SECONDS = 10.0
+"""For the engine to finish its current step; then it is killed."""
+KEEP_ALIVE_SECONDS = 75
+"""Longer than a client's pool keeps an idle connection (the router's 30 s): a server that closes first races with a request."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling: a drain comes before its shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Bound sockets. `admin`: of `--admin-port`; None: one port serves all paths."""
+
+    inference: socket.socket
+    admin: socket.socket | None = None
+
+
+async def serve(config: WorkerConfig, listeners: Listeners) -> str:
+    """Live. The reason of a failure; empty after an ordered end."""
+    channel = ZmqChannel()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            life = Life(config, listeners, channel)
+            background = [tasks.create_task(work, name=name) for name, work in life.background()]
+            try:
+                return await life.run()
+            finally:
+                life.child.kill()
+                life.worker.close()
+                for task in background:
+                    task.cancel()
+    except* Exception as errors:
+        logger.exception("a part of the worker failed")
+        reason = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)
+    finally:
+        channel.close()
+    return f"internal error: {reason}"
+
+
+class Port:
+    """One listening port: its HTTP server, and bounds on its connections that no other port's clients use up."""
+
+    def __init__(self, worker: Worker, listener: socket.socket, part: Part) -> None:
+        bound_unsent(listener)
+        self.number: int = listener.getsockname()[1]
+        self.connections = Connections(worker.config)
+        self._listener = listener
+        self.server = Server(
+            uvicorn.Config(
+                build(worker, part),
+                http=self.connections.protocol,  # type: ignore[arg-type]  # what makes a protocol, not its class
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(CLOSING_SECONDS),
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serve until `server.should_exit`."""
+        await self.server.serve(sockets=[self._listener])
+
+
+class Life:
+    """The parts of a running worker."""
+
+    def __init__(self, config: WorkerConfig, listeners: Listeners, channel: ZmqChannel) -> None:
+        port = listeners.inference.getsockname()[1]
+        self.config = config
+        self.client = EngineClient(channel)
+        metrics = Metrics(self.client, config.names[0], NAMES if config.metrics_names == "vllm" else {})
+        self.worker = Worker(config, self.client, metrics, config.address(port))
+        self.child = EngineChild(config, channel.address, self.client)
+        self.publisher: Publisher | None = None
+        self._channel = channel
+        self._port = port
+        self._asked = asyncio.Event()
+        self._signal: signal.Signals | None = None
+        self._cut = False
+        """Streams were ended by the drain's deadline: no failure of the engine."""
+        self._ports = [Port(self.worker, listeners.inference, "inference" if listeners.admin else "all")]
+        if listeners.admin is not None:
+            self._ports.append(Port(self.worker, listeners.admin, "admin"))
+
+    def background(self) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """What runs beside the HTTP server."""
+        yield "engine messages", self.client.run()
+        yield "engine process", self.child.run()
+        yield "engine watch", self.child.watch()
+        yield "start", self._start()
+        for port in self._ports:
+            yield f"connections of port {port.number}", port.connections.look_after()
+
+    async def run(self) -> str:
+        """Serve until a signal or the engine's end. The reason of a failure; empty after an ordered end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        servers = [asyncio.create_task(port.serve(), name=f"http {port.number}") for port in self._ports]
+        logger.info("listening on http://%s:%d as %s, advertised as %s", self.config.host, self._port, self.config.pod, self.worker.address)
+        if len(self._ports) > 1:
+            logger.info("admin paths on http://%s:%d", self.config.host, self._ports[1].number)
+        gone = asyncio.create_task(self.client.gone.wait())
+        asked = asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait((gone, asked, *servers), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                await self._drain()
+            else:
+                leaving = asyncio.create_task(self._leave_index())  # at once: no router should choose us while we explain ourselves
+                await asyncio.wait((asked,), timeout=FAILED_SECONDS)
+                await leaving
+            failure = self.client.state.reason if self.client.gone.is_set() and not self._cut else ""
+            if any(server.done() for server in servers) and not asked.done():
+                failure = failure or "the HTTP server ended"
+            await self._leave_index()
+            await self.child.stop(ENGINE_STOP_SECONDS)
+            for port in self._ports:
+                port.server.should_exit = True
+            await asyncio.gather(*servers)
+            logger.info("ended: %s", failure or "in order")
+            return failure
+        finally:
+            for task in (gone, asked, *servers):
+                task.cancel()
+
+    async def _start(self) -> None:
+        """Once the engine is ready: encode prompts, join the index, serve."""
+        await self.client.ready.wait()
+        ready = self.client.state.ready
+        assert ready is not None
+        try:
+            if redis := self.config.redis:
+                self.publisher = Publisher(self.config, redis, self.worker.address, ready.page_size)
+                writer = self.publisher.writer
+                self.worker.incarnation = lambda: writer.incarnation
+                self.worker.metrics.index_joined.set_function(lambda: float(writer.joined))
+                self.worker.metrics.index_full.set_function(lambda: float(writer.stats.full))
+                self.client.on_events = self.publisher.on_events
+                self.client.on_load = self.publisher.on_load
+            self.worker.warming = warms(self.config)
+            await asyncio.to_thread(self.worker.loaded, ready)
+            settle_collector()
+        except Exception as error:
+            self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
+            return
+        start_up = self.client.state.start_up
+        if self.worker.warming:
+            start_up.enter("warm", time.monotonic())
+            await warm(self.worker)
+            self.worker.warming = False
+        if self.publisher is not None and not self.worker.draining:
+            self.publisher.start(lambda: start_up.join(time.monotonic()))
+        logger.info("start-up: %s", start_up.finish(time.monotonic()))
+        logger.info(
+            "ready: %s, %d pages of %d tokens, context %d, attention %s",
+            ", ".join(self.config.names),
+            ready.pages,
+            ready.page_size,
+            ready.max_model_len,
+            ready.backend,
+        )
+        if ready.sampling_defaults:
+            told = ", ".join(f"{name} {value:g}" for name, value in ready.sampling_defaults.items())
+            logger.info("requests that leave them out get what generation_config.json says: %s (--generation-config none: OpenAI's)", told)
+
+    async def _drain(self) -> None:
+        """Leave the index, let running requests finish within the deadline, end the rest with an error event."""
+        self.worker.draining = True
+        seconds = self.config.drain_timeout if self._signal == signal.SIGTERM else min(QUICK_SECONDS, self.config.drain_timeout)
+        logger.info("%s: draining %d requests, at most %g s", self._signal and self._signal.name, self.worker.in_flight, seconds)
+        leaving = asyncio.create_task(self._leave_index())
+        try:
+            async with asyncio.timeout(seconds):
+                await self.worker.idle.wait()
+        except TimeoutError:
+            self._cut = not self.client.gone.is_set()
+            self.client.died(f"this worker is shutting down, and the request did not end within {seconds:g} s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    await self.worker.idle.wait()
+        await leaving
+
+    async def _leave_index(self) -> None:
+        publisher, self.publisher = self.publisher, None
+        if publisher is not None:
+            await publisher.leave()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._signal is not None:
+            # The second one: whoever sent it does not want to wait. The engine ends with the pipe that it hangs on.
+            shutil.rmtree(self._channel.address, ignore_errors=True)
+            os._exit(128 + number)
+        self._signal = number
+        self._asked.set()

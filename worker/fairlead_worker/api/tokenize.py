@@ -1,0 +1,87 @@
+"""Token ids over HTTP: the router's tokenized bodies, `/tokenize` and `/detokenize`."""
+
+from array import array
+from typing import Any
+
+import msgspec
+
+from fairlead_common.truncate import quoted
+from fairlead_index.hashing import tokens_from_bytes
+from fairlead_worker.api.errors import invalid
+from fairlead_worker.api.http import Exchange
+from fairlead_worker.api.router_headers import origin
+from fairlead_worker.api.schema import DetokenizeRequest, TokenizeRequest, parse
+from fairlead_worker.api.worker import Worker
+
+HEADER = b"x-fairlead-prompt-tokens"
+FORMAT = b"x-fairlead-prompt-format"
+
+
+def split(exchange: Exchange, body: bytes, etag: str) -> "tuple[array[int] | None, bytes]":
+    """(prompt tokens, JSON) of a tokenized body: n uint32 in front of the JSON, n in the header. (None, JSON) of a plain one.
+
+    Also (None, JSON) where the tokens are of another prompt format than `etag`: this worker is newer than the router's last look at it.
+    """
+    header = exchange.headers.get(HEADER)
+    if header is None:
+        return None, body
+    if not header.isdigit() or len(header) > 12 or 4 * int(header) > len(body):
+        raise invalid(
+            f"X-Fairlead-Prompt-Tokens: {quoted(header.decode('latin-1'))} does not fit a body of {len(body)} bytes", param="prompt"
+        )
+    end = 4 * int(header)
+    if exchange.headers.get(FORMAT, b"").decode("latin-1") not in ("", etag):
+        return None, body[end:]
+    return tokens_from_bytes(memoryview(body)[:end]), body[end:]
+
+
+def trusted(worker: Worker, template: str | None, kwargs: dict[str, Any] | None) -> None:
+    """A template is a program: only clients that the operator trusts may bring one. Raises ApiError 400."""
+    if "chat_template" in (kwargs or {}):
+        raise invalid("chat_template_kwargs: a chat_template is a field of its own", param="chat_template_kwargs")
+    if template is not None and not worker.config.trust_request_chat_template:
+        message = "chat_template: this server renders its model's own template only (--trust-request-chat-template)"
+        raise invalid(message, param="chat_template")
+
+
+async def tokenize(worker: Worker, exchange: Exchange) -> None:
+    """`POST /tokenize`, as vLLM: a prompt or messages to token ids."""
+    body = await exchange.body(worker.config.max_body_bytes)
+    request = parse(body, TokenizeRequest)
+    worker.check_model(request.model)
+    trusted(worker, request.chat_template, request.chat_template_kwargs)
+    encoder, prompt, messages, salt = worker.encoder, request.prompt, request.messages, origin(exchange, None).salt
+    continues = bool(request.continue_final_message)
+    if (prompt is None) == (messages is None):
+        raise invalid("prompt: give either prompt or messages", param="prompt")
+    if prompt is not None:
+        tokens = await worker.encode(lambda: encoder.encode_text(prompt, request.add_special_tokens is not False, salt), len(body))
+    else:
+        tokens = await worker.encode(
+            lambda: encoder.encode_chat(
+                messages,
+                tools=request.tools or None,
+                add_generation_prompt=request.add_generation_prompt is not False and not continues,
+                continue_final_message=continues,
+                template_kwargs=request.chat_template_kwargs,
+                scope=salt,
+                template=request.chat_template,
+                add_special_tokens=bool(request.add_special_tokens),
+            ),
+            len(body),
+        )
+
+    def document() -> bytes:
+        texts = [encoder.token_text(token) for token in tokens] if request.return_token_strs else None
+        said = {"count": len(tokens), "max_model_len": worker.max_model_len, "tokens": tokens.tolist(), "token_strs": texts}
+        return msgspec.json.encode(said)
+
+    await exchange.whole(200, await worker.encode(document, len(tokens)))
+
+
+async def detokenize(worker: Worker, exchange: Exchange) -> None:
+    """`POST /detokenize`, as vLLM: token ids to text."""
+    request = parse(await exchange.body(worker.config.max_body_bytes), DetokenizeRequest)
+    worker.check_model(request.model)
+    text = await worker.encode(lambda: worker.encoder.decode(request.tokens, skip_special_tokens=False), len(request.tokens))
+    await exchange.json({"prompt": text})
