@@ -137,7 +137,7 @@ bench-operator: install ## the operator with 1, 100 and 1,000 services of five p
 	PYTHONPATH=. $(BIN)/python -m bench.operators $(BENCH) --json bench/results/operator.json
 
 crash-matrix: install ## the operator killed with -9 at each of its writes, before and after the API server has it (CRASHES=20-35: at these); six minutes on two busy cores
-	FAIRLEAD_CRASHES=$(or $(CRASHES),all) $(BIN)/pytest -q -s tests/operator/test_crashes.py --timeout 1800
+	FAIRLEAD_CRASHES=$(or $(CRASHES),all) $(BIN)/pytest -q -s tests/operator/on_apiserver/test_crashes.py --timeout 1800
 
 crds: install ## write crds/ and the chart's copy from the operator's models
 	$(BIN)/python -m fairlead_operator.crd

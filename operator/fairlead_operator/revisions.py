@@ -25,7 +25,7 @@ def said(part: BaseModel, *only: str) -> dict[str, Any]:
     """What a part of the spec says beyond its defaults: a field that a later version adds, with a default, changes no digest.
 
     The API server writes defaults into the spec, so what the user left out cannot be told from the spec itself. This relies on
-    Kubernetes' own rule that within one API version no default changes (tests/operator/test_revisions.py holds them).
+    Kubernetes' own rule that within one API version no default changes (tests/operator/rollout/test_revisions.py holds them).
     """
     made: dict[str, Any] = {}
     dumped = part.model_dump(mode="json", by_alias=True)

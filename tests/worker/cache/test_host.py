@@ -3,12 +3,11 @@
 from array import array
 
 import pytest
+from tests.worker.cache.test_cache import ROOT, attach, compute, tokens
 
 from fairlead_index.hashing import block_hashes, extend
 from fairlead_worker.cache.pages import OutOfPages, PagePool
 from fairlead_worker.cache.prefix import Lease, PrefixCache
-
-from .test_cache import ROOT, attach, compute, tokens
 
 
 def cache_of(pages: int, slots: int, page_size: int = 4, block_tokens: int = 4) -> PrefixCache:

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 
 import pytest
-from tests.worker.engine.engine_model import EngineModel
-from tests.worker.engine.overlapped import OverlappedModel
+from tests.worker.scheduler.engine_model import EngineModel
+from tests.worker.scheduler.overlapped import OverlappedModel
 
 from fairlead_worker.engine.loop import run_plain
 from fairlead_worker.engine.overlap import run_overlapped

@@ -8,14 +8,13 @@ from itertools import combinations, product
 
 import pytest
 from tests.models import save_model
+from tests.worker.exactness.harness import NEW_TOKENS, Engine, generate, make_prompts
+from tests.worker.exactness.pairwise import Case, pairwise
+from tests.worker.exactness.test_exactness import Case as Family
+from tests.worker.exactness.test_speculation import half_as_good
 
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.scheduler.config import POLICIES, SchedulerConfig
-
-from .harness import NEW_TOKENS, Engine, generate, make_prompts
-from .pairwise import Case, pairwise
-from .test_exactness import Case as Family
-from .test_speculation import half_as_good
 
 DIMENSIONS: dict[str, tuple[object, ...]] = {
     "policy": POLICIES,

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from tests.models import FAMILIES, save_model
+from tests.worker.exactness.harness import LENGTHS, NEW_TOKENS, Engine, generate, make_prompts
 
 from fairlead_worker.model.loader import LoadedModel, load_model
-
-from .harness import LENGTHS, NEW_TOKENS, Engine, generate, make_prompts
 
 CHUNKS = {"16": 16, "64": 64, "512": 512, "off": 0}
 

@@ -6,14 +6,13 @@ import pytest
 from tests import models
 from tests.lora import save_adapter
 from tests.models import build_model, save_model
+from tests.worker.exactness.families import MORE, ORIGINAL
+from tests.worker.exactness.harness import Engine, generate, make_prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fairlead_worker.errors import AdapterError, ModelLoadError
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.model.loader import load_model
-
-from .families import MORE, ORIGINAL
-from .harness import Engine, generate, make_prompts
 
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) in (2, 17, 33, 64, 129, 200, 333)]
 LONG = [prompt for prompt in PROMPTS if len(prompt) > ORIGINAL]

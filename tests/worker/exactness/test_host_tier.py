@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests.models import save_model
+from tests.worker.exactness.harness import LENGTHS, Engine, generate, make_prompts
 
 from fairlead_worker.model.loader import load_model
-
-from .harness import LENGTHS, Engine, generate, make_prompts
 
 CHOSEN = [i for i, length in enumerate(LENGTHS) if 15 <= length <= 129]
 PROMPTS = [make_prompts()[i] for i in CHOSEN]

@@ -4,12 +4,11 @@ from array import array
 
 import pytest
 from tests.models import save_model
+from tests.worker.exactness.harness import Engine, generate, make_prompts
 
 from fairlead_worker.messages import Output, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.scheduler.plan import StepPlan
-
-from .harness import Engine, generate, make_prompts
 
 MIXED = [make_prompts()[i] for i in (6, 12, 8, 10, 4, 13)]
 """Of 31, 100, 48, 64, 16 and 129 tokens."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.models import VOCABULARY, save_model
-from tests.worker.lanes import Late, Thread
+from tests.worker.streams import Late, Thread
 
 from fairlead_index.hashing import extend
 from fairlead_worker.cache.pages import PagePool

@@ -10,14 +10,13 @@ import pytest
 import torch
 from tests.lora import adapter_of
 from tests.models import save_model
+from tests.worker.exactness.harness import Engine, generate, make_prompts
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from fairlead_worker.lora.adapters import AdapterSet
 from fairlead_worker.messages import PoolingKind, Sampling, Submit
 from fairlead_worker.model.loader import LoadedModel, load_model
-
-from .harness import Engine, generate, make_prompts
 
 PROMPTS = [prompt for prompt in make_prompts() if len(prompt) <= 333]
 KINDS: tuple[PoolingKind | None, ...] = ("last", "mean", None)

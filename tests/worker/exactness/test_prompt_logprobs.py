@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.models import FAMILIES, save_model
+from tests.worker.exactness.harness import LENGTHS, Engine, generate, make_prompts
 from transformers import PreTrainedModel
 
 from fairlead_worker.execution import runner, scoring
 from fairlead_worker.messages import Output, Sampling, Submit, TokenLogprobs
 from fairlead_worker.model.loader import LoadedModel, load_model
-
-from .harness import LENGTHS, Engine, generate, make_prompts
 
 CHOSEN = [i for i, length in enumerate(LENGTHS) if length <= 333]
 TOP = 3

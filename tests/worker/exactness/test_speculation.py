@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models import FAMILIES, save_model
+from tests.worker.exactness.harness import LENGTHS, Engine
+from tests.worker.exactness.test_exactness import Case, make_case
 
 from fairlead_worker.model.loader import LoadedModel, load_model
-
-from .harness import LENGTHS, Engine
-from .test_exactness import Case, make_case
 
 DRAFT = {"speculative_method": "draft", "speculative_break_even": 10_000}
 NGRAM = {"speculative_method": "ngram", "speculative_ngram_min": 1, "speculative_break_even": 10_000}

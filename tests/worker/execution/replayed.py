@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from bench.gpu import interpreter
 from bench.gpu.batches import packed
+from tests.worker.execution.waits import waits
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from fairlead_worker.kernels.base import KVSpec, PackedStep
 from fairlead_worker.kernels.flashinfer import FlashInferBackend
 from fairlead_worker.model.loader import LoadedModel
-
-from .waits import waits
 
 PAGES, PAGE = 40, 4
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]

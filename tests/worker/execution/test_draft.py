@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 from tests.models import save_model
+from tests.worker.execution.planner import Planner, make_request
+from tests.worker.sampling.test_verify import run
 
 from fairlead_worker.execution import draft as draft_module
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
-
-from .planner import Planner, make_request
-from .test_verify import run
 
 
 @pytest.fixture(scope="module")

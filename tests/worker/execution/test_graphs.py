@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from bench.gpu.batches import packed
+from tests.worker.execution.planner import make_request
+from tests.worker.execution.replayed import PAGE, PAGES, Replayed, decodes, filled_backend
+from tests.worker.execution.test_draft import Asking
+from tests.worker.sampling.test_verify import run as serve_all
 
 from fairlead.random_model import make_model
 from fairlead_worker.execution.draft import Drafter
@@ -17,11 +21,6 @@ from fairlead_worker.kernels.base import KVSpec, PackedStep, StepContext
 from fairlead_worker.kernels.reference import ReferenceBackend
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
-
-from .planner import make_request
-from .replayed import PAGE, PAGES, Replayed, decodes, filled_backend
-from .test_draft import Asking
-from .test_verify import run as serve_all
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models import FAMILIES, save_model
+from tests.worker.execution.planner import make_request
 
 from fairlead_worker.execution import forward as forward_module
 from fairlead_worker.execution import native_forward
@@ -27,8 +28,6 @@ from fairlead_worker.model.structure import Decoder, recognise
 from fairlead_worker.native.library import native
 from fairlead_worker.native.linear import NativeLinear
 from fairlead_worker.scheduler.plan import Row, StepPlan
-
-from .planner import make_request
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no native kernels on this machine: the engine does without them")
 KNOWN = [family for family in FAMILIES if family != "gpt2"]

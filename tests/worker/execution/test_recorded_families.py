@@ -6,11 +6,10 @@ import pytest
 import torch
 from tests.models import FAMILIES, save_model
 from tests.worker.exactness.families import MORE
+from tests.worker.execution.replayed import Replayed
 
 from fairlead_worker.model.fused.trial import TRIAL
 from fairlead_worker.model.loader import load_model
-
-from .replayed import Replayed
 
 GRAPHED = ["qwen3", "gemma3", "gpt2", "phi3", "cohere2", "mixtral", "qwen3_moe", "deepseek_v3", "yarn rope"]
 

@@ -5,14 +5,13 @@ from array import array
 import pytest
 import torch
 from tests.models import VOCABULARY, save_model
+from tests.worker.execution.planner import Planner, make_request
 
 from fairlead_worker.execution.pack import pack
 from fairlead_worker.execution.runner import make_runner
 from fairlead_worker.messages import Sampling
 from fairlead_worker.model.loader import LoadedModel, load_model
 from fairlead_worker.scheduler.plan import Row, StepPlan
-
-from .planner import Planner, make_request
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from fairlead_worker.scheduler.config import SchedulerConfig
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds of every step that the scheduler plans; `tests/worker/engine/test_limits.py` drives it against them."""
+    """Bounds of every step that the scheduler plans; `tests/worker/scheduler/test_limits.py` drives it against them."""
 
     prefill: int
     """Tokens of prompts."""

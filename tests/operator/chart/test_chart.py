@@ -1,0 +1,380 @@
+"""The chart: every value is described, what it renders is taken by a real API server, and its rules are all the operator needs."""
+
+import json
+import os
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from tests.operator import apiserver
+from tests.operator.charts import CHART, everything, helm, rendered, template
+from tests.operator.manifests import SETTINGS
+from tests.operator.on_apiserver.test_operator import CHILDREN, Cluster, eventually
+from tests.operator.running_operator import Router, operator
+from tests.redis_install import launcher
+from tests.redis_server import free_port
+
+from fairlead_operator.api import InferenceService
+from fairlead_operator.credentials import certificates
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
+
+
+def test_every_value_is_described_and_no_other_is_taken() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    compare(yaml.safe_load((CHART / "values.yaml").read_text()), schema, schema["$defs"], "")
+
+
+def compare(values: dict[str, Any], schema: dict[str, Any], definitions: dict[str, Any], path: str) -> None:
+    if "$ref" in schema:
+        schema = {**definitions[schema["$ref"].rsplit("/", 1)[1]], **schema}
+    assert path == "" or schema.get("description"), f"{path} is not described"
+    if not isinstance(values, dict) or "properties" not in schema:
+        return
+    assert schema["additionalProperties"] is False, path
+    assert set(values) == set(schema["properties"]) - {"global"}, f"{path}: values.yaml and values.schema.json differ"
+    for key, value in values.items():
+        compare(value, schema["properties"][key], definitions, f"{path}.{key}")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "nonsense=1",
+        "operator.nonsense=1",
+        "defaults.gpus=-1",
+        "redis.externalUrl=http://x",
+        "redis.maxMemory=lots",
+        "redis.externalUrl=redis://:p@x",
+        "monitoring.namespaces={UPPER}",
+        "admissionPolicy.action=Maybe",
+        "admissionPolicy.hostPaths={relative}",
+        "test.timeout=soon",
+        "watch.namespace=Prod",
+        "monitoring.interval=0s",
+    ],
+)
+def test_wrong_values_are_refused(wrong: str) -> None:
+    assert helm("template", "fl", str(CHART), "--set", wrong).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("redis=null", "missing property 'redis'"),  # what a values file says with a section whose keys are all commented out
+        ("images.worker=null", "missing property 'worker'"),
+        ("redis.tls=null", "missing property 'tls'"),
+        ("redis.externalUrl=rediss://h:1,redis.tls.caKey=ca", "redis.tls names keys of a Secret: give redis.existingSecret"),
+        ("redis.externalUrl=rediss://h:1,redis.existingSecret=s,redis.tls.certKey=c", "certKey and redis.tls.keyKey go together"),
+    ],
+)
+def test_what_is_missing_is_named(given: str, words: str) -> None:
+    refused = helm("template", "fl", str(CHART), "--set", given)
+    assert refused.returncode != 0 and words in refused.stderr
+
+
+def test_values_reach_the_operator() -> None:
+    made = template(
+        *("--set", "images.worker.repository=w", "--set", "images.worker.tag=1", "--set", f"images.control.digest=sha256:{'a' * 64}"),
+        *("--set", "defaults.gpus=0", "--set", "redis.externalUrl=redis://r:6379", "--set", "images.pullPolicy=Never"),
+    )
+    (deployment,) = [one for one in made if one["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--worker-image=w:1" in container["args"] and "--default-gpus=0" in container["args"]
+    assert "--redis-url=redis://r:6379" in container["args"] and "--image-pull-policy=Never" in container["args"]
+    assert container["image"].endswith(f"@sha256:{'a' * 64}")
+
+
+def test_a_redis_of_ones_own_with_tls_and_a_secret() -> None:
+    made = template(
+        *("--set", "redis.externalUrl=rediss://r:6379", "--set", "redis.username=fairlead", "--set", "redis.existingSecret=index-redis"),
+        *("--set", "redis.tls.caKey=ca.crt", "--set", "redis.tls.certKey=tls.crt", "--set", "redis.tls.keyKey=tls.key"),
+    )
+    (deployment,) = [one for one in made if one["kind"] == "Deployment"]
+    spec = deployment["spec"]["template"]["spec"]
+    files = {"password": "password", "ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
+    flags = {f"--redis-{flag}-file=/etc/fairlead/redis/{file}" for flag, file in files.items()}
+    assert flags | {"--redis-username=fairlead", "--credentials-secret=fl-fairlead-redis-credentials"} <= set(spec["containers"][0]["args"])
+    assert "--redis-bundled" not in spec["containers"][0]["args"]
+    (volume,) = [one["secret"] for one in spec["volumes"] if one["name"] == "redis"]
+    assert volume == {"secretName": "index-redis", "optional": True, "defaultMode": 0o440}
+
+
+def test_the_charts_redis_always_asks_for_a_password() -> None:
+    """Whatever the values: no rendering of the same chart differs, so GitOps tools see no change, and none holds a password."""
+    assert rendered() == rendered()
+    given = "--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=pw,redis.tls.existingSecret=cert"
+    for arguments, sources in (
+        ((), ["fl-fairlead-redis-credentials"] * 2),
+        (("--set=redis.tls.enabled=false",), ["fl-fairlead-redis-credentials"]),
+        (("--set=redis.existingSecret=mine,redis.existingSecretPasswordKey=",), ["fl-fairlead-redis-credentials"] * 2),
+        ((given,), ["mine", "cert"]),
+    ):
+        objects = template(*arguments)
+        assert not [one for one in objects if one["kind"] == "Secret"]
+        made = {one["metadata"]["name"]: one for one in objects if one["kind"] == "Deployment"}
+        spec = made["fl-fairlead-redis"]["spec"]["template"]["spec"]
+        (volume,) = [one["projected"] for one in spec["volumes"] if one["name"] == "redis"]
+        assert [one["secret"]["name"] for one in volume["sources"]] == sources
+        assert not [one for one in volume["sources"] if one["secret"].get("optional")], "the pod waits for the password"
+        flags = made["fl-fairlead-operator"]["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert {"--redis-bundled", "--redis-username=fairlead-operator", "--deployment=fl-fairlead-operator"} <= set(flags)
+        assert ("--redis-ca-file=/etc/fairlead/redis-tls/ca.crt" in flags) == ("cert" in sources)
+        (url,) = [flag for flag in flags if flag.startswith("--redis-url=")]
+        assert url.startswith("--redis-url=redis://") == (len(sources) == 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "password", "tls"), [("valkey-8", "plain", True), ("7.0", "odd\"\\&%s `$x` 'word'", True), ("7.0", "plain", False)]
+)
+def test_the_bundled_redis_starts_as_rendered(tmp_path: Path, kind: str, password: str, tls: bool) -> None:
+    """Its very command and probe, with this machine's server: only the administrator may log in, and nothing is evicted."""
+    if not launcher(kind).exists():
+        pytest.skip(f"no server {kind} on this machine: make redis-servers")
+    (spec,) = [
+        one["spec"]["template"]["spec"]
+        for one in template(f"--set=redis.tls.enabled={str(tls).lower()}")
+        if one["kind"] == "Deployment" and "-redis" in one["metadata"]["name"]
+    ]
+    (container,) = spec["containers"]
+    (tmp_path / "bin").mkdir()
+    name = kind.partition("-")[0] if "-" in kind else "redis"
+    for program in (f"{name}-server", f"{name}-cli"):
+        text = launcher(kind).read_text().replace('$(dirname "$0")', str(launcher(kind).parent))
+        (tmp_path / "bin" / program).write_text(text.replace(f"/bin/{name}-server", f"/bin/{program}"))
+        (tmp_path / "bin" / program).chmod(0o755)
+    (tmp_path / "password").write_text(f"{password}\n")
+    held = certificates.issue("127.0.0.1", datetime.now(UTC))
+    for file, pem in (("ca.crt", held.authority), ("tls.crt", held.server), ("tls.key", held.server_key)):
+        (tmp_path / file).write_text(pem)
+    port = str(free_port())
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+    def here(words: list[str]) -> list[str]:
+        words = [word.replace("/etc/fairlead/redis", str(tmp_path)).replace("/tmp/users", f"{tmp_path}/users") for word in words]
+        words = [word.replace(" ping", f" -p {port} ping") for word in words]
+        return [port if word == "6379" else str(tmp_path) if word == "/tmp" else word for word in words]
+
+    def healthy() -> bool:
+        return subprocess.run(here(container["livenessProbe"]["exec"]["command"]), env=environment, capture_output=True).returncode == 0
+
+    encryption = {"ssl": True, "ssl_ca_certs": str(tmp_path / "ca.crt")} if tls else {}
+    options: dict[str, Any] = {"host": "127.0.0.1", "port": int(port), "retry": Retry(NoBackoff(), 0), **encryption}
+    with subprocess.Popen(here([*container["command"], *container["args"]]), env=environment, stdout=subprocess.DEVNULL) as server:
+        try:
+            eventually(healthy)
+            assert password not in (tmp_path / "users.conf").read_text()
+            with redis.Redis(**options) as anonymous, pytest.raises(redis.AuthenticationError):
+                anonymous.ping()
+            with redis.Redis(**options, username="fairlead-operator", password=password) as client:
+                assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+                client.acl_setuser("fairlead-operator", reset_passwords=True, passwords=["+another"])
+            assert not healthy(), "a server that was started with a password that is lost is started again"
+        finally:
+            server.kill()
+
+
+def test_a_tag_that_is_a_number_stays_what_it_is(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("images: {worker: {repository: w, tag: 20260101}, control: {repository: c, tag: 20260102}}")
+    made = {one["metadata"]["name"]: one for one in template("-f", str(values)) if one["kind"] == "Deployment"}
+    (container,) = made["fl-fairlead-operator"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "c:20260102" and "--worker-image=w:20260101" in container["args"]
+
+
+def test_rules_name_what_they_allow() -> None:
+    for role in (one for one in template() if one["kind"] in ("Role", "ClusterRole")):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            if "secrets" in rule["resources"] and "resourceNames" not in rule:
+                assert set(rule["verbs"]) <= {"create", "patch"}, "Secrets are written and never read"
+
+
+def test_the_operator_reads_one_secret_its_own() -> None:
+    for arguments in ((), ("--set=watch.namespace=ml",)):
+        roles = {one["metadata"]["name"]: one for one in template(*arguments) if one["kind"] in ("Role", "ClusterRole")}
+        role = roles["fl-fairlead-operator-credentials"]
+        assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "fairlead-system")
+        assert [(rule["verbs"], rule.get("resourceNames")) for rule in role["rules"]] == [
+            (["create"], None),
+            (["get", "update"], ["fl-fairlead-redis-credentials"]),
+            (["get"], ["fl-fairlead-operator"]),
+        ]
+    assert "fl-fairlead-operator-credentials" not in rendered("--set=redis.externalUrl=redis://r:6379"), "there is nothing to keep"
+
+
+def test_a_watched_namespace_needs_nothing_cluster_wide() -> None:
+    kinds = {one["kind"] for one in template("--set=watch.namespace=ml")}
+    assert "Role" in kinds and not {"ClusterRole", "ClusterRoleBinding"} & kinds
+
+
+def test_two_operators_may_run_and_leases_are_theirs_at_home_only() -> None:
+    made = template("--set", "operator.replicas=2")
+    (deployment,) = [one for one in made if one["metadata"]["name"] == "fl-fairlead-operator" and one["kind"] == "Deployment"]
+    assert deployment["spec"]["replicas"] == 2 and deployment["spec"]["strategy"]["type"] == "RollingUpdate"
+    allowed = [(one["kind"], one["metadata"].get("namespace"), rule) for one in made for rule in one.get("rules") or []]
+    leases = [(kind, namespace, rule) for kind, namespace, rule in allowed if "leases" in rule["resources"]]
+    assert {(kind, namespace) for kind, namespace, _ in leases} == {("Role", "fairlead-system")}
+    assert all(rule["verbs"] == ["create"] or rule["resourceNames"] == ["fl-fairlead-operator"] for _, _, rule in leases)
+
+
+def test_the_crd_can_be_kept_or_left_out() -> None:
+    (crd,) = [one for one in template() if one["kind"] == "CustomResourceDefinition"]
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert not [one for one in template("--set", "crds.install=false") if one["kind"] == "CustomResourceDefinition"]
+
+
+@pytest.mark.parametrize("scope", ["", "watched"])
+def test_the_api_server_takes_it_in_a_restricted_namespace(server: apiserver.ApiServer, scope: str) -> None:
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    for name in ("fairlead-system", "watched"):
+        if server.get(f"/api/v1/namespaces/{name}") is None:
+            namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+            server.create("/api/v1/namespaces", namespace)
+    made = template(*everything(), f"--set=watch.namespace={scope}", "--set=test.keySecret.name=keys")
+    known = [one for one in made if not one["apiVersion"].startswith("monitoring.")]  # whose CRDs are not there
+    done = server.kubectl("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(known))
+    assert done.returncode == 0, done.stderr
+    assert "would violate" not in done.stderr, done.stderr
+    assert {"NetworkPolicy", "PodDisruptionBudget", "ValidatingAdmissionPolicy", "Pod", "InferenceService"} <= {
+        one["kind"] for one in known
+    }
+
+
+def test_with_everything_on_it_stays_far_below_what_a_release_may_hold() -> None:
+    """Helm keeps a release in one Secret of at most 1 MiB, charts' files and manifests together."""
+    assert len(rendered(*everything()).encode()) < 200_000
+
+
+def test_every_pod_is_restricted() -> None:
+    made = template(*everything())
+    pods = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"] + [
+        one["spec"] for one in made if one["kind"] == "Pod"
+    ]
+    assert len(pods) == 3
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_redis_is_reached_by_workers_routers_and_the_operator_only() -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in template("--set=watch.namespace=ml") if one["kind"] == "NetworkPolicy"}
+    (rule,) = policies["fl-fairlead-redis"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
+    services, operator_pods = rule["from"]
+    assert services["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ml"}}
+    assert services["podSelector"]["matchExpressions"][0]["values"] == ["worker", "router"]
+    assert operator_pods["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+    (rule,) = policies["fl-fairlead-operator"]["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    closed = {
+        one["metadata"]["name"]: one["spec"] for one in template("--set=monitoring.namespaces=null") if one["kind"] == "NetworkPolicy"
+    }
+    assert closed["fl-fairlead-operator"]["ingress"] == []
+    assert not [one for one in template("--set=networkPolicy.enabled=false") if one["kind"] == "NetworkPolicy"]
+    outside = template("--set=redis.externalUrl=redis://r:6379")
+    assert [one["metadata"]["name"] for one in outside if one["kind"] == "NetworkPolicy"] == ["fl-fairlead-operator"]
+
+
+def test_extra_objects_and_pull_secrets(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}"
+    extra = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}, text]
+    values.write_text(json.dumps({"extraObjects": extra, "images": {"pullSecrets": ["registry"]}}))
+    made = template("-f", str(values))
+    assert {"a", "fl-b"} <= {one["metadata"]["name"] for one in made if one["kind"] == "ConfigMap"}
+    pods = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"]
+    assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pods)
+
+
+def test_operator_and_redis_are_placed_as_asked() -> None:
+    asked = [
+        f"--set={one}.nodeSelector.pool=system,{one}.priorityClassName=high,{one}.tolerations[0].key=gpu" for one in ("operator", "redis")
+    ]
+    for pod in (one["spec"]["template"]["spec"] for one in template(*asked) if one["kind"] == "Deployment"):
+        assert pod["nodeSelector"] == {"pool": "system"} and pod["priorityClassName"] == "high" and pod["tolerations"] == [{"key": "gpu"}]
+
+
+def test_who_may_edit_or_view_a_namespace_may_do_so_with_its_services() -> None:
+    roles = {one["metadata"]["name"]: one for one in template() if one["kind"] == "ClusterRole"}
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    for name, into, verbs in (("edit", {"admin", "edit"}, {"create", "patch", "delete"}), ("view", {"view"}, {"get", "list", "watch"})):
+        role = roles[f"fl-fairlead-{name}"]
+        assert {key.removeprefix(prefix) for key in role["metadata"]["labels"] if key.startswith(prefix)} == into
+        assert verbs <= set(role["rules"][0]["verbs"]) and role["rules"][0]["apiGroups"] == ["fairlead.dev"]
+        assert len(role["rules"]) == 1, "nothing of other kinds: Kubernetes would give it to every editor, for everybody's objects"
+    assert not {"create", "update", "patch", "delete"} & set(roles["fl-fairlead-view"]["rules"][0]["verbs"])
+
+
+def test_helm_test_asks_a_service_of_ones_own_or_a_tiny_one() -> None:
+    own = template("--set=test.service=qwen", "--set=test.namespace=ml", "--set=test.keySecret.name=keys")
+    assert not [one for one in own if one["kind"] == "InferenceService"]
+    (pod,) = [one for one in own if one["kind"] == "Pod"]
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["namespace"] == "ml" and container["command"] == ["fairlead", "verify"]
+    assert container["args"] == ["http://qwen.ml.svc.cluster.local/v1", "--wait=900", "--api-key-file=/etc/fairlead/key/key"]
+    (tiny,) = [one for one in template() if one["kind"] == "InferenceService"]
+    service = InferenceService.parse(tiny)
+    made = desired(service, Observed(), SETTINGS, datetime(2026, 1, 1, tzinfo=UTC)).objects
+    (worker,) = [
+        one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("worker")
+    ]
+    mounts = {one["name"] for one in worker["containers"][0]["volumeMounts"]}
+    assert worker["initContainers"][0]["command"][:2] == ["fairlead", "make-model"] and "models" in mounts
+    assert f"--model={service.spec.model.uri}" in worker["containers"][0]["args"]
+
+
+def test_the_notes_name_what_was_left_out() -> None:
+    done = helm("install", "fl", str(CHART), "--dry-run=client", "--set=monitoring.rules=true", "--set=monitoring.namespaces=null")
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "NOT installed: the PrometheusRule" in notes and "helm test fl -n default" in notes and "set monitoring.namespaces" in notes
+
+
+def test_the_operator_needs_no_more_than_the_chart_allows(
+    server: apiserver.ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = template("--set", f"watch.namespace={namespace}", "--namespace", namespace)
+    access = [one for one in made if one["kind"] in ("ServiceAccount", "Role", "RoleBinding")]
+    done = server.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(access))
+    assert done.returncode == 0, done.stderr
+    (account,) = [one["metadata"]["name"] for one in access if one["kind"] == "ServiceAccount"]
+    token = server.create(f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", {"spec": {}}, strict=False)["status"]["token"]
+    config = json.loads(server.kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = token
+    kubeconfig = server.kubeconfig.parent / f"{namespace}.kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    router = Router()
+    try:
+        (deployment,) = [one for one in made if one["kind"] == "Deployment" and one["metadata"]["name"] == account]
+        flags = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        (lease,) = [flag.partition("=")[2] for flag in flags if flag.startswith("--lease-name=")]
+        server_options = {"redis_url": f"redis://127.0.0.1:{free_port()}", "redis_bundled": True, "redis_username": "fairlead-operator"}
+        own = next(flag.partition("=")[2] for flag in flags if flag.startswith("--credentials-secret="))
+        with operator(kubeconfig, namespace, router.url, lease_name=lease, credentials_secret=own, deployment=account, **server_options):
+            cluster = Cluster(server, namespace)
+            cluster.create()
+            for secret in (own, "qwen-redis-worker", "qwen-redis-router"):
+                eventually(lambda secret=secret: cluster.get("secrets", secret))
+            for plural, name in CHILDREN:
+                eventually(lambda plural=plural, name=name: cluster.get(plural, name))
+            cluster.play_controllers()
+            eventually(lambda: cluster.ready().get("status") == "True")
+            eventually(lambda: [one for one in server.get(cluster.path("events"))["items"] if one["reason"] == "Serving"])
+    finally:
+        router.close()
+    may = {
+        verb: server.kubectl(f"--kubeconfig={kubeconfig}", "-n", namespace, "auth", "can-i", verb, "secrets").stdout.strip()
+        for verb in ("create", "get", "list", "watch")
+    }
+    assert may == {"create": "yes", "get": "no", "list": "no", "watch": "no"}

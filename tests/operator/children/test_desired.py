@@ -1,0 +1,343 @@
+"""Desired state as a pure function: whatever the manifest says, the promises of docs/contracts.md hold."""
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator.manifests import SETTINGS, manifest, service
+from tests.operator.on_apiserver.test_crd import REFUSED
+
+from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import worker_revision
+from fairlead_router.config import read_config
+from fairlead_worker.config import WorkerConfig
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def objects(one: InferenceService) -> dict[tuple[str, str], Any]:
+    return {(made["kind"], made["metadata"]["name"]): made for made in desired(one, Observed(), SETTINGS, NOW).objects}
+
+
+def worker_pod(one: InferenceService) -> Any:
+    return objects(one)["Deployment", f"{one.name}-worker"]["spec"]["template"]
+
+
+def worker_args(one: InferenceService) -> list[str]:
+    return worker_pod(one)["spec"]["containers"][0]["args"]
+
+
+parallel = st.integers(1, 8)
+specs = st.fixed_dictionaries(
+    {},
+    optional={
+        "replicas": st.integers(0, 1000),
+        "scaling": st.tuples(st.integers(0, 500), st.integers(1, 1000)).map(lambda pair: {"min": min(pair), "max": max(pair)}),
+        "engine": st.fixed_dictionaries(
+            {},
+            optional={
+                "maxModelLen": st.sampled_from([0, 4096, 32768]),
+                "dtype": st.sampled_from(["auto", "bfloat16"]),
+                "tensorParallel": parallel,
+                "args": st.lists(st.sampled_from(["--threads=3", "--policy=fcfs"]), max_size=3),
+            },
+        ),
+        "resources": st.fixed_dictionaries({}, optional={"cpu": st.sampled_from(["4", "500m"]), "memory": st.just("8Gi")}),
+        "routing": st.fixed_dictionaries(
+            {},
+            optional={
+                "replicas": st.integers(1, 8),
+                "policy": st.sampled_from(["Random", "PrefixAware"]),
+                "indexMode": st.sampled_from(["Auto", "Remote"]),
+            },
+        ).filter(lambda routing: routing.get("policy") != "Random" or routing.get("indexMode") != "Remote"),
+        "rollout": st.fixed_dictionaries({}, optional={"drainTimeout": st.sampled_from(["0s", "90s", "1h30m"])}),
+        "podTemplate": st.just(
+            {"spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "worker", "env": [{"name": "X", "value": "1"}]}]}}
+        ),
+    },
+)
+
+
+@given(specs)
+@settings(deadline=None)
+def test_promises_of_every_manifest(spec: dict[str, Any]) -> None:
+    one = service(**json.loads(json.dumps(spec)))
+    made = objects(one)
+    assert json.dumps(list(made.values())) == json.dumps(list(objects(one).values())), "same inputs, same objects"
+    for child in made.values():
+        assert child["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+        assert child["metadata"]["labels"]["app.kubernetes.io/instance"] == "qwen"
+    for component in ("worker", "router"):
+        deployment = made["Deployment", f"qwen-{component}"]
+        pod = deployment["spec"]["template"]
+        assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        drain = one.spec.rollout.drain_seconds
+        assert pod["spec"]["terminationGracePeriodSeconds"] == drain + 15
+        (container,) = pod["spec"]["containers"]
+        assert f"--drain-timeout={drain}" in container["args"] and "--index-namespace=default/qwen" in container["args"]
+        restricted(pod["spec"])
+    replicas = made["Deployment", "qwen-worker"]["spec"]["replicas"]
+    low, high = (one.spec.scaling.min, one.spec.scaling.max) if one.spec.scaling else (0, 1000)
+    assert low <= replicas <= high and (replicas == one.spec.replicas or one.spec.replicas not in range(low, high + 1))
+    tensor_parallel = one.spec.engine.tensor_parallel
+    assert made["Deployment", "qwen-worker"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == str(
+        tensor_parallel
+    )
+
+
+def restricted(pod: Any) -> None:
+    """The fields that the restricted Pod Security profile asks for."""
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]} and security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+
+
+@given(specs, specs)
+@settings(deadline=None)
+def test_the_revision_is_of_the_pods_and_not_of_their_number(left: dict[str, Any], right: dict[str, Any]) -> None:
+    one, other = service(**json.loads(json.dumps(left))), service(**json.loads(json.dumps(right)))
+    same = worker_pod(one)["spec"] == worker_pod(other)["spec"]
+    assert not (worker_revision(one) == worker_revision(other) and not same), "pods that differ have revisions that differ"
+    scaled = service(**json.loads(json.dumps({**left, "replicas": 7, "routing": {"replicas": 5}})))
+    assert worker_revision(scaled) == worker_revision(one)
+
+
+def test_an_operator_with_other_defaults_keeps_the_revision() -> None:
+    # Pinned: when this changes, an upgrade of the operator gives every running service a new revision.
+    assert worker_revision(service()) == "c51d9689d7"
+
+
+@pytest.mark.parametrize(
+    ("model", "argument", "mounted"),
+    [
+        ({"uri": "hf://a/b"}, "--model=hf://a/b", "/var/cache/fairlead"),
+        ({"uri": "hf://a/b", "revision": "abc"}, "--model=hf://a/b@abc", "/var/cache/fairlead"),
+        ({"uri": "hf://a/b@main"}, "--model=hf://a/b@main", "/var/cache/fairlead"),
+        ({"uri": "pvc://models/qwen/8b"}, "--model=file:///mnt/model/qwen/8b", "/mnt/model"),
+        ({"uri": "pvc://models"}, "--model=file:///mnt/model", "/mnt/model"),
+        ({"uri": "file:///models/tiny"}, "--model=file:///models/tiny", None),
+    ],
+)
+def test_model_sources(model: dict[str, Any], argument: str, mounted: str | None) -> None:
+    one = service(model=model)
+    container = worker_pod(one)["spec"]["containers"][0]
+    assert argument in container["args"]
+    assert (mounted in [mount["mountPath"] for mount in container["volumeMounts"]]) if mounted else len(container["volumeMounts"]) == 2
+
+
+def test_the_token_comes_from_the_secret_and_is_never_read() -> None:
+    container = worker_pod(service(model={"secretRef": {"name": "hub", "key": "t"}}))["spec"]["containers"][0]
+    assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "t"}}} in container["env"]
+
+
+def test_every_field_of_engine_takes_effect() -> None:
+    """An accepted field that does nothing would be a lie: each one, changed, changes the worker's pod."""
+    changes: list[dict[str, Any]] = [
+        {"maxModelLen": 99},
+        {"maxNumSeqs": 9},
+        {"chunkedPrefillSize": -1},
+        {"maxPrefillTokens": 99},
+        {"attentionBackend": "reference"},
+        {"dtype": "float32"},
+        {"policy": "fcfs"},
+        {"tensorParallel": 2},
+        {"threads": 3},
+        {"args": ["--x"]},
+        {"attentionBackend": "native"},
+        {"prefillMaxRequests": 1},
+        {"itlTargetMs": 30},
+        {"quantization": "int8"},
+        {"speculative": {"method": "ngram"}},
+        {"speculative": {"method": "ngram", "numTokens": 3}},
+        {"speculative": {"method": "draft", "model": "file:///draft"}},
+        *({"kvCache": change} for change in ({"pageTokens": 32}, {"blockTokens": 128}, {"size": "1Gi"}, {"pages": 7}, {"hostSize": "1Gi"})),
+    ]
+    plain = worker_args(service())
+    seen = {tuple(worker_args(service(engine=change))) for change in changes}
+    assert len(seen) == len(changes) and tuple(plain) not in seen
+    assert "--kv-cache-bytes=1073741824" in worker_args(service(engine={"kvCache": {"size": "1Gi"}}))
+    assert worker_args(service(engine={"args": ["--threads=3"]}))[-1] == "--threads=3", "the last one given wins"
+
+
+def test_fields_that_a_manifest_does_not_use_add_no_argument() -> None:
+    """Images of workers from before a field's time go on starting."""
+    plain = worker_args(service())
+    assert plain == worker_args(service(engine={"prefillMaxRequests": 0, "itlTargetMs": 0, "quantization": "none"}))
+    flags = {arg.partition("=")[0].removeprefix("--") for arg in plain}
+    assert not flags & {"prefill-max-requests", "itl-target-ms", "quantization", "host-kv-cache-bytes"}
+    assert not any(flag.startswith("speculative") for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "argument", "mounted"),
+    [
+        ("hf://a/b", "hf://a/draft@main", "hf://a/draft@main", {"/var/cache/fairlead"}),
+        ("file:///m", "hf://a/draft", "hf://a/draft", {"/var/cache/fairlead"}),
+        ("hf://a/b", "pvc://models/draft", "file:///mnt/draft/draft", {"/var/cache/fairlead", "/mnt/draft"}),
+        ("pvc://models/big", "pvc://models/small", "file:///mnt/draft/small", {"/mnt/model", "/mnt/draft"}),
+        ("pvc://models/big", "file:///draft", "file:///draft", {"/mnt/model"}),
+    ],
+)
+def test_a_draft_model_comes_from_where_models_come_from(model: str, draft: str, argument: str, mounted: set[str]) -> None:
+    pod = worker_pod(service(model={"uri": model}, engine={"speculative": {"method": "draft", "model": draft}}))["spec"]
+    container = pod["containers"][0]
+    assert f"--speculative-model={argument}" in container["args"] and "--speculative-method=draft" in container["args"]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} - {"/tmp", "/dev/shm"} == mounted
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert ("HF_HOME" in {one["name"] for one in container["env"]}) == ("/var/cache/fairlead" in mounted)
+
+
+def test_adapters_are_loaded_from_where_models_come_from() -> None:
+    named = {"sql": "pvc://loras/sql/v2", "tone": "hf://lab/tone@v1", "plain": "file:///adapters/plain"}
+    adapters = [{"name": name, "uri": uri} for name, uri in named.items()]
+    one = service(model={"uri": "pvc://models/big", "adapters": adapters})
+    pod = worker_pod(one)["spec"]
+    container = pod["containers"][0]
+    found = [arg.removeprefix("--lora=") for arg in container["args"] if arg.startswith("--lora=")]
+    assert found == ["sql=file:///mnt/adapters/0/sql/v2", "tone=hf://lab/tone@v1", "plain=file:///adapters/plain"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert mounts.keys() - {"/tmp", "/dev/shm"} == {"/mnt/model", "/mnt/adapters/0", "/var/cache/fairlead"}
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == mounts["/mnt/adapters/0"]]
+    assert volume["persistentVolumeClaim"] == {"claimName": "loras", "readOnly": True}
+    assert "HF_HOME" in {one["name"] for one in container["env"]}
+    assert not any(arg.startswith("--max-loras") for arg in container["args"])
+    many = [{"name": f"a{number}", "uri": "file:///a"} for number in range(9)]
+    assert "--max-loras=9" in worker_args(service(model={"adapters": many}))
+    fewer = service(model={"uri": "pvc://models/big", "adapters": adapters[:2]})
+    assert len({worker_revision(each) for each in (one, fewer, service(model={"uri": "pvc://models/big"}))}) == 3, "a change is a rollout"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"adapters": [{"name": "a", "uri": "hf://a/b"}, {"name": "a", "uri": "hf://a/c"}]}, "a name of its own for each adapter"),
+        ({"name": "m", "adapters": [{"name": "m", "uri": "hf://a/b"}]}, "the model's own name"),
+        ({"adapters": [{"name": "qwen", "uri": "hf://a/b"}]}, "the model's own name"),
+        ({"adapters": [{"name": "a", "uri": "/x"}]}, "spec.model.adapters.uri must be hf://ORG/NAME"),
+    ],
+)
+def test_adapters_that_could_not_be_told_apart_are_refused_without_a_server_too(model: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidManifest, match=words):
+        service(model=model)
+
+
+def test_gpus_absent_take_the_default_and_zero_means_cpu() -> None:
+    assert "limits" not in worker_pod(service(resources={"gpus": 0}))["spec"]["containers"][0]["resources"]
+    made = objects(service())["Deployment", "qwen-worker"]["spec"]
+    assert made["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0} and made["paused"] is False
+
+
+def test_the_pod_template_is_merged_last_and_cannot_break_the_selector() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", "app.kubernetes.io/instance": "stolen"}},
+        "spec": {
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {"name": "worker", "env": [{"name": "HOME", "value": "/home"}, {"name": "B", "value": "2"}]},
+                {"name": "side", "image": "s"},
+            ],
+            "volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory"}}],
+        },
+    }
+    pod = worker_pod(service(podTemplate=template))
+    assert pod["metadata"]["labels"]["app.kubernetes.io/instance"] == "qwen" and pod["metadata"]["labels"]["team"] == "a"
+    container, side = pod["spec"]["containers"]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert env["HOME"] == "/home" and env["B"] == "2" and "POD_IP" in env and side["name"] == "side" and container["args"]
+    assert {"name": "tmp", "emptyDir": {"medium": "Memory"}} in pod["spec"]["volumes"] and len(pod["spec"]["volumes"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"model": {"uri": "s4://x/y"}}, "spec.model.uri"),
+        ({"scaling": {"min": 3, "max": 1}}, "3 > 1"),
+        ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 1}}, "2 is not 1"),
+        ({"engine": {"kvCache": {"blockTokens": 40}}}, "40 is not a multiple of 16"),
+        ({"engine": {"nonsense": 1}}, "spec.engine.nonsense: unknown field"),
+        ({"rollout": {"paused": "true"}}, "spec.rollout.paused: must be true or false, without quotes (got 'true')"),
+        ({"rollout": {"canary": {"weight": "10"}}}, "spec.rollout.canary.weight: must be a whole number, without quotes (got '10')"),
+        ({"rollout": {"surgeTimeout": "30"}}, "spec.rollout.surgeTimeout: must be a duration such as 30s, 10m or 1h30m (got '30')"),
+        ({"rollout": "Auto"}, "spec.rollout: must be a mapping (got 'Auto')"),
+        ({"scaling": {"min": 1}}, "spec.scaling.max: is required"),
+        ({"exposure": {"fromNamespaces": ["*"]}}, "spec.exposure.fromNamespaces[0]: must be lower-case letters, digits and '-'"),
+        ({"model": {"adapters": "x" * 500}}, "spec.model.adapters: must be a list (got '" + "x" * 79 + "…)"),
+    ],
+)
+def test_without_an_api_server_bad_manifests_are_refused_too(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidManifest) as refused:
+        InferenceService.parse(manifest(**spec))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("spec", "words"), REFUSED, ids=[json.dumps(spec) for spec, _ in REFUSED])
+def test_whatever_the_api_server_refuses_is_refused_without_one(spec: dict[str, Any], words: str) -> None:
+    """`fairlead up` promises the same checks."""
+    with pytest.raises(InvalidManifest) as refused:
+        InferenceService.parse(manifest(**json.loads(json.dumps(spec))))
+    field = re.search(r"spec\.[\w.]+", words)
+    assert (field[0] if field else words) in str(refused.value)
+
+
+@pytest.mark.parametrize("metadata", ["qwen", {"name": 7}, {"name": "9lives"}, {"name": "../x"}, {"name": "a" * 53}, {}])
+def test_a_name_that_no_service_could_have_is_refused_too(metadata: Any) -> None:
+    with pytest.raises(InvalidManifest, match=r"metadata(\.name)? (must|is missing)"):
+        InferenceService.parse({**manifest(), "metadata": metadata})
+
+
+def test_workers_and_routers_know_every_flag_that_they_are_given() -> None:
+    engine = {
+        "kvCache": {"size": "1Gi", "hostSize": "2Gi"},
+        "threads": 2,
+        "maxModelLen": 64,
+        "attentionBackend": "native",
+        "policy": "fcfs",
+        "prefillMaxRequests": 3,
+        "itlTargetMs": 40,
+        "quantization": "int8",
+        "speculative": {"method": "draft", "numTokens": 4, "model": "pvc://models/draft"},
+    }
+    routing = {"policy": "LeastLoad", "steering": "Redirect", "metricsNames": "vLLM"}
+    one = service(engine=engine, resources={"gpus": 0}, model={"name": "m"}, routing=routing)
+    made = objects(one)
+
+    def given(component: str) -> list[str]:
+        (container,) = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]["containers"]
+        return [arg.replace("$(POD_IP)", "10.0.0.7") for arg in container["args"]]
+
+    worker_config = WorkerConfig.from_command_line(given("worker"))
+    assert worker_config.names == ("m",) and worker_config.kv_cache_bytes == 1 << 30 and worker_config.advertise == "10.0.0.7:8000"
+    assert worker_config.host_kv_cache_bytes == 2 << 30 and worker_config.prefill_max_requests == 3 and worker_config.itl_target_ms == 40
+    assert worker_config.quantization == "int8" and worker_config.speculative_num_tokens == 4
+    assert worker_config.speculative_model == "file:///mnt/draft/draft"
+    router_config = read_config(given("router"))
+    assert router_config.namespace == "default/qwen"
+    assert (router_config.policy, router_config.steering, router_config.metrics_names) == ("LeastLoad", "redirect", "vllm")
+    assert not [flag for flag in given("router") if flag.startswith("--index-mode")]  # the default: routers of before know no such flag
+    made = objects(service(routing={"policy": "PrefixAware", "indexMode": "Mirror"}))
+    routing = read_config(given("router"))
+    assert (routing.policy, routing.index_mode) == ("PrefixAware", "mirror")
+
+    made = objects(service(engine={"tensorParallel": 2}))
+    assert WorkerConfig.from_command_line(given("worker")).tensor_parallel == 2
+    pod = made["Deployment", "qwen-worker"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+
+
+def test_a_worker_is_replaced_only_when_routers_can_know_its_successor_and_a_stuck_process_is_not_waited_for() -> None:
+    made = objects(service(rollout={"drainTimeout": "2h"}))
+    assert made["Deployment", "qwen-worker"]["spec"]["minReadySeconds"] == 10
+    for component in ("worker", "router"):
+        pod = made["Deployment", f"qwen-{component}"]["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] == 7215
+        assert pod["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 15

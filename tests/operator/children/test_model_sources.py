@@ -1,0 +1,118 @@
+"""Model sources, the cache and placement, as volumes, mounts and environment; credentials by reference only."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator.manifests import SETTINGS, service
+
+from fairlead_operator.api import InferenceService, InvalidManifest
+from fairlead_operator.children import router, worker
+from fairlead_operator.revisions import router_revision, worker_revision
+from fairlead_operator.status.refusals import cause
+
+
+def template(component: Any = worker, /, **spec: Any) -> dict[str, Any]:
+    (deployed,) = [each for each in component.objects(service(**spec), SETTINGS) if each["kind"] == "Deployment"]
+    made: dict[str, Any] = deployed["spec"]["template"]["spec"]
+    return made
+
+
+def volume(spec: dict[str, Any], name: str) -> dict[str, Any] | None:
+    return next((each for each in spec["volumes"] if each["name"] == name), None)
+
+
+def environment(spec: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value") or each["valueFrom"] for each in spec["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(
+    ("cache", "source"),
+    [
+        ({"claim": "models"}, {"persistentVolumeClaim": {"claimName": "models"}}),
+        ({"hostPath": "/var/lib/models"}, {"hostPath": {"path": "/var/lib/models", "type": "Directory"}}),
+        ({"size": "50Gi"}, {"emptyDir": {"sizeLimit": "50Gi"}}),
+    ],
+)
+def test_where_downloads_are_kept(cache: dict[str, str], source: dict[str, Any]) -> None:
+    made = template(model={"cache": cache})
+    assert volume(made, "cache") == {"name": "cache", **source}
+    assert environment(made)["FAIRLEAD_MODEL_CACHE"] == environment(made)["HF_HOME"] == "/var/cache/fairlead"
+
+
+def test_a_bucket_with_its_key_by_reference() -> None:
+    model = {
+        "uri": "s3://models/qwen3-8b",
+        "endpoint": "http://minio.storage:9000",
+        "region": "eu-1",
+        "secretRef": {"name": "bucket"},
+    }
+    made = template(model=model)
+    seen = environment(made)
+    assert "--model=s3://models/qwen3-8b" in made["containers"][0]["args"] and volume(made, "cache") == {"name": "cache", "emptyDir": {}}
+    assert seen["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": {"name": "bucket", "key": "AWS_ACCESS_KEY_ID"}}
+    assert seen["AWS_SESSION_TOKEN"]["secretKeyRef"]["optional"] is True
+    assert (seen["AWS_ENDPOINT_URL"], seen["AWS_REGION"]) == ("http://minio.storage:9000", "eu-1") and "HF_TOKEN" not in seen
+
+
+def test_an_image_as_a_volume() -> None:
+    made = template(model={"uri": "oci://ghcr.io/org/qwen:1.0@sha256:" + "0" * 64 + "#models/8b"})
+    image = {"reference": "ghcr.io/org/qwen:1.0@sha256:" + "0" * 64, "pullPolicy": "IfNotPresent"}
+    assert volume(made, "model") == {"name": "model", "image": image} and volume(made, "cache") is None
+    assert "--model=file:///mnt/model/models/8b" in made["containers"][0]["args"]
+
+
+def test_a_cluster_without_image_volumes_is_named() -> None:
+    words = 'Deployment.apps "qwen-worker" is invalid: spec.template.spec.volumes[2]: Required value: must specify a volume type'
+    said = cause(service(model={"uri": "oci://a/b:1"}), "Deployment/qwen-worker", words)
+    assert said.reason == "PodTemplateInvalid" and "ImageVolume" in said.message and words in said.message
+    assert cause(service(), "Deployment/qwen-worker", words).reason == "ApplyFailed"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"cache": {}}, "exactly one of claim, hostPath and size"),
+        ({"cache": {"claim": "a", "size": "1Gi"}}, "exactly one of claim, hostPath and size"),
+        ({"uri": "oci://a/b:1", "cache": {"claim": "a"}}, "spec.model.cache keeps downloads"),
+        ({"uri": "pvc://a/b", "secretRef": {"name": "a"}}, "spec.model.secretRef is for hf://"),
+        ({"endpoint": "https://minio"}, "spec.model.endpoint and region are for s3://"),
+        ({"uri": "s3://Bad_Bucket/x"}, "spec.model.uri must be hf://"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(model: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidManifest, match=words):
+        service(model=model)
+
+
+def test_warming_is_given_in_variables_that_older_images_ignore() -> None:
+    seen = environment(template())
+    assert (seen["FAIRLEAD_WARM_TOKENS"], seen["FAIRLEAD_WARM_SECONDS"]) == ("8192", "10")
+    assert seen["FAIRLEAD_PEERS"].startswith("dns://qwen-workers.default.svc.") and seen["FAIRLEAD_PEERS"].endswith(":8000")
+    assert "FAIRLEAD_WARM_TOKENS" not in environment(template(engine={"warmTokens": 0}))
+    assert not any("warm" in argument for argument in template()["containers"][0]["args"])
+
+
+@pytest.mark.parametrize("name", ["s3", "cache"])
+def test_the_examples_are_accepted(name: str) -> None:
+    text = (Path(__file__).parents[3] / "examples" / f"{name}.yaml").read_text()
+    (body,) = [each for each in yaml.safe_load_all(text) if each["kind"] == "InferenceService"]
+    assert InferenceService.parse(body).spec.model.cache is not None
+
+
+def test_placement_and_pull_secrets() -> None:
+    made = template(resources={"gpus": 1, "gpuType": "NVIDIA-H100-80GB-HBM3"}, imagePullSecrets=["registry"])
+    required = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (wanted,) = required["nodeSelectorTerms"][0]["matchExpressions"]
+    assert wanted == {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]}
+    assert made["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert made["imagePullSecrets"] == template(router, imagePullSecrets=["registry"])["imagePullSecrets"] == [{"name": "registry"}]
+    plain = template(resources={"gpus": 0})
+    assert not {"affinity", "tolerations", "imagePullSecrets"} & plain.keys()
+
+
+def test_new_fields_that_are_not_used_restart_nothing() -> None:
+    for revision in (worker_revision, router_revision):
+        assert revision(service(imagePullSecrets=[])) == revision(service())
+        assert revision(service(imagePullSecrets=["a"])) != revision(service())

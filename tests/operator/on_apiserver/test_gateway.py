@@ -1,0 +1,89 @@
+"""The Gateway API's own CRDs come and go while the operator runs: it makes its objects, or says what is missing."""
+
+from typing import Any
+
+import pytest
+from tests.operator import apiserver, foreign_crds
+from tests.operator.on_apiserver.test_operator import Cluster, eventually
+from tests.operator.running_operator import Router, operator
+
+from fairlead_operator.kube import discovery as optional
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+ROUTES, POOLS = "/apis/gateway.networking.k8s.io/v1", "/apis/inference.networking.k8s.io/v1"
+
+
+def condition(cluster: Cluster) -> Any:
+    status = cluster.get("inferenceservices", "qwen").get("status") or {}
+    return next((one for one in status.get("conditions", []) if one["type"] == "GatewayReady"), {})
+
+
+def test_route_and_pool_are_made_when_their_crds_come_and_forgotten_when_they_go(
+    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    monkeypatch.setattr(optional, "PERIOD", 0.3)
+    crds = [foreign_crds.crd(*foreign_crds.GATEWAY_API), foreign_crds.crd(*foreign_crds.INFERENCE)]
+    cluster = Cluster(server, namespace)
+    route, pool = f"{ROUTES}/namespaces/{namespace}/httproutes/qwen", f"{POOLS}/namespaces/{namespace}/inferencepools/qwen"
+    try:
+        with operator(server.kubeconfig, namespace, router.url):
+            cluster.create(exposure={"gateway": {"name": "web", "backend": "EndpointPicker", "hostnames": ["*.example.com"]}})
+            eventually(lambda: condition(cluster).get("reason") == "GatewayApiMissing")
+            server.create(CRDS, crds[0])
+            eventually(lambda: condition(cluster).get("reason") == "InferencePoolMissing")
+            server.create(CRDS, crds[1])
+            made = eventually(lambda: server.get(route))
+            assert made["spec"]["rules"][0]["backendRefs"][0]["kind"] == "InferencePool" and eventually(lambda: server.get(pool))["spec"]
+            eventually(lambda: condition(cluster).get("reason") == "Waiting")
+
+            parents = [{"parentRef": {"name": "web"}, "controllerName": "example.com/gateway", "conditions": [accepted()]}]
+            code, answer = server.request("PATCH", f"{route}/status", {"status": {"parents": parents}}, "application/merge-patch+json")
+            assert code == 200, answer
+            eventually(lambda: condition(cluster).get("status") == "True")
+
+            code, _ = server.request("PATCH", route, {"spec": {"hostnames": ["other.example.com"]}}, "application/merge-patch+json")
+            assert code == 200
+            assert eventually(lambda: server.get(route)["spec"]["hostnames"] == ["*.example.com"]), "what others change is put back"
+
+            before = server.get(pool)["metadata"]["resourceVersion"]
+            cluster.patch("inferenceservices", "qwen", {"spec": {"exposure": {"gateway": {"backend": "Router"}}}})
+            eventually(lambda: server.get(pool) is None)
+            assert before and eventually(lambda: server.get(route)["spec"]["rules"][0]["backendRefs"][0]["name"] == "qwen")
+
+            server.request("DELETE", f"{CRDS}/{crds[0]['metadata']['name']}")
+            eventually(lambda: condition(cluster).get("reason") == "GatewayApiMissing")
+            cluster.patch("inferenceservices", "qwen", {"spec": {"exposure": {"gateway": None}}})
+            eventually(lambda: not condition(cluster))
+    finally:
+        for crd in crds:
+            server.request("DELETE", f"{CRDS}/{crd['metadata']['name']}")
+
+
+def test_a_restart_writes_nothing_to_a_route_that_is_as_it_was_left(
+    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    crd = foreign_crds.crd(*foreign_crds.GATEWAY_API)
+    cluster = Cluster(server, namespace)
+    route = f"{ROUTES}/namespaces/{namespace}/httproutes/qwen"
+    server.create(CRDS, crd)
+    try:
+        eventually(lambda: server.request("GET", f"{ROUTES}/httproutes")[0] == 200)
+        cluster.create(exposure={"gateway": {"name": "web"}})
+        for _ in range(2):
+            with operator(server.kubeconfig, namespace, router.url):
+                left = eventually(lambda: server.get(route))
+                cluster.patch(
+                    "inferenceservices", "qwen", {"spec": {"replicas": cluster.get("inferenceservices", "qwen")["spec"]["replicas"] + 1}}
+                )
+                wanted = cluster.get("inferenceservices", "qwen")["spec"]["replicas"]
+                eventually(lambda wanted=wanted: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == wanted)
+        assert server.get(route)["metadata"]["resourceVersion"] == left["metadata"]["resourceVersion"]
+    finally:
+        server.request("DELETE", f"{CRDS}/{crd['metadata']['name']}")
+
+
+def accepted() -> dict[str, Any]:
+    said = {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "", "observedGeneration": 1}
+    return {**said, "lastTransitionTime": "2026-01-01T00:00:00Z"}

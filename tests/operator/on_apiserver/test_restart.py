@@ -1,0 +1,139 @@
+"""A restart with nothing to do writes nothing; and whatever was changed while no operator ran is found and put back."""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.operator import apiserver
+from tests.operator.manifests import manifest
+from tests.operator.on_apiserver.test_operator import CHILDREN, Cluster, eventually
+from tests.operator.running_operator import Router, operator
+
+from fairlead_operator.kube.difference import as_we_left_it, stamped
+
+SERVICES = 20
+TEMPLATE = {
+    "spec": {
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "containers": [{"name": "worker", "env": [{"name": "X", "value": "1"}]}, {"name": "side", "image": "s:1", "args": ["-v"]}],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+    }
+}
+SPEC = {"resources": {"cpu": "1000m", "memory": "1024Mi"}, "podTemplate": TEMPLATE}
+
+
+def writes(server: apiserver.ApiServer, user: str, namespace: str) -> list[tuple[str, str]]:
+    mine = [event for event in server.writes(user) if event["objectRef"].get("namespace") == namespace]
+    return [(event["verb"], event["requestURI"]) for event in mine if event["objectRef"]["resource"] not in ("leases", "events")]
+
+
+def versions(cluster: Cluster, names: list[str]) -> dict[str, str]:
+    plurals = sorted({plural for plural, _ in CHILDREN} | {"controllerrevisions", "inferenceservices"})
+    listed = [item for plural in plurals for item in cluster.server.get(cluster.path(plural))["items"]]
+    return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in listed}
+
+
+def test_a_restart_with_nothing_to_do_writes_nothing(
+    server: apiserver.ApiServer, namespace: str, router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(server, namespace)
+    names = [f"s{number}" for number in range(SERVICES)]
+    for name in names:
+        server.create(cluster.path("inferenceservices"), manifest(name, namespace, **SPEC))
+
+    def settled() -> bool:
+        return all((cluster.get("inferenceservices", name).get("status") or {}).get("conditions") for name in names)
+
+    first, second = (server.kubeconfig_of(user, tmp_path) for user in ("operator-a", "operator-b"))
+    monkeypatch.setenv("KUBECONFIG", str(first))
+    with operator(first, namespace, router.url):
+        eventually(settled, within=60)
+    before = versions(cluster, names)
+    assert len(before) == SERVICES * (len(CHILDREN) + 3), "children, two revisions and the service"
+    monkeypatch.setenv("KUBECONFIG", str(second))
+    with operator(second, namespace, router.url):
+        # A pass is seen by its effect: the last service is new, and loops start in the order of the list.
+        server.create(cluster.path("inferenceservices"), manifest("zz", namespace, **SPEC))
+        eventually(lambda: (cluster.get("inferenceservices", "zz").get("status") or {}).get("conditions"), within=60)
+        for name in names:
+            cluster.patch("deployments", f"{name}-worker", {"metadata": {"annotations": {"others": "own"}}})
+        server.create(cluster.path("inferenceservices"), manifest("zzz", namespace, **SPEC))
+        eventually(lambda: (cluster.get("inferenceservices", "zzz").get("status") or {}).get("conditions"), within=60)
+    others = [(verb, uri) for verb, uri in writes(server, "operator-b", namespace) if "/zz" not in uri]
+    assert not others, others
+    after = versions(cluster, names)
+    assert sum(after[uid] != version for uid, version in before.items()) == SERVICES, "our test's own annotation"
+
+
+@pytest.mark.parametrize(
+    ("plural", "name", "change"),
+    [
+        ("deployments", "qwen-worker", {"spec": {"replicas": 5}}),
+        ("deployments", "qwen-worker", {"metadata": {"labels": {"app.kubernetes.io/component": None}}}),
+        ("deployments", "qwen-worker", {"spec": {"template": {"spec": {"nodeSelector": None}}}}),
+        ("deployments", "qwen-router", {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 2}}}}),
+        ("services", "qwen", {"spec": {"selector": {"app.kubernetes.io/component": "worker"}}}),
+        ("poddisruptionbudgets", "qwen-worker", {"spec": {"maxUnavailable": 0}}),
+        ("serviceaccounts", "qwen", {"automountServiceAccountToken": True}),
+        ("serviceaccounts", "qwen", {"metadata": {"annotations": {"fairlead.dev/applied": None}}}),
+    ],
+)
+def test_what_was_changed_while_no_operator_ran_is_put_back(
+    left: tuple[Cluster, Router], plural: str, name: str, change: dict[str, Any]
+) -> None:
+    cluster, router = left
+    with operator(cluster.server.kubeconfig, cluster.namespace, router.url):
+        eventually(lambda: cluster.get(plural, name))
+        before = cluster.get(plural, name)
+    cluster.patch(plural, name, change)
+    with operator(cluster.server.kubeconfig, cluster.namespace, router.url):
+        eventually(lambda: cut(cluster.get(plural, name), change) == cut(before, change), within=10)
+
+
+@pytest.fixture
+def left(server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, Router]:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    cluster = Cluster(server, namespace)
+    cluster.create(**SPEC)
+    return cluster, router
+
+
+def cut(body: Any, change: Mapping[str, Any]) -> Any:
+    """The fields of `body` that `change` names."""
+    return {key: cut(body.get(key) or {}, inner) if isinstance(inner, dict) else body.get(key) for key, inner in change.items()}
+
+
+def left_as(desired: dict[str, Any], fields: Any) -> dict[str, Any]:
+    live = copy.deepcopy(stamped(desired))
+    entry = {"manager": "fairlead-operator", "operation": "Apply", "fieldsV1": json.dumps(fields)}
+    live["metadata"] |= {"uid": "u", "managedFields": [entry]}
+    return live
+
+
+def test_ownership_is_read_item_by_item() -> None:
+    spec = {"ports": [{"port": 80, "protocol": "TCP", "name": "http"}], "args": ["a"], "set": ["x"]}
+    desired = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a", "namespace": "n", "labels": {"l": "1"}}, "spec": spec}
+    port = {".": {}, "f:port": {}, "f:protocol": {}, "f:name": {}}
+    fields: dict[str, Any] = {
+        "f:metadata": {"f:labels": {"f:l": {}}, "f:annotations": {"f:fairlead.dev/applied": {}}},
+        "f:spec": {"f:ports": {'k:{"port":80,"protocol":"TCP"}': port}, "f:args": {}, "f:set": {'v:"x"': {}}},
+    }
+    assert as_we_left_it(desired, left_as(desired, fields))
+    for path in (
+        ["f:metadata", "f:labels"],
+        ["f:spec", "f:set", 'v:"x"'],
+        ["f:spec", "f:ports", 'k:{"port":80,"protocol":"TCP"}', "f:name"],
+    ):
+        lost = copy.deepcopy(fields)
+        node = lost
+        for name in path[:-1]:
+            node = node[name]
+        del node[path[-1]]
+        if not node:
+            node['v:"y"'] = {}  # an empty node would stand for the whole
+        assert not as_we_left_it(desired, left_as(desired, lost)), path
+    assert not as_we_left_it({**desired, "spec": {**spec, "args": ["b"]}}, left_as(desired, fields))

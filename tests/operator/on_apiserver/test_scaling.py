@@ -1,0 +1,260 @@
+"""The operator's own autoscaler and other people's, on a real API server: real routers hold the requests, the tests play the kubelet."""
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.operator import apiserver
+from tests.operator.manifests import manifest
+from tests.operator.on_apiserver.test_operator import Cluster, eventually
+from tests.operator.running_operator import Router, operator
+from tests.operator.scaling.test_scaling import page, worker
+from tests.redis_server import free_port
+from tests.system.processes import Process, fetch, until
+
+from fairlead_operator.polling import demand as demand_watch
+from fairlead_operator.scaling.costs import ANNOTATION
+
+READY = {"phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}], "conditions": [{"type": "Ready", "status": "True"}]}
+SCALE = "application/json"
+
+
+class Zero:
+    """A real router without workers, and a worker that the test starts when the operator wants one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.listed = folder / "workers"
+        self.listed.write_text("")
+        port, self._worker_port = free_port(), free_port()
+        flags = ["--host", "127.0.0.1", "--port", str(port), "--workers", f"file://{self.listed}", "--policy", "LeastLoad"]
+        flags += ["--poll-interval", "0.1", "--hold-timeout", "60", "--hold-keepalive", "0.2", "--ready-without-workers"]
+        self.router = Process("router", [sys.executable, "-m", "fairlead_router.main", *flags], folder / "router.log")
+        command = [sys.executable, "-m", "tests.system.worker_process", "--port", str(self._worker_port), "--pod-name", "pod-0"]
+        self.worker = Process("pod-0", command, folder / "pod-0.log")
+        self.url = f"http://127.0.0.1:{port}"
+
+    def start_router(self) -> None:
+        self.router.start()
+        until(lambda: fetch(f"{self.url}/ready") is not None, "a router without workers is ready")
+
+    def start_worker(self) -> None:
+        self.worker.start()
+        self._list(f"127.0.0.1:{self._worker_port}\n")
+
+    def end_worker(self) -> None:
+        self._list("")
+        self.worker.kill()
+
+    def _list(self, text: str) -> None:
+        fresh = self.listed.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(self.listed)
+
+
+@pytest.fixture
+def zero(tmp_path: Path) -> Iterator[Zero]:
+    made = Zero(tmp_path)
+    made.start_router()
+    yield made
+    made.router.kill()
+    made.worker.kill()
+
+
+def condition(cluster: Cluster, type_: str) -> tuple[str, str]:
+    status = cluster.get("inferenceservices", "qwen").get("status") or {}
+    return next(((one["status"], one["reason"]) for one in status.get("conditions", []) if one["type"] == type_), ("", ""))
+
+
+def replicas(cluster: Cluster) -> int:
+    return int(eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["replicas"])
+
+
+def events(cluster: Cluster, reason: str) -> list[str]:
+    return [event["message"] for event in cluster.server.get(cluster.path("events"))["items"] if event["reason"] == reason]
+
+
+async def _burst(url: str, count: int) -> list[tuple[int, str]]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
+
+        async def one(number: int) -> tuple[int, str]:
+            body = {"prompt": f"hello {number}", "max_tokens": 3, "stream": number % 2 == 0}
+            answer = await client.post("/v1/completions", json=body)
+            return answer.status_code, answer.text
+
+        return list(await asyncio.gather(*(one(number) for number in range(count))))
+
+
+async def test_to_zero_and_a_burst_of_200_brings_it_back_through_a_restart_of_router_and_operator(
+    server: apiserver.ApiServer, namespace: str, zero: Zero, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand_watch, "LOOK", 0.3)
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    cluster = Cluster(server, namespace)
+
+    def until_zero() -> None:
+        eventually(lambda: replicas(cluster) == 0)
+        cluster.play_controllers()
+        eventually(lambda: condition(cluster, "Ready") == ("False", "ScaledToZero"))
+        assert condition(cluster, "Available") == ("False", "ScaledToZero") and condition(cluster, "Routable")[0] == "True"
+
+    def asleep() -> None:
+        with operator(server.kubeconfig, namespace, zero.url):
+            cluster.create(scaling={"min": 0, "max": 4, "target": {"ttft": "2s"}, "idleAfter": "2s"})
+            assert replicas(cluster) == 1, "the first worker shows that the service serves"
+            cluster.play_controllers(workers_ready=False)  # else the operator's own completion is held, too
+            cluster.play_kubelet("qwen-router-x", READY, "router")
+            cluster.play_kubelet("qwen-worker-x", READY)  # before it is ready it is not taken away
+            until_zero()
+            scaling = cluster.get("inferenceservices", "qwen")["status"]["scaling"]
+            assert scaling["wanted"] == 0 and re.fullmatch(r"no request for \d+s: 1 -> 0", scaling["reason"]), scaling
+            assert eventually(lambda: events(cluster, "Scaled")) == [scaling["reason"]]
+            eventually(lambda: cluster.get("inferenceservices", "qwen")["status"].get("index"))
+            kept = [
+                cluster.get(*one)["metadata"]["resourceVersion"] for one in (("inferenceservices", "qwen"), ("deployments", "qwen-worker"))
+            ]
+            time.sleep(1.0)  # the absence of a write can only be waited for
+            again = [
+                cluster.get(*one)["metadata"]["resourceVersion"] for one in (("inferenceservices", "qwen"), ("deployments", "qwen-worker"))
+            ]
+            assert kept == again
+
+    await asyncio.to_thread(asleep)
+    await asyncio.to_thread(zero.router.kill)
+    await asyncio.to_thread(zero.start_router)
+    burst = asyncio.create_task(_burst(zero.url, 200))
+
+    def awake() -> float:
+        until(lambda: (fetch(f"{zero.url}/fairlead/demand") or {}).get("active") == 200, "all are held while no operator runs")
+        with operator(server.kubeconfig, namespace, zero.url):
+            eventually(lambda: replicas(cluster) >= 1)
+            eventually(lambda: "200 requests wait for a worker: 0 -> 1" in events(cluster, "Scaled"))
+            zero.start_worker()
+            cluster.play_controllers()
+            until(burst.done, "the burst is answered")
+            zero.end_worker()
+            until_zero()
+            began = time.monotonic()
+            with httpx.Client(base_url=zero.url, timeout=0.2, trust_env=False) as client, pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json={"prompt": "again", "max_tokens": 1})
+            eventually(lambda: replicas(cluster) == 1)
+            return time.monotonic() - began
+
+    woken = await asyncio.to_thread(awake)
+    answers = await burst
+    assert {status for status, _ in answers} == {200}, [text for status, text in answers if status != 200][:3]
+    assert all(": held" in text and "[DONE]" in text for _, text in answers[::2]), "streams are kept alive while they wait"
+    print(f"request -> Deployment: {woken:.2f} s")
+    assert woken < 10, "the operator is told, it does not come by to ask"
+
+
+@pytest.fixture
+def cluster(
+    server: apiserver.ApiServer, namespace: str, router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
+    kubeconfig = server.kubeconfig_of("operator-a", tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    with operator(kubeconfig, namespace, router.url):
+        yield Cluster(server, namespace)
+
+
+def test_pods_are_told_their_worth_before_there_are_fewer_of_them(cluster: Cluster, router: Router) -> None:
+    cluster.create(replicas=3)
+    cluster.play_controllers()
+    cluster.play_kubelet("qwen-router-x", READY, "router")
+    for name in ("qwen-worker-a", "qwen-worker-b", "qwen-worker-c"):
+        cluster.play_kubelet(name, {"phase": "Running"})
+    versions = [cluster.get("pods", f"qwen-worker-{name}")["metadata"]["resourceVersion"] for name in "abc"]
+    eventually(lambda: cluster.ready().get("status") == "True")
+    cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}}, "scale")
+    eventually(lambda: replicas(cluster) == 4)
+    assert [cluster.get("pods", f"qwen-worker-{name}")["metadata"]["resourceVersion"] for name in "abc"] == versions, "only when fewer"
+    seen = [worker("qwen-worker-a", hit_tokens=5000, held_alone_share=0.5), worker("qwen-worker-b", running=2)]
+    router.demand = page(seen)
+    cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 2}}, "scale")
+    eventually(lambda: replicas(cluster) == 2)
+    pods = {name: cluster.get("pods", f"qwen-worker-{name}")["metadata"] for name in "abc"}
+    assert {name: pod["annotations"][ANNOTATION] for name, pod in pods.items()} == {"a": "2500", "b": "512", "c": "0"}
+    smaller = int(cluster.get("deployments", "qwen-worker")["metadata"]["resourceVersion"])
+    assert max(int(pod["resourceVersion"]) for pod in pods.values()) < smaller
+    router.demand = None
+    cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 1}}, "scale")
+    eventually(lambda: replicas(cluster) == 1)
+
+
+def test_an_autoscaler_on_scale_is_not_fought(cluster: Cluster, server: apiserver.ApiServer) -> None:
+    """What an HPA does: GET and PUT of /scale, by the selector and the counts that it finds there."""
+    cluster.create(scaling={"min": 1, "max": 6})
+    cluster.play_controllers()
+    path = cluster.path("inferenceservices", "qwen", "scale")
+    before = len(server.writes("operator-a"))
+    for wanted in (2, 5, 3, 6, 4):
+        while True:
+            scale = cluster.server.get(path)
+            scale["spec"]["replicas"] = wanted
+            code, answer = cluster.server.request("PUT", path, scale, SCALE)
+            if code != 409:  # the status was written meanwhile: an HPA reads again, too
+                break
+        assert code == 200, answer
+        eventually(lambda wanted=wanted: replicas(cluster) == wanted)
+        cluster.play_controllers()
+        eventually(lambda wanted=wanted: cluster.server.get(path)["status"].get("replicas") == wanted)
+        assert cluster.server.get(path)["spec"]["replicas"] == wanted
+    assert cluster.server.get(path)["status"]["selector"].endswith(",fairlead.dev/track notin (canary)"), "its pods are not counted"
+    scaled = cluster.server.kubectl("scale", "inferenceservices.fairlead.dev/qwen", "--replicas=2", "-n", cluster.namespace)
+    assert scaled.returncode == 0, f"the selector must be one that clients of /scale can read: {scaled.stderr}"
+    service = cluster.get("inferenceservices", "qwen")
+    ours = [entry for entry in service["metadata"]["managedFields"] if entry["manager"] == "fairlead-operator"]
+    assert all(entry["subresource"] == "status" for entry in ours), "the operator never writes a service's spec"
+    eventually(lambda: cluster.ready().get("status") == "True")
+    writes = [event["objectRef"] for event in server.writes("operator-a")[before:] if event["objectRef"]["namespace"] == cluster.namespace]
+    assert sum(one["resource"] == "deployments" for one in writes) <= 2 + 5, "one write for each size"
+
+
+def test_an_autoscaler_on_a_service_that_scales_itself_is_refused_in_words(cluster: Cluster) -> None:
+    cluster.create(scaling={"max": 6, "target": {"ttft": "2s"}})
+    path = cluster.path("inferenceservices", "qwen", "scale")
+    scale = cluster.server.get(path)
+    scale["spec"]["replicas"] = 3
+    code, answer = cluster.server.request("PUT", path, scale, SCALE)
+    assert code == 422 and "spec.replicas and spec.scaling.target decide the same" in json.dumps(answer)
+
+
+def test_a_size_of_our_own_follows_what_routers_report(cluster: Cluster, router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_watch, "LOOK", 0.1)
+    monkeypatch.setattr("fairlead_operator.scaling.decision.WINDOW", 0.5)
+    busy = {"active": 9, "requests_per_second": 40.0, "prompt_tokens_per_second": 20_000.0, "prefill_rate": 6000.0}
+    router.demand = page([worker("qwen-worker-a", backlog_tokens=50_000)], **busy)
+    cluster.create(scaling={"min": 1, "max": 4, "target": {"ttft": "2s"}, "scaleDownStabilization": "1s"})
+    cluster.play_controllers()
+    cluster.play_kubelet("qwen-router-x", READY, "router")
+    eventually(lambda: replicas(cluster) == 4)
+    said = eventually(lambda: events(cluster, "Scaled"))
+    assert len(said) == 1 and said[0].startswith("expected TTFT 8.4s over target 2s") and said[0].endswith(": 1 -> 4")
+    assert cluster.get("inferenceservices", "qwen")["spec"]["replicas"] == 1, "nothing is stored on the service"
+    eventually(lambda: cluster.get("inferenceservices", "qwen")["status"]["scaling"] == {"wanted": 4, "reason": said[0]})
+    cluster.play_controllers()
+    router.demand = None
+    silent = router.demands
+    eventually(lambda: router.demands >= silent + 1)
+    time.sleep(1.5)  # longer than the stabilization
+    assert replicas(cluster) == 4, "a router that does not answer never scales down"
+    router.demand = page([worker("qwen-worker-a")], active=1, prefill_rate=6000.0)
+    eventually(lambda: replicas(cluster) == 1)
+    cluster.patch("deployments", "qwen-worker", {"spec": {"replicas": 9}})
+    eventually(lambda: replicas(cluster) <= 4, within=5)
+
+
+def test_a_manifest_edited_from_replicas_to_a_target_goes_on_from_the_size_that_it_has(cluster: Cluster, router: Router) -> None:
+    cluster.create(replicas=3)
+    eventually(lambda: replicas(cluster) == 3)
+    edited = manifest("qwen", cluster.namespace, scaling={"max": 8, "target": {"ttft": "2s"}})["spec"]
+    cluster.patch("inferenceservices", "qwen", {"spec": {**edited, "replicas": None}})
+    eventually(lambda: (cluster.get("inferenceservices", "qwen").get("status") or {}).get("scaling"))
+    assert replicas(cluster) == 3

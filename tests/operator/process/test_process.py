@@ -1,0 +1,101 @@
+"""`fairlead-operator` as a process: flags, health, a clean end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.operator import apiserver
+from tests.operator.on_apiserver.test_operator import Cluster, eventually
+
+COMMAND = [sys.executable, "-m", "fairlead_operator.main"]
+ROOT = Path(__file__).parents[3]
+SOURCES = os.pathsep.join(str(ROOT / folder) for folder in ("operator", "index", "common"))
+FLAGS = [
+    "--worker-image=w:1",
+    "--router-image=r:1",
+    "--redis-url=redis://r:6379",
+    "--default-gpus=0",
+    "--cluster-domain=cluster.local",
+]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": SOURCES, **more}
+
+
+@pytest.fixture
+def process(server: apiserver.ApiServer, namespace: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    log = tmp_path / "log"
+    arguments = [
+        *COMMAND,
+        *FLAGS,
+        "--namespace=",
+        f"--lease-namespace={namespace}",
+        f"--kubeconfig={server.kubeconfig}",
+        "--health-port=0",
+        "--image-pull-policy=Never",
+    ]
+    with log.open("wb") as out:
+        running = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment(FAIRLEAD_DEFAULT_GPUS="4"))
+    yield running, log
+    running.kill()
+    running.wait()
+
+
+def test_it_runs_says_so_and_ends_cleanly(
+    server: apiserver.ApiServer, namespace: str, process: tuple[subprocess.Popen[bytes], Path]
+) -> None:
+    running, log = process
+    port = eventually(lambda: re.search(r"health on port (\d+)", log.read_text()), within=30).group(1)
+
+    def status(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return int(error.code)
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    eventually(lambda: status("/readyz") == 200)
+    assert status("/healthz") == 200
+    cluster = Cluster(server, namespace)
+    cluster.create()
+    container = eventually(lambda: cluster.get("deployments", "qwen-worker"))["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "w:1" and container["imagePullPolicy"] == "Never"
+    assert "limits" not in container["resources"], "flags win over the environment"
+    mine = f'fairlead_service_workers{{namespace="{namespace}",service="qwen",state="wanted"}} 1.0'
+    eventually(lambda: mine in metrics())
+    assert "fairlead_operator_leading 1.0" in metrics() and 'fairlead_operator_api_requests_total{code="201",method="PATCH"}' in metrics()
+    cluster.server.request("DELETE", cluster.path("inferenceservices", "qwen"))
+    assert eventually(lambda: cluster.get("inferenceservices", "qwen") is None), "no finalizer holds it"
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=15) == 0, log.read_text()
+    assert '"default_gpus":0' in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "fairlead-operator: --worker-image or FAIRLEAD_WORKER_IMAGE: Field required\n"),
+        (
+            [*FLAGS, "--default-gpus=-1"],
+            "--default-gpus or FAIRLEAD_DEFAULT_GPUS: Input should be greater than or equal to 0 (given: '-1')",
+        ),
+        ([*FLAGS, "--image-pull-policy=Sometimes"], "--image-pull-policy"),
+        ([*FLAGS, "--nonsense=1"], "nonsense"),
+        ([*FLAGS, "--redis-url=redis://:hunter2@r:6379"], "--redis-url or FAIRLEAD_REDIS_URL: Value error, holds a password"),
+    ],
+)
+def test_bad_flags_end_it_with_a_reason(flags: list[str], words: str) -> None:
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr and "pydantic" not in done.stderr
+    assert "hunter2" not in done.stderr

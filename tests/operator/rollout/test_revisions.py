@@ -1,0 +1,180 @@
+"""Only the user's spec restarts pods: templates are rendered once for each revision, kept, reused, and forgotten in the end."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from tests.operator import apiserver
+from tests.operator.manifests import SETTINGS, manifest, service
+from tests.operator.on_apiserver.test_operator import Cluster, eventually
+from tests.operator.running_operator import Router, operator
+
+from fairlead_operator.api import InferenceService, ServiceSpec
+from fairlead_operator.desired import desired
+from fairlead_operator.observed import Observed
+from fairlead_operator.revisions import KEPT, KIND, said, worker_revision
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SPECS = [{"engine": {"maxNumSeqs": number}} for number in range(1, 9)]
+OPERATORS = [
+    SETTINGS,
+    replace(SETTINGS, worker_image="worker:2", router_image="control:2"),
+    replace(SETTINGS, default_gpus=0, redis_url="", image_pull_policy="Always", cluster_domain="other"),
+]
+
+
+class History:
+    """What the cluster holds of revisions, as the applier would leave it."""
+
+    def __init__(self) -> None:
+        self.held: tuple[Mapping[str, Any], ...] = ()
+
+    def templates(self, one: InferenceService, operator: int) -> dict[str, Any]:
+        observed = Observed(revisions=self.held)
+        objects = desired(one, observed, OPERATORS[operator], NOW).objects
+        self.held = tuple(made for made in objects if made["kind"] == KIND)
+        again = desired(one, Observed(revisions=self.held), OPERATORS[operator], NOW).objects
+        assert again == objects, "a second look finds nothing to do"
+        return {made["metadata"]["name"]: made["spec"]["template"] for made in objects if made["kind"] == "Deployment"}
+
+
+@given(st.lists(st.tuples(st.sampled_from(range(len(SPECS))), st.sampled_from(range(len(OPERATORS)))), max_size=30))
+@settings(deadline=None)
+def test_an_operator_never_changes_the_template_of_a_spec(steps: list[tuple[int, int]]) -> None:
+    history = History()
+    used: dict[int, Any] = {}  # spec → its template, those used last at the end
+    for spec, running in steps:
+        made = history.templates(service(**SPECS[spec]), running)
+        if spec in list(used)[-KEPT:]:
+            assert made["qwen-worker"] == used.pop(spec), "of a spec that is kept, the template stays"
+        used.pop(spec, None)
+        used[spec] = made["qwen-worker"]
+        names = [body["metadata"]["name"] for body in history.held]
+        assert sum(name.startswith("qwen-worker-") for name in names) == min(len(used), KEPT)
+        assert sum(name.startswith("qwen-router-") for name in names) == 1, "what shapes workers only leaves the routers alone"
+
+
+def test_a_service_made_again_under_its_name_begins_anew() -> None:
+    history = History()
+    history.templates(service(), 0)
+    again = replace(service(), uid="uid-2")
+    assert history.templates(again, 1)["qwen-worker"]["spec"]["containers"][0]["image"] == "worker:2"
+
+
+def test_what_is_left_out_and_what_is_written_as_its_default_are_the_same() -> None:
+    spelled_out = ServiceSpec.model_validate(manifest()["spec"]).model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert said(ServiceSpec.model_validate(spelled_out)) == {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
+
+
+def defaults(part: type[BaseModel], path: str = "") -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, field in part.model_fields.items():
+        if not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            made |= defaults(type(value), f"{path}{name}.") if isinstance(value, BaseModel) else {path + name: value}
+    return made
+
+
+def test_no_default_of_this_api_version_changes() -> None:
+    """A changed default gives running services another revision, and restarts them on upgrade. New fields are added here, with theirs."""
+    assert {key: value for key, value in defaults(ServiceSpec).items() if value not in (None, [])} == DEFAULTS
+
+
+def test_only_the_spec_restarts_workers(
+    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    cluster = Cluster(server, namespace)
+
+    def template() -> Any:
+        return cluster.get("deployments", "qwen-worker")["spec"]["template"]
+
+    def image() -> str:
+        return str(template()["spec"]["containers"][0]["image"])
+
+    def edit(sequences: int) -> None:
+        cluster.patch("inferenceservices", "qwen", {"spec": {"engine": {"maxNumSeqs": sequences}}})
+
+    with operator(server.kubeconfig, namespace, router.url):
+        cluster.create(engine={"maxNumSeqs": 1})
+        eventually(lambda: cluster.get("deployments", "qwen-worker"))
+        first = template()
+    with operator(server.kubeconfig, namespace, router.url, worker_image="worker:2", default_gpus=0):
+        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}})
+        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4)
+        assert template() == first, "another operator, the same spec"
+        edit(2)
+        eventually(lambda: image() == "worker:2")
+        edit(1)
+        eventually(lambda: template() == first)
+        for sequences in range(3, 9):
+            edit(sequences)
+            eventually(lambda count=sequences: f"--max-num-seqs={count}" in template()["spec"]["containers"][0]["args"])
+        eventually(lambda: sorted(number for number in numbers(cluster) if number) == [5, 6, 7, 8, 9])
+
+
+def test_a_revision_that_lost_its_labels_is_found_again(
+    server: apiserver.ApiServer, namespace: str, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    cluster = Cluster(server, namespace)
+    with operator(server.kubeconfig, namespace, router.url):
+        name = f"qwen-worker-{worker_revision(InferenceService.parse(cluster.create()))}"
+        eventually(lambda: cluster.get("deployments", "qwen-worker"))
+    cluster.patch("controllerrevisions", name, {"metadata": {"labels": None}})
+    with operator(server.kubeconfig, namespace, router.url, worker_image="worker:2"):
+        eventually(lambda: (cluster.get("controllerrevisions", name)["metadata"].get("labels") or {}).get("app.kubernetes.io/instance"))
+        cluster.patch("inferenceservices", "qwen", {"spec": {"replicas": 4}})
+        eventually(lambda: cluster.get("deployments", "qwen-worker")["spec"]["replicas"] == 4)
+        (container,) = cluster.get("deployments", "qwen-worker")["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "worker:1"
+    cluster.server.request("DELETE", cluster.path("controllerrevisions", name))
+    with operator(server.kubeconfig, namespace, router.url):
+        eventually(lambda: cluster.get("controllerrevisions", name))
+
+
+def numbers(cluster: Cluster) -> list[int]:
+    listed = cluster.server.get(cluster.path("controllerrevisions"))["items"]
+    return [body["revision"] for body in listed if body["metadata"]["name"].startswith("qwen-worker-")]
+
+
+DEFAULTS = {
+    "replicas": 1,
+    "engine.max_model_len": 0,
+    "engine.max_num_seqs": 256,
+    "engine.chunked_prefill_size": 512,
+    "engine.max_prefill_tokens": 8192,
+    "engine.attention_backend": "auto",
+    "engine.dtype": "auto",
+    "engine.policy": "lpm",
+    "engine.tensor_parallel": 1,
+    "engine.nodes": 1,
+    "engine.prefill_max_requests": 0,
+    "engine.itl_target_ms": 0,
+    "engine.quantization": "none",
+    "engine.threads": 0,
+    "engine.warm_tokens": 8192,
+    "engine.warm_seconds": 10,
+    "engine.kv_cache.page_tokens": 16,
+    "engine.kv_cache.block_tokens": 64,
+    "routing.policy": "PrefixAware",
+    "routing.index_groups": 1,
+    "routing.index_mode": "Auto",
+    "routing.replicas": 2,
+    "routing.hold_timeout": "30s",
+    "engine.max_waiting_requests": 1024,
+    "routing.steering": "Proxy",
+    "routing.metrics_names": "Fairlead",
+    "exposure.network_policy": True,
+    "rollout.strategy": "Auto",
+    "rollout.surge_timeout": "30s",
+    "rollout.paused": False,
+    "rollout.drain_timeout": "120s",
+    "rollout.progress_deadline": "1h",
+    "disruption.max_unavailable": 1,
+}

@@ -1,0 +1,147 @@
+"""A spec that cannot be followed waits for its correction: the status goes on telling the truth of what runs."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.operator.manifests import SETTINGS, container, deployment, manifest, pod, service
+from tests.operator.reconcile.test_reconciler import OWNER, Recording, tools
+
+from fairlead_operator.api import ServiceStatus
+from fairlead_operator.causes import Cause
+from fairlead_operator.desired import desired
+from fairlead_operator.kube.cache import Store
+from fairlead_operator.kube.workqueue import Lanes
+from fairlead_operator.observed import IndexSeen, Observed, ProbeResult, TrafficSeen
+from fairlead_operator.reconcile.reconciler import Loop, Tools
+from fairlead_operator.status import refused_spec
+from fairlead_operator.status.conditions import find
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+PROBLEM = Cause("InvalidSpec", "spec.engine.dtype: must be one of ... (got 'int3')", fault=True)
+SERVING = {"worker": deployment("worker", 2), "router": deployment("router", 2)}
+
+
+def served() -> ServiceStatus:
+    """What stood before the edit."""
+    proven = ProbeResult(1, True, "", 0, NOW.timestamp())
+    seen = Observed(SERVING, probe=proven, index=IndexSeen("Ok", read="Mirror"), traffic=TrafficSeen(120, 900, 40))
+    return desired(service(replicas=2), seen, SETTINGS, NOW).status
+
+
+def edited(observed: Observed, *, before: ServiceStatus | None = None, seconds: float = 60) -> ServiceStatus:
+    status = (before or served()).model_dump(by_alias=True, mode="json")
+    one = service(generation=2, status=status)
+    return refused_spec.said(one, PROBLEM, observed, NOW + timedelta(seconds=seconds))[0]
+
+
+def conditions(status: ServiceStatus) -> dict[str, tuple[str, str]]:
+    return {one.type: (one.status, one.reason) for one in status.conditions}
+
+
+def test_what_serves_is_available_while_the_edit_waits() -> None:
+    before = served()
+    after = edited(Observed(SERVING, index=IndexSeen("Ok", read="Mirror"), traffic=TrafficSeen(120, 900, 40)))
+    assert conditions(after) == {
+        "Ready": ("False", "InvalidSpec"),
+        "Available": ("True", "Serving"),
+        "Progressing": ("False", "InvalidSpec"),
+        "WeightsReady": ("True", "Loaded"),
+        "Routable": ("True", "RouterReady"),
+        "PodTemplateValid": ("True", "Accepted"),
+        "Degraded": ("True", "InvalidSpec"),
+    }
+    assert after.observed_generation == 2
+    said_of_both = ("url", "model", "selector", "revision", "ready", "replicas", "ready_replicas", "updated_replicas", "index", "traffic")
+    assert {name: getattr(after, name) for name in said_of_both} == {name: getattr(before, name) for name in said_of_both}
+    kept, new = find(before.conditions, "PodTemplateValid"), find(after.conditions, "PodTemplateValid")
+    assert kept == new, "said of the generation whose pods run"
+
+
+def test_what_happens_to_the_workers_meanwhile_is_told() -> None:
+    crashed = container({"waiting": {"reason": "CrashLoopBackOff"}}, {"terminated": {"exitCode": 1, "message": "CUDA driver is gone"}})
+    failing = Observed(
+        {"worker": deployment("worker", 2, ready=0), "router": deployment("router", 2)},
+        pods=(pod("a", containerStatuses=[crashed]), pod("b", containerStatuses=[crashed])),
+        index=IndexSeen("Unavailable", reason="redis is away"),
+        traffic=TrafficSeen(120, 900, 40),
+    )
+    after = edited(failing, seconds=300)
+    told = conditions(after)
+    assert told["Ready"] == ("False", "InvalidSpec") and told["Available"] == ("False", "NoWorker")
+    assert told["Degraded"][1] in ("CrashLoopBackOff", "Crashed"), "Ready says what is wrong with the spec, Degraded what runs badly"
+    assert told["WeightsReady"][0] == "False" and after.ready == "0/2" and after.ready_replicas == 0
+    assert after.index is not None and after.index.state == "Unavailable"
+    assert after.traffic is not None and after.traffic.tokens_per_second == 0
+    rolling = Observed({"worker": deployment("worker", 2, updated=1) | {}, "router": deployment("router", 2)})
+    rolling.deployments["worker"]["status"]["replicas"] = 3
+    assert conditions(edited(rolling))["Progressing"] == ("True", "RollingOut"), "of the edit before this one"
+
+
+def test_of_a_service_of_which_nothing_was_made_only_the_fault_is_told() -> None:
+    after = edited(Observed(), before=ServiceStatus())
+    assert conditions(after) == {"Ready": ("False", "InvalidSpec"), "Degraded": ("True", "InvalidSpec")} and after.ready == ""
+
+
+def test_a_route_and_groups_are_read_as_they_are() -> None:
+    refused = {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners", "message": "no"}
+    route = {
+        "metadata": {"namespace": "default"},
+        "spec": {"parentRefs": [{"name": "web", "namespace": "gateways"}]},
+        "status": {"parents": [{"conditions": [refused]}]},
+    }
+    after = edited(Observed(SERVING, exposed={"HTTPRoute": route}))
+    assert conditions(after)["GatewayReady"] == ("False", "NotAllowedByListeners")
+    assert conditions(after)["Degraded"] == ("True", "NotAllowedByListeners")
+    ready = {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+    leaders = tuple(pod(f"qwen-worker-{number}", revision="abc", **ready) for number in range(2))
+    template = {"metadata": {"labels": {"fairlead.dev/revision": "abc", "app.kubernetes.io/component": "worker"}}}
+    groups = {
+        "metadata": {"name": "qwen-worker", "generation": 1},
+        "spec": {"replicas": 2, "leaderWorkerTemplate": {"leaderTemplate": template}},
+    }
+    after = edited(Observed({"router": deployment("router", 2)}, leaders, exposed={"LeaderWorkerSet": groups}))
+    assert conditions(after)["Available"] == ("True", "Serving") and after.ready == "2/2"
+
+
+def child(body: dict[str, Any], kind: str, name: str, version: int) -> dict[str, Any]:
+    labels = {**body["metadata"].get("labels", {}), "app.kubernetes.io/instance": "qwen"}
+    metadata = {**body["metadata"], "name": name, "namespace": "default", "uid": name, "resourceVersion": str(version), "labels": labels}
+    return {**body, "apiVersion": "apps/v1" if kind == "Deployment" else "v1", "kind": kind, "metadata": metadata}
+
+
+async def test_the_loop_goes_on_looking_and_says_the_edits_fault_once() -> None:
+    store, cluster, events = Store(lambda _: None), Recording(), []
+
+    class Router:
+        async def page(self, address: str) -> dict[str, Any]:
+            assert address == "10.0.0.9:8082"
+            return {"index": "ok", "index_read": "mirror", "workers": []}
+
+    body = manifest(engine={"dtype": "int3"})
+    body["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 2}
+    body["status"] = served().model_dump(by_alias=True, mode="json") | {"index": None}
+    store.put(body)
+    store.put(child(deployment("worker", 2), "Deployment", "qwen-worker", 6))
+    store.put(child(deployment("router", 1), "Deployment", "qwen-router", 6))
+    ready = {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}], "podIP": "10.0.0.9"}
+    store.put(child(pod("qwen-router-1", "router", **ready), "Pod", "qwen-router-1", 6))
+    shared = Tools(**{**vars(tools(store, cluster, Router())), "announce": lambda _, *said: events.append(said), "lanes": Lanes(1)})
+    loop = Loop(OWNER, shared)
+
+    def told() -> dict[str, str]:
+        return {one["type"]: one["reason"] for one in cluster.status["conditions"]}
+
+    try:
+        await loop.one_pass()
+        assert told()["Ready"] == "InvalidSpec" and told()["Available"] == "Serving" and cluster.status["ready"] == "2/2"
+        assert [event[:2] for event in events] == [("Warning", "InvalidSpec")] and "spec.engine.dtype" in events[0][2]
+        await asyncio.wait_for(loop._woken.wait(), 10)  # the router has told of the index
+        store.put(store.service(OWNER) | {"status": cluster.status, "metadata": {**body["metadata"], "resourceVersion": "7"}})
+        store.put(child(deployment("worker", 2, ready=0), "Deployment", "qwen-worker", 8))
+        await loop.one_pass()
+        assert told()["Available"] == "NoWorker" and cluster.status["ready"] == "0/2" and cluster.status["index"]["state"] == "Ok"
+        assert len(events) == 1, "the fault was said"
+        assert cluster.asked == 0, "no child was looked at, made or taken away"
+    finally:
+        loop._stop_asking()

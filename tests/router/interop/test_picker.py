@@ -1,0 +1,430 @@
+"""The endpoint picker by a gRPC client that speaks as Envoy does: real router parts, real Redis where it steers, stand-in workers."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from tests.redis_server import RedisServer
+from tests.router.gateway import Exchange, Gateway, gateway, named_in
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import StandIn
+from tests.router.test_process import router_process, until_ready
+
+from fairlead_index.hashing import block_hashes, prompt_root, tokens_from_bytes
+from fairlead_index.reader import IndexReader
+from fairlead_router.interop.picker.certificates import self_signed
+from fairlead_router.interop.picker.ext_proc_pb2 import BUFFERED, NONE, STREAMED
+
+PATH = "/v1/completions"
+
+
+def prompt(text: str = "hello there", **fields: Any) -> bytes:
+    return json.dumps({"model": "stand-in", "prompt": text, **fields}).encode()
+
+
+@asynccontextmanager
+async def picking(fleet: Fleet, *workers: StandIn, **settings: Any) -> AsyncIterator[tuple[RunningRouter, Gateway]]:
+    router = await fleet.router(*workers, **{"picker_port": 0, "picker_tls": "off"} | settings)
+    assert router.server.router.picker is not None
+    async with gateway(router.server.router.picker.port) as asking:
+        yield router, asking
+
+
+def in_flight(router: RunningRouter) -> int:
+    return sum(worker.in_flight for worker in router.table)
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+# The request
+
+
+async def test_full_duplex_holds_everything_until_the_body_is_whole_and_then_names_endpoints_and_passes_it_on(fleet: Fleet) -> None:
+    workers = [await fleet.worker() for _ in range(4)]
+    text = "a long prompt " * 20_000  # many pieces of 62 KiB
+    async with picking(fleet, *workers) as (router, asking):
+        exchange = asking.exchange()
+        body = prompt(text)
+        await exchange.headers(PATH, content_length=str(len(body)), x_fairlead_prompt_tokens="7")
+        await exchange.body(body[:100], body[100:70_000], end=False)
+        waiting = asyncio.create_task(exchange.picked())
+        await asyncio.wait([waiting], timeout=0.05)
+        assert not waiting.done()
+        await exchange.body(body[70_000:])
+        endpoints, headers = await waiting
+        assert len(set(endpoints)) == 3 and set(endpoints) <= {worker.address for worker in workers}
+        passed = await exchange.streamed()
+        tokens = int(headers["x-fairlead-prompt-tokens"])  # ours, not the client's: the worker need not tokenize again
+        assert headers["x-fairlead-prompt-format"] == router.table.get(endpoints[0]).format_tag
+        assert passed[4 * tokens :] == body and len(tokens_from_bytes(passed[: 4 * tokens])) == tokens >= len(text)
+        assert in_flight(router) == 1
+        await exchange.call.done_writing()
+        await eventually(lambda: in_flight(router) == 0, "the stream's end ends it")
+
+
+async def test_a_client_cannot_speak_in_our_name(fleet: Fleet) -> None:
+    async with picking(fleet, await fleet.worker()) as (_, asking):
+        exchange = asking.exchange()
+        await exchange.headers("/tokenize", x_fairlead_prompt_tokens="7", x_gateway_destination_endpoint="6.6.6.6:80")
+        answer = await exchange.read()
+        mutation = answer.request_headers.response.header_mutation
+        assert list(mutation.remove_headers) == ["x-fairlead-prompt-tokens"]
+        assert [option.append_action for option in mutation.set_headers] == [2, 2]  # overwrites
+
+
+async def test_trailers_may_end_the_body(fleet: Fleet) -> None:
+    async with picking(fleet, await fleet.worker()) as (_, asking):
+        exchange = asking.exchange()
+        await exchange.headers(PATH)
+        await exchange.body(prompt(), end=False)
+        await exchange.trailers(checksum="1")
+        await exchange.picked()
+        piece = (await exchange.read()).request_body.response.body_mutation.streamed_response
+        assert piece.body.endswith(prompt()) and not piece.end_of_stream
+        assert (await exchange.read()).WhichOneof("response") == "request_trailers"
+
+
+async def test_buffered_bodies_are_answered_phase_by_phase(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    async with picking(fleet, worker) as (_, asking):
+        exchange = asking.exchange(BUFFERED, NONE)
+        await exchange.headers(PATH)
+        assert (await exchange.read()).WhichOneof("response") == "request_headers"  # Envoy sends the body only then
+        await exchange.body(prompt())
+        answer = await exchange.read()
+        assert named_in(answer, answer.request_body.response.header_mutation)[0] == [worker.address]
+        assert not answer.request_body.response.HasField("body_mutation")
+        await exchange.respond(end=True)
+
+
+@pytest.mark.parametrize("mode", [STREAMED, NONE])
+async def test_without_a_body_in_time_load_alone_decides(mode: int, fleet: Fleet) -> None:
+    busy, idle = await fleet.worker(load={"backlog_tokens": 10_000}), await fleet.worker()
+    async with picking(fleet, busy, idle) as (_, asking):
+        exchange = asking.exchange(mode, NONE)
+        await exchange.headers(PATH, content_length="400")
+        assert (await exchange.picked())[0] == [idle.address, busy.address]
+        if mode == STREAMED:
+            await exchange.body(prompt())
+            assert not (await exchange.read()).request_body.response.HasField("body_mutation")
+
+
+async def test_requests_without_a_prompt_are_sent_on_at_once(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    async with picking(fleet, worker) as (_, asking):
+        listing = asking.exchange()
+        await listing.headers("/v1/models", method="GET", end=True)
+        assert (await listing.picked())[0] == [worker.address]
+        other = asking.exchange()
+        await other.headers("/tokenize")
+        assert (await other.picked())[0] == [worker.address]
+        await other.body(b"ab", b"cd")
+        assert await other.streamed() == b"abcd"
+
+
+# Steering
+
+
+async def test_conversations_go_where_their_prefix_is_and_reservations_end(fleet: Fleet, redis: RedisServer) -> None:
+    namespace = f"tests/{uuid.uuid4().hex[:8]}"
+    workers = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(3)]
+    await eventually(lambda: all(worker.joined for worker in workers), "the workers joined")
+    reader = IndexReader(redis.url, namespace, deadline=1)
+    async with picking(fleet, *workers, redis_url=redis.url, index_namespace=namespace) as (router, asking):
+
+        async def reserved(some: bool) -> bool:
+            return any(state.reserved_tokens for state in await reader.workers()) == some
+
+        for talk in ("alpha ", "beta "):
+            text = talk * 60
+            exchange = asking.exchange()
+            await exchange.request(PATH, prompt(text))
+            (home, *_), headers = await exchange.picked()
+            passed = await exchange.streamed()
+            assert await reserved(True)
+            await exchange.respond(served=home, x_fairlead_cached_tokens="0")
+            await eventually(lambda: reserved(False), "released when the answer begins")
+            holder = next(worker for worker in workers if worker.address == home)
+            tokens = tokens_from_bytes(passed[: 4 * int(headers["x-fairlead-prompt-tokens"])])
+            hashes = block_hashes(prompt_root(holder.format), tokens, 16)
+            holder._index.stored(hashes)
+
+            async def known(home: str = home, hashes: Any = hashes) -> bool:
+                return (await reader.match(hashes)).get(home, 0) == 16 * len(hashes)
+
+            await eventually(known, "the index knows the blocks")
+            again = asking.exchange()
+            await again.request(PATH, prompt(text + "and its next turn"))
+            assert (await again.picked())[0][0] == home
+            await again.streamed()
+            added = await again.respond(served=home, x_fairlead_cached_tokens=str(16 * len(hashes)))
+            assert added == {"x-fairlead-predicted-tokens": str(16 * len(hashes))}
+            again.call.cancel()
+            exchange.call.cancel()
+        assert await router.metric("fairlead_router_prediction_error_tokens_sum") == 0
+        assert await router.metric("fairlead_router_predicted_cached_tokens_total") > 500
+        await eventually(lambda: in_flight(router) == 0, "cancelled streams end")
+    await reader.close()
+
+
+async def test_only_endpoints_of_the_gateways_subset_are_named(fleet: Fleet, redis: RedisServer) -> None:
+    namespace = f"tests/{uuid.uuid4().hex[:8]}"
+    workers = [await fleet.worker(redis=(redis.url, namespace)) for _ in range(3)]
+    await eventually(lambda: all(worker.joined for worker in workers), "the workers joined")
+    allowed = workers[2].address
+    async with picking(fleet, *workers[1:], redis_url=redis.url, index_namespace=namespace) as (router, asking):
+        for number in range(8):  # the first worker only the index knows
+            exchange = asking.exchange()
+            await exchange.request(PATH, prompt(f"{number} " * 100), subset=[allowed])
+            assert (await exchange.picked())[0] == [allowed]
+            exchange.call.cancel()
+        for subset in ([], ["10.9.9.9:80"]):
+            exchange = asking.exchange()
+            await exchange.request(PATH, prompt(), subset=subset)
+            status, body, _ = await exchange.refused()
+            assert status == 503 and f"among the {len(subset)} endpoints" in json.loads(body)["error"]["message"]
+        await eventually(lambda: in_flight(router) == 0, "nothing is left counted")
+
+
+async def test_an_endpoint_that_the_gateway_could_not_use_is_looked_at_and_the_one_that_served_is_charged(fleet: Fleet) -> None:
+    first, second = await fleet.worker(), await fleet.worker(load={"backlog_tokens": 100})
+    async with picking(fleet, first, second) as (router, asking):
+        exchange = asking.exchange()
+        await exchange.request(PATH, prompt())
+        assert (await exchange.picked())[0] == [first.address, second.address]
+        await exchange.streamed()
+        first.ready = False
+        await exchange.respond(served=second.address, x_fairlead_pod=second.pod)
+        assert not router.table.get(first.address).usable and router.table.get(second.address).in_flight == 1
+        assert (await exchange.response_body(b"data: x\n\n")).response_body.response.body_mutation.streamed_response.body == b"data: x\n\n"
+        await exchange.response_body(b"", end=True)
+        assert in_flight(router) == 0
+
+
+async def test_the_gateways_own_errors_open_the_breaker(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    async with picking(fleet, worker) as (router, asking):
+        for _ in range(3):
+            await router.usable(1)
+            exchange = asking.exchange()
+            await exchange.request(PATH, prompt())
+            await exchange.picked()
+            await exchange.streamed()
+            await exchange.respond(503, end=True)  # Envoy: no connection
+        assert not router.table.get(worker.address).breaker.closed
+
+
+async def test_many_at_once_and_cancels_at_every_phase_leave_nothing_counted(fleet: Fleet) -> None:
+    workers = [await fleet.worker() for _ in range(3)]
+
+    async def one(asking: Gateway, number: int) -> None:
+        exchange: Exchange = asking.exchange()
+        phase = number % 5
+        await exchange.headers(PATH)
+        if phase > 0:
+            await exchange.body(prompt(f"{number} " * 200), end=phase > 1)
+        if phase > 2:
+            await exchange.picked()
+            await exchange.streamed()
+        if phase > 3:
+            await exchange.respond()
+        exchange.call.cancel()
+
+    async with picking(fleet, *workers) as (router, asking):
+        await asyncio.gather(*(one(asking, number) for number in range(200)))
+        await eventually(lambda: in_flight(router) == 0, "nothing is in flight")
+        assert all(worker.pending_tokens == 0 for worker in router.table)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"not json", 400, "not valid JSON"),
+        (b"\xff\xfe", 400, "not valid JSON"),
+        (b"[1]", 400, "must be a JSON object"),
+        (b"", 400, "not valid JSON"),
+        (prompt(model="gpt-9"), 404, "'gpt-9' does not exist"),
+        (prompt("x" * 5000), 413, "limit of 4096 bytes (--max-body-bytes)"),
+    ],
+)
+async def test_what_no_worker_would_take_is_answered_in_openais_shape(body: bytes, status: int, words: str, fleet: Fleet) -> None:
+    async with picking(fleet, await fleet.worker(), max_body_bytes=4096) as (_, asking):
+        exchange = asking.exchange()
+        await exchange.request(PATH, body, x_request_id="mine")
+        code, answer, headers = await exchange.refused()
+        assert code == status and words in json.loads(answer)["error"]["message"]
+        assert headers["content-type"] == "application/json" and headers["x-request-id"] == "mine"
+
+
+async def test_an_announced_length_over_the_limit_is_refused_before_the_body(fleet: Fleet) -> None:
+    async with picking(fleet, await fleet.worker(), max_body_bytes=4096) as (_, asking):
+        exchange = asking.exchange()
+        await exchange.headers(PATH, content_length="5000")
+        assert (await exchange.refused())[0] == 413
+
+
+async def test_no_worker_is_503_and_too_long_a_wait_429(fleet: Fleet) -> None:
+    worker = await fleet.worker(load={"backlog_tokens": 90_000, "prefill_rate": 1000.0})
+    async with picking(fleet, worker, picker_max_wait=80) as (router, asking):
+        loaded = router.table.get(worker.address)
+        assert loaded is not None
+        await eventually(lambda: loaded.load.backlog_tokens > 0, "its load was read")
+        exchange = asking.exchange()
+        await exchange.request(PATH, prompt())
+        status, body, headers = await exchange.refused()
+        assert status == 429 and json.loads(body)["error"]["code"] == "overloaded" and 9 <= int(headers["retry-after"]) <= 12
+        worker.ready = False
+        await router.usable(0)
+        exchange = asking.exchange()
+        await exchange.request(PATH, prompt())
+        status, body, headers = await exchange.refused()
+        assert status == 503 and headers["retry-after"] == "5" and json.loads(body)["error"]["code"] == "service_unavailable"
+        assert await router.metric("fairlead_router_picks_total") == 2
+        exchange = asking.exchange()
+        await exchange.request(PATH, b'{"prompt": 5}')
+        status, body, headers = await exchange.refused()
+        assert status == 400 and json.loads(body)["error"]["param"] == "prompt", "wrong whichever worker comes: it calls none"
+
+
+# The port
+
+
+async def test_health_is_the_routers_readiness(fleet: Fleet) -> None:
+    worker = await fleet.worker(ready=False)
+    router = await fleet.router(worker, ready=0, picker_port=0, picker_tls="off")
+    assert router.server.router.picker is not None
+    async with gateway(router.server.router.picker.port) as asking:
+        health = HealthStub(asking.channel)
+
+        async def status(service: str) -> int:
+            return (await health.Check(HealthCheckRequest(service=service))).status
+
+        ready = "envoy.service.ext_proc.v3.ExternalProcessor"
+        assert await status("liveness") == HealthCheckResponse.SERVING
+        assert [await status(name) for name in ("", "readiness", ready)] == [HealthCheckResponse.NOT_SERVING] * 3
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await status("other")
+        assert error.value.code() == grpc.StatusCode.NOT_FOUND
+        watch = health.Watch(HealthCheckRequest(service=ready))
+        assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
+        worker.ready = True
+        assert (await watch.read()).status == HealthCheckResponse.SERVING
+        router.server.router.drain()
+        assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+
+
+async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fleet) -> None:
+    async with picking(fleet, await fleet.worker(), drain_timeout=20) as (router, asking):
+        exchange = asking.exchange()
+        await exchange.request(PATH, prompt())
+        await exchange.picked()
+        await exchange.streamed()
+        router.server.router.leave()
+        await exchange.respond()
+        assert await asking.exchange().call.code() == grpc.StatusCode.UNAVAILABLE
+        await exchange.response_body(b"", end=True)
+        await exchange.call.done_writing()
+        assert await exchange.call.code() == grpc.StatusCode.OK
+
+
+async def test_tls_from_a_folder_follows_its_renewal(fleet: Fleet, tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    folder.mkdir()
+
+    def write() -> bytes:
+        key, certificate = self_signed()
+        (folder / "tls.key").write_bytes(key)
+        (folder / "tls.crt").write_bytes(certificate)
+        return certificate
+
+    first = write()
+    router = await fleet.router(await fleet.worker(), picker_port=0, picker_tls=str(folder))
+    assert router.server.router.picker is not None
+
+    async def status(trusted: bytes) -> int:
+        async with gateway(router.server.router.picker.port, grpc.ssl_channel_credentials(trusted)) as asking:
+            return (await HealthStub(asking.channel).Check(HealthCheckRequest(service="liveness"), timeout=5)).status
+
+    assert await status(first) == HealthCheckResponse.SERVING
+    second = write()
+    assert await status(second) == HealthCheckResponse.SERVING
+    (folder / "tls.crt").write_bytes(b"half of")
+    assert await status(second) == HealthCheckResponse.SERVING
+
+
+async def test_the_process_serves_both_ports_and_drains_both(fleet: Fleet) -> None:
+    worker = await fleet.worker()
+    flags = ("--workers", f"static://{worker.address}", "--picker-port", "0", "--picker-tls", "off", "--drain-grace", "0.1")
+    async with router_process(*flags, "--poll-interval", "0.1") as (process, url, lines):
+        port = next(int(found[1]) for line in lines if (found := re.search(r"endpoint picker on \S+:(\d+)", line)))
+        async with gateway(port) as asking, httpx.AsyncClient(base_url=url) as client:
+            await until_ready(client, 200)
+            exchange = asking.exchange()
+            await exchange.request(PATH, prompt())
+            assert (await exchange.picked())[0] == [worker.address]
+            await exchange.streamed()
+            await exchange.respond()
+            process.terminate()
+
+            async def refuses() -> bool:
+                try:
+                    await HealthStub(asking.channel).Check(HealthCheckRequest())
+                except grpc.aio.AioRpcError:
+                    return True
+                return False
+
+            await eventually(refuses, "new streams are refused")
+            await exchange.response_body(b"", end=True)
+            await exchange.call.done_writing()
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--picker-tls", "/nowhere"], "--picker-tls '/nowhere'"), (["--picker-port", "x"], "--picker-port 'x'")],
+)
+def test_flags_that_cannot_be_are_named(flags: list[str], words: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fairlead_router.main",
+        "--workers",
+        "static://127.0.0.1:9",
+        "--port",
+        "0",
+        "--picker-port",
+        "0",
+        *flags,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2 and words in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_the_compiled_messages_are_those_of_the_source(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3] / "router"
+    source = "fairlead_router/interop/picker/ext_proc.proto"
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", source]
+    subprocess.run(command, check=True)
+    for name in ("ext_proc_pb2.py", "ext_proc_pb2.pyi"):
+        compiled = tmp_path / Path(source).parent / name
+        assert compiled.read_text() == (root / Path(source).parent / name).read_text(), "run `make protos`"

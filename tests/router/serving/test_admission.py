@@ -1,0 +1,365 @@
+"""Who goes when: the order under pressure, what is shed, and what is held while there is no worker."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import Exchange, answers
+from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded
+
+from fairlead_router.serving.admission import AHEAD_REQUESTS, Ticket
+from fairlead_router.serving.fair_queue import FairQueue
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Tenant
+
+FULL = {"running": 4, "max_running": 4, "waiting": 1, "prefill_rate": 100.0, "backlog_tokens": 0}
+"""All of a worker's seats are taken: what it gets more stands in its queue."""
+
+
+@dataclass(eq=False)
+class Standing:
+    served: float = 0.0
+
+
+@dataclass(eq=False)
+class Item:
+    account: Standing
+    number: int
+    priority: int = 0
+    size: int = 1
+    tokens: int = 10
+    name: str = field(default="")
+
+
+def popped(queue: FairQueue[Item]) -> Item:
+    item = queue.pop()
+    assert item is not None
+    return item
+
+
+def drained(queue: FairQueue[Item]) -> list[Item]:
+    """Pops all; each is served as many tokens as it has."""
+    items = []
+    while queue:
+        items.append(popped(queue))
+        items[-1].account.served += items[-1].tokens
+    return items
+
+
+def test_tenants_take_turns_and_priority_goes_first() -> None:
+    anna, boris, queue = Standing(), Standing(served=5), FairQueue[Item]()
+    for number in range(6):
+        queue.push(Item(anna, number))
+    for number in range(6, 9):
+        queue.push(Item(boris, number))
+    queue.push(Item(boris, 9, priority=-1))
+    order = drained(queue)
+    assert order[0].priority == -1
+    assert [item.account is boris for item in order[1:7]] == [False, False, True, False, True, False]
+    assert [item.number for item in order if item.account is anna] == list(range(6)), "in their order"
+
+
+def test_rest_is_not_saved_up_and_who_comes_back_has_the_old_place() -> None:
+    busy, rested, queue = Standing(served=1000), Standing(), FairQueue[Item]()
+    items = [Item(busy, number) for number in range(4)]
+    for item in items:
+        queue.push(item)
+    for number in range(4, 8):
+        queue.push(Item(rested, number))
+    first = popped(queue)
+    assert first is items[0] and rested.served == 1000
+    queue.push(first)
+    assert queue.pop() is first
+
+
+def test_who_may_not_go_keeps_its_place_and_holds_up_nobody() -> None:
+    anna, boris, queue = Standing(), Standing(served=5), FairQueue[Item]()
+    items = [Item(anna, 0, priority=-1), Item(anna, 1), Item(boris, 2), Item(anna, 3)]
+    for item in items:
+        queue.push(item)
+    assert queue.pop(lambda item: item.number > 1) is items[3] and queue.pop(lambda item: item.number > 1) is items[2]
+    assert queue.pop(lambda item: item.number > 1) is None and drained(queue) == items[:2]
+
+
+def test_the_one_who_has_most_makes_room() -> None:
+    anna, boris, queue = Standing(), Standing(), FairQueue[Item]()
+    for number in range(4):
+        queue.push(Item(anna, number, priority=number % 2))
+    newcomer = Item(boris, 9)
+    assert queue.to_displace(Item(anna, 8)) is None, "not for its own tenant"
+    victim = queue.to_displace(newcomer)
+    assert victim is not None and (victim.number, victim.priority) == (3, 1), "the newest of the least urgent"
+    assert queue.to_displace(Item(boris, 9, priority=2)) is None, "not for somebody less urgent"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 1), st.sampled_from(["push", "pop", "discard", "back"]))))
+def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> None:
+    standings, queue, inside, out = [Standing() for _ in range(4)], FairQueue[Item](), [], []
+    for number, (who, priority, step) in enumerate(steps):
+        if step == "push":
+            inside.append(Item(standings[who], number, priority, size=number))
+            queue.push(inside[-1])
+        elif step == "pop" and inside:
+            item = popped(queue)
+            assert item.priority == min(one.priority for one in inside)
+            assert item.number == min(one.number for one in inside if (one.account, one.priority) == (item.account, item.priority))
+            inside.remove(item)
+            out.append(item)
+        elif step == "discard" and inside:
+            queue.discard(inside.pop(who % len(inside)))
+        elif step == "back" and out:
+            inside.append(out.pop())
+            queue.push(inside[-1])
+        assert len(queue) == len(inside) == len(list(queue))
+        assert queue.total.size == sum(item.size for item in inside) and queue.total.tokens == 10 * len(inside)
+
+
+def gate() -> tuple[asyncio.Semaphore, Any]:
+    """A worker that answers a request for each release."""
+    turns = asyncio.Semaphore(0)
+
+    async def behaviour(exchange: Exchange) -> None:
+        await turns.acquire()
+        await answers(exchange)
+
+    return turns, behaviour
+
+
+async def test_a_light_tenant_does_not_wait_for_a_heavy_ones_queue(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, {"anna": {}, "boris": {"priority": 0}})
+    turns, worker.behaviour = gate()
+    worker.load = FULL
+    await eventually(lambda: all(one.load.waiting for one in router.table), "the router knows that it is full")
+    flood = [asyncio.create_task(ask(router, ANNA, "one two three " * 20)) for _ in range(30)]
+    await eventually(lambda: len(worker.received) == AHEAD_REQUESTS, "as many as it should be given")
+    await eventually(lambda: len(router.server.router.admission._queue) == 30 - AHEAD_REQUESTS, "the others wait in the router")
+    light = asyncio.create_task(ask(router, BORIS))
+    await eventually(lambda: len(router.server.router.admission._queue) == 31 - AHEAD_REQUESTS, "so does it")
+    assert await router.metric("fairlead_router_queued_requests") == 31 - AHEAD_REQUESTS
+    turns.release()
+    turns.release()
+    await eventually(lambda: len(worker.received) == AHEAD_REQUESTS + 2, "an answer lets one in")
+    tenants = [seen.headers["x-fairlead-tenant"] for seen in worker.received[AHEAD_REQUESTS:]]
+    assert sorted(tenants) == ["anna", "boris"], "they take turns, however many of one wait"
+    for _ in range(31):
+        turns.release()
+    assert {(await one).status_code for one in [*flood, light]} == {200}
+
+
+async def test_without_pressure_everything_goes_at_once(fleet: Fleet) -> None:
+    turns, behaviour = gate()
+    worker = await fleet.worker(behaviour=behaviour, load={"prefill_rate": 5000.0})
+    router = await fleet.router(worker)
+    asked = [asyncio.create_task(router.complete("short")) for _ in range(200)]
+    await eventually(lambda: len(worker.received) == 200, "two seconds of prefill are all there at once")
+    for _ in range(200):
+        turns.release()
+    assert {(await one).status_code for one in asked} == {200}
+
+
+async def test_an_idle_worker_is_never_left_without_work(fleet: Fleet) -> None:
+    turns, behaviour = gate()
+    full, idle = await fleet.worker(behaviour=behaviour, load=FULL), await fleet.worker(behaviour=behaviour)
+    router = await fleet.router(full, idle, policy="LeastLoad")
+    asked = [asyncio.create_task(router.complete("short")) for _ in range(60)]
+    await eventually(lambda: len(idle.received) + len(full.received) == 60, "the idle one takes all")
+    for _ in range(60):
+        turns.release()
+    assert {(await one).status_code for one in asked} == {200}
+
+
+async def test_the_client_that_goes_leaves_the_queue(fleet: Fleet) -> None:
+    _, behaviour = gate()
+    worker = await fleet.worker(behaviour=behaviour, load=FULL)
+    router = await fleet.router(worker)
+    asked = [asyncio.create_task(router.complete("x")) for _ in range(AHEAD_REQUESTS + 2)]
+    queue = router.server.router.admission._queue
+    await eventually(lambda: len(queue) == 2, "two wait")
+    waiting = [task for task in asked if not task.done()]
+    for task in waiting:
+        task.cancel()
+    await eventually(lambda: len(queue) == 0 and router.server.router.admission._unbegun == 0, "all places are free again")
+    assert router.server.router.front.bodies.total == 0
+    worker.behaviour = answers
+    assert (await router.complete("x")).status_code == 200
+
+
+async def test_a_first_token_that_would_come_too_late_is_refused_with_the_time(fleet: Fleet) -> None:
+    worker = await fleet.worker(load={"backlog_tokens": 10_000, "prefill_rate": 100.0})
+    router = await fleet.router(worker, max_expected_ttft=40)
+    answer = await router.complete("x")
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "overloaded"
+    assert 55 <= int(answer.headers["retry-after"]) <= 65 and not worker.received
+    worker.load = {"backlog_tokens": 1000, "prefill_rate": 100.0}
+    await eventually(lambda: all(one.load.backlog_tokens == 1000 for one in router.table), "it has caught up")
+    assert (await router.complete("x")).status_code == 200
+
+
+async def test_a_full_queue_is_refused_except_for_who_has_less_in_it(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, max_queue_requests=3)
+    turns, worker.behaviour = gate()
+    worker.load = FULL
+    await eventually(lambda: all(one.load.waiting for one in router.table), "the router knows that it is full")
+    flood = [asyncio.create_task(ask(router, ANNA)) for _ in range(AHEAD_REQUESTS + 3)]
+    await eventually(lambda: len(router.server.router.admission._queue) == 3, "the queue is full")
+    refused = await ask(router, ANNA)
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    light = asyncio.create_task(ask(router, BORIS))
+    done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    assert [one.result().status_code for one in done] == [429], "the heavy one makes room"
+    for _ in range(40):
+        turns.release()
+    assert (await light).status_code == 200
+    assert sorted([(await one).status_code for one in flood]) == [200] * (AHEAD_REQUESTS + 2) + [429]
+
+
+async def test_a_wait_for_ones_turn_ends(fleet: Fleet) -> None:
+    _, behaviour = gate()
+    router = await fleet.router(await fleet.worker(behaviour=behaviour, load=FULL), queue_timeout=0.3)
+    asked = [asyncio.create_task(router.complete("x")) for _ in range(AHEAD_REQUESTS + 1)]
+    done, rest = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    assert [one.result().status_code for one in done] == [429]
+    for one in rest:
+        one.cancel()
+
+
+async def full_up(exchange: Exchange) -> None:
+    await exchange.whole(429, {"error": {"message": "full"}}, x_fairlead_retry="other", retry_after=str(5 + int(exchange.worker.pod[-1])))
+
+
+async def test_a_full_worker_sends_on_and_only_when_all_are_the_client_hears_of_it(fleet: Fleet) -> None:
+    full = [await fleet.worker(behaviour=full_up) for _ in range(2)]
+    free = await fleet.worker()
+    router = await fleet.router(*full, free, policy="RoundRobin")
+    assert {(await router.complete(f"{number}")).status_code for number in range(6)} == {200}
+    assert len(free.received) == 6 and full[0].received and full[1].received
+    assert all(one.usable for one in router.table), "a full worker is not a broken one"
+    free.behaviour = full_up
+    answer = await router.complete("x")
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "5", "the shortest of them"
+
+
+# Held
+
+
+def events(text: str) -> list[Any]:
+    return [line if line.startswith(":") else json.loads(line[6:]) for line in text.split("\n\n") if line and "[DONE]" not in line]
+
+
+async def empty(fleet: Fleet, **settings: Any) -> RunningRouter:
+    return await fleet.router(ready=0, workers=fleet.list_in_file(), **settings)
+
+
+async def test_a_held_stream_is_told_so_and_then_gets_its_answer(fleet: Fleet) -> None:
+    router = await empty(fleet, hold_keepalive=0.05)
+    whole = asyncio.create_task(router.complete("whole"))
+    text = b""
+    async with router.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["x-request-id"]
+        worker = None
+        async for piece in answer.aiter_bytes():
+            text += piece
+            if worker is None and text.count(b": held\n\n") > 2:
+                worker = await fleet.worker()
+                fleet.list_in_file(worker)
+    found = events(text.decode())
+    assert found[:3] == [": held"] * 3 and [one["choices"][0]["text"] for one in found if one != ": held"] == [f" {n}" for n in range(5)]
+    assert text.endswith(b"data: [DONE]\n\n")
+    assert (await whole).json()["choices"] and (await whole).status_code == 200
+
+
+async def test_nobody_waits_with_those_that_the_workers_there_are_no_use_to(fleet: Fleet) -> None:
+    """As those that ask for an adapter of a worker that restarts."""
+    router = await fleet.router(await fleet.worker())
+    admission, account = router.server.router.admission, Account(Tenant(), lambda: 1.0)
+    held = [Ticket(account, 0, 10, 10) for _ in range(AHEAD_REQUESTS)]
+    waiting = [asyncio.create_task(admission.again(ticket)) for ticket in held]
+    await asyncio.sleep(0)
+    assert admission.queued()[0] == len(held)
+    newcomer = Ticket(account, 0, 10, 10)
+    turn = asyncio.create_task(admission.enter(newcomer))
+    await asyncio.sleep(0)
+    assert turn.done(), "there is room for it"
+    admission.begun(newcomer)
+    assert not any(task.done() or ticket.granted for task, ticket in zip(waiting, held, strict=True)), "nothing has changed for them"
+    router.table.notify()
+    await eventually(lambda: all(task.done() for task in waiting), "something may have")
+    for ticket in held:
+        admission.leave(ticket)
+
+
+async def test_looks_for_a_worker_do_not_put_the_comments_off(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead_router.serving.admission.RECHECK_SECONDS", 0.05)
+    router = await empty(fleet, hold_keepalive=0.4, hold_timeout=2)
+    answer = await router.complete("x", stream=True)
+    assert answer.status_code == 200 and events(answer.text)[:2] == [": held"] * 2
+
+
+@pytest.mark.parametrize("ending", ["error", "timeout", "drain", "death"])
+async def test_what_fails_after_the_comments_ends_with_an_error_event(fleet: Fleet, ending: str) -> None:
+    router = await empty(fleet, hold_keepalive=0.05, hold_timeout=1 if ending == "timeout" else 20)
+
+    async def fails(exchange: Exchange) -> None:
+        if ending == "death":
+            exchange.die()
+        await exchange.whole(400, {"error": {"message": "no such thing", "code": "bad"}})
+
+    text, told = b"", False
+    async with router.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+        async for piece in answer.aiter_bytes():
+            text += piece
+            if not told and ending in ("error", "death"):
+                fleet.list_in_file(*[await fleet.worker(behaviour=fails) for _ in range(6)])
+            if not told and ending == "drain":
+                router.server.router.admission.drain(0)
+            told = True
+    error = events(text.decode())[-1]["error"]
+    expected = {"error": "bad", "timeout": "service_unavailable", "drain": "service_unavailable", "death": "bad_gateway"}
+    assert error["code"] == expected[ending] and text.startswith(b": held\n\n") and text.endswith(b"}\n\n")
+    assert router.server.router.front.bodies.total == 0
+
+
+async def test_holding_is_bounded_in_number_and_bytes(fleet: Fleet) -> None:
+    router = await empty(fleet, max_queue_requests=2, max_queue_bytes=4000)
+    held = [asyncio.create_task(router.complete("x")) for _ in range(2)]
+    await eventually(lambda: len(router.server.router.admission._queue) == 2, "two are held")
+    refused = await router.complete("x")
+    assert refused.status_code == 503 and refused.headers["retry-after"]
+    held[0].cancel()
+    await eventually(lambda: len(router.server.router.admission._queue) == 1, "one is held")
+    assert (await router.complete("x" * 4000)).status_code == 503
+    held[1].cancel()
+
+
+async def test_held_requests_keep_the_promises_of_a_drain(fleet: Fleet) -> None:
+    """A worker that comes within the drain's time still answers them; else they are told to go elsewhere."""
+    router = await empty(fleet, drain_grace=0, drain_timeout=3)
+    held = asyncio.create_task(router.complete("x"))
+    await eventually(lambda: len(router.server.router.admission._queue) == 1, "it is held")
+    router.server.router.drain()
+    router.server.leave()
+    fleet.list_in_file(await fleet.worker())
+    assert (await held).status_code == 200
+
+
+async def test_priority_without_keys_is_the_requests_own(fleet: Fleet) -> None:
+    turns, behaviour = gate()
+    worker = await fleet.worker(behaviour=behaviour, load=FULL)
+    router = await fleet.router(worker)
+    asked = [asyncio.create_task(router.complete("x")) for _ in range(AHEAD_REQUESTS)]
+    await eventually(lambda: len(worker.received) == AHEAD_REQUESTS, "the worker is full")
+    queue = router.server.router.admission._queue
+    for count, priority in enumerate((5, 0, -5), 1):
+        asked.append(asyncio.create_task(router.complete("x", priority=priority)))
+        await eventually(lambda: len(queue) == count, "it waits")  # noqa: B023  # over at once
+    for _ in range(AHEAD_REQUESTS + 3):
+        turns.release()
+    await asyncio.gather(*asked)
+    assert [seen.json["priority"] for seen in worker.received[AHEAD_REQUESTS:]] == [-5, 0, 5]

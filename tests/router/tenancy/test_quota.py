@@ -1,0 +1,207 @@
+"""Token rates: what a tenant uses is what the worker says, common to all routers, and nobody else pays for it."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.redis_server import RedisServer
+from tests.router.harness import Fleet, RunningRouter, eventually
+from tests.router.stand_in_worker import Exchange, dies_at_once
+from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded, key_file
+
+from fairlead_index.redis.scripts import Scripts
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.metrics import Metrics
+from fairlead_router.tenancy.quota import Account, Accounts
+from fairlead_router.tenancy.tenants import Tenant
+from fairlead_router.tenancy.usage import Meter
+
+SLOW = {"anna": {"tokensPerMinute": 60, "burstTokens": 1000}, "boris": {}}
+"""A token a second: within a test the bucket does not fill."""
+
+
+def told(prompt: int, output: int) -> Any:
+    """A worker that says what it used."""
+
+    async def behaviour(exchange: Exchange) -> None:
+        if not exchange.request.json.get("stream"):
+            await exchange.whole(200, {"choices": []}, x_fairlead_usage=f"{prompt} {output}")
+            return
+        assert exchange.request.headers["x-fairlead-usage"] == "1"
+        await exchange.head()
+        await exchange.event("one")
+        await exchange.chunk(b": usage %d %d\n" % (prompt, output))  # and the rest of it in another packet
+        await exchange.chunk(b"\n")
+        await exchange.end()
+
+    return behaviour
+
+
+def level(router: RunningRouter, tenant: str = "anna") -> float:
+    return router.server.router.front._accounts._accounts[tenant].refill()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_worker_says_is_what_is_charged(fleet: Fleet, tmp_path: Path, stream: bool) -> None:
+    router, worker = await guarded(fleet, tmp_path, SLOW)
+    worker.behaviour = told(300, 450)
+    answer = await ask(router, ANNA, stream=stream)
+    assert answer.status_code == 200 and answer.headers["x-ratelimit-limit-tokens"] == "1000"
+    await eventually(lambda: 245 <= level(router) <= 255, "750 of 1000 tokens were charged")
+    assert (await ask(router, BORIS)).status_code == 200
+    worker.behaviour = told(300, 200)
+    assert (await ask(router, ANNA, max_tokens=10)).status_code == 200  # now below zero
+    refused = await ask(router, ANNA, max_tokens=1)
+    error = refused.json()["error"]
+    assert refused.status_code == 429 and error["code"] == "rate_limit_exceeded" and error["type"] == "tokens"
+    assert int(refused.headers["retry-after"]) >= 240 and refused.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
+    assert (await ask(router, BORIS)).status_code == 200, "nobody else's"
+    text = (await router.client.get("/metrics")).text
+    assert 'fairlead_router_tenant_tokens_total{kind="output",tenant="anna"} 650.0' in text
+    assert await router.metric("fairlead_router_refused_total") == 1
+
+
+async def test_a_request_that_was_sent_again_is_charged_once(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file({"anna": {"tokensPerMinute": 6, "burstTokens": 1000}}))
+    lost = [await fleet.worker(behaviour=dies_at_once) for _ in range(2)]
+    worker = await fleet.worker(behaviour=told(20, 30))
+    router = await fleet.router(*lost, worker, policy="RoundRobin", api_keys_file=str(path))
+    for left in (950, 900, 850):
+        assert (await ask(router, ANNA, "hello", max_tokens=40)).status_code == 200
+        await eventually(lambda left=left: left <= level(router) < left + 5, "50 tokens were charged")
+    assert await router.metric("fairlead_router_retries_total") >= 2, "some were sent to workers that died"
+
+
+async def test_what_was_not_computed_is_not_charged_and_what_was_cut_is_estimated(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, SLOW)
+
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.whole(400, {"error": {"message": "no"}})
+
+    worker.behaviour = refuses
+    assert (await ask(router, ANNA)).status_code == 400
+    assert level(router) > 990
+
+    async def endless(exchange: Exchange) -> None:
+        await exchange.head()
+        for _ in range(100):
+            await exchange.event("word")
+        await exchange.until_client_gone()
+
+    worker.behaviour = endless
+    body = {"prompt": "x" * 40, "stream": True, "max_tokens": 4000}
+    async with router.client.stream("POST", "/v1/completions", json=body, headers={"authorization": f"Bearer {ANNA}"}) as answer:
+        got = b""
+        async for piece in answer.aiter_raw():
+            got += piece
+            if got.count(b"word") == 100:
+                break
+    await eventually(lambda: 800 < level(router) <= 901, "the events that came were charged")
+
+
+async def test_a_broken_bucket_of_one_tenant_is_common_to_all_routers(fleet: Fleet, tmp_path: Path) -> None:
+    with RedisServer() as redis:
+        path = tmp_path / "keys.yaml"
+        path.write_text(key_file(SLOW))
+        worker = await fleet.worker(behaviour=told(400, 400))
+        settings = {"api_keys_file": str(path), "redis_url": redis.url, "policy": "LeastLoad"}
+        one, two = [await fleet.router(worker, **settings) for _ in range(2)]
+        accounts = [router.server.router.front._accounts for router in (one, two)]
+        await eventually(lambda: all(one.shared and one._replicas == 2 for one in accounts), "both share")
+        assert (await ask(one, ANNA, max_tokens=1)).status_code == 200
+        assert (await ask(two, ANNA, max_tokens=1)).status_code in (200, 429)  # it may not know yet
+        await eventually(lambda: accounts[1].of(accounts[1]._accounts["anna"].tenant).refill() < 300, "the other router knows")
+        assert (await ask(two, ANNA, "x" * 4 * 400)).status_code == 429
+        redis.stop()
+        await eventually(lambda: not accounts[0].shared and not accounts[1].shared, "both noticed")
+        assert accounts[0]._replicas == 2 and level(one) <= 500, "each goes on with its half"
+        assert (await ask(one, BORIS)).status_code == 200
+
+
+def test_a_bucket_fills_holds_its_most_and_lets_pass_what_is_larger_than_it() -> None:
+    now = [0.0]
+    account = Account(Tenant("t", rate=10, burst=100), lambda: 1.0, lambda: now[0])
+    account.admit(5000)  # full: it goes into debt
+    account.use(5000)
+    now[0] = 100.0
+    with pytest.raises(Exception, match="Try again in 391 s"):
+        account.admit(10)
+    now[0] = 491.0
+    account.admit(10)
+    now[0] = 1e6
+    assert account.refill() == 100
+    account.use(30)
+    account.use(-5)
+    assert account.refill() == 75
+
+
+def test_two_routers_of_one_tenant_hold_its_rate_over_time() -> None:
+    """With Redis away each has its share: together they give what the tenant may have."""
+    now, given = [0.0], 0.0
+    accounts = [Account(Tenant("t", rate=100, burst=100), lambda: 0.5, lambda: now[0]) for _ in range(2)]
+    for _ in range(10_000):
+        now[0] += 0.01
+        for account in accounts:
+            try:
+                account.admit(7)
+            except Exception:
+                continue
+            account.use(7)
+            given += 7
+    assert 0.97 * 100 * now[0] <= given <= 100 * now[0] + 100
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+def test_usage_is_read_however_the_stream_is_cut(cut: int) -> None:
+    stream = b'data: {"text": "a"}\n\ndata: {"text": ": usage 9 9\\n\\n"}\n\n: usage 12 345\n\ndata: [DONE]\n\n'
+    meter = Meter(1)
+    for piece in (stream[: cut + 30], stream[cut + 30 :]):
+        meter.feed(piece)
+    assert (meter.prompt, meter.output, meter.known) == (12, 345, True)
+
+
+@pytest.fixture(autouse=True)
+def quick_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("fairlead_router.tenancy.quota.SYNC_SECONDS", 0.05)
+    yield
+
+
+async def test_a_tenant_in_debt_is_refused_before_its_body_is_read(fleet: Fleet, tmp_path: Path) -> None:
+    router, worker = await guarded(fleet, tmp_path, SLOW)
+    worker.behaviour = told(900, 900)
+    assert (await ask(router, ANNA, max_tokens=1)).status_code == 200
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ANNA}\r\ncontent-length: 1000000\r\n\r\n"
+    writer.write(head.encode())  # and nothing of the body
+    assert b" 429 " in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+
+
+async def test_a_call_whose_reply_was_lost_charges_once() -> None:
+    """Redis did it, and the answer never came: the same call goes again, under its number."""
+    with RedisServer() as redis:
+        scripts = Scripts(redis.url, "tests/quota", timeout=5.0)
+        accounts = Accounts(scripts, 1, Metrics(WorkerTable()).task_failures)
+        account = accounts.of(Tenant("anna", rate=0.001, burst=1000.0))
+        call, lost = scripts.call, [True]
+
+        async def answers(name: str, *args: bytes | str | int | float) -> list[Any]:
+            reply = await call(name, *args)
+            if lost.pop() if lost else False:
+                raise TimeoutError
+            return reply
+
+        scripts.call = answers  # type: ignore[method-assign]
+        account.use(100)
+        with pytest.raises(TimeoutError):
+            await accounts._sync(scripts, [account])
+        account.use(10)
+        await accounts._sync(scripts, [account])
+        assert account.refill() == pytest.approx(890, abs=0.1) and account.unsent == 10
+        await accounts._sync(scripts, [account])
+        assert account.refill() == pytest.approx(890, abs=0.1) and account.unsent == 0
+        await accounts.close()

@@ -1,0 +1,85 @@
+"""A slow load lives, a stuck one ends and says where; both say how far they are."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import s3_server
+from tests.worker.api.process import WorkerProcess, until
+from tests.worker.weights.throttle import Throttle
+
+from fairlead_worker.api.engine.client import EngineState
+from fairlead_worker.api.engine.load_progress import SILENT_WORK, LoadWatch, Work
+
+
+@pytest.fixture
+def source(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Throttle]:
+    """The tiny model in a bucket, one large answer of which passes for each leave."""
+    problem = s3_server.install()
+    if problem:
+        pytest.skip(f"no S3 server: {problem}")
+    with s3_server.S3Server() as server, Throttle(server.url, small=0) as throttle:
+        server.make("models")
+        for path in model.iterdir():
+            server.put("models", f"tiny/{path.name}", path.read_bytes())
+        credentials = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": throttle.url}
+        for name, value in credentials.items():
+            monkeypatch.setenv(name, value)
+        yield throttle
+
+
+def test_a_slow_load_is_healthy_and_says_its_share_and_a_stuck_one_ends(
+    source: Throttle, start: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    source.allow(3)  # the listing and two files: then the bucket sends nothing more
+    worker = start("--model", "s3://models/tiny", "--model-cache", str(cache), "--load-timeout", "8")
+    seen: list[dict[str, Any]] = []
+
+    def downloading() -> bool:
+        answer = worker.client.get("/ready")
+        assert answer.status_code == 503
+        seen.append(answer.json())
+        return seen[-1].get("stage") == "Downloading" and seen[-1]["bytes"] > 0
+
+    until(downloading, "a share of the download")
+    assert 0 < seen[-1]["bytes"] < seen[-1]["total_bytes"] and 0 <= seen[-1]["percent"] < 100
+    assert worker.client.get("/health").status_code == 200
+    assert worker.process.wait(60) == 1
+    said = worker.termination_log.read_text()
+    assert said.startswith("the load has not got on for ") and "the source has stopped sending: see spec.model.uri" in said
+
+    source.open()
+    again = start("--model", "s3://models/tiny", "--model-cache", str(cache)).wait_ready()
+    assert again.complete(model="tiny", prompt=[1, 2, 3], max_tokens=2)["usage"]["completion_tokens"] == 2
+    assert (cache / "fairlead" / "models").is_dir()
+
+
+def test_work_counts_where_reports_are_silent_but_not_for_ever_and_not_in_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work()
+    monkeypatch.setattr(Work, "of", lambda session: work)
+    state = EngineState(phase="loading", stage="Preparing", advanced=100.0)
+    watch = LoadWatch(state, 1)
+    work = Work(0, 5.0)
+    watch.look(200.0)
+    assert state.advanced == 200.0
+    watch.look(300.0)
+    assert state.advanced == 200.0, "nothing more was done"
+    work = Work(2 << 20, 5.0)
+    watch.look(400.0)
+    assert state.advanced == 400.0
+    work = Work(9 << 20, 50.0)
+    watch.look(101.0 + SILENT_WORK)
+    assert state.advanced == 400.0, "busy, and without a report for too long"
+    state.advanced, state.stage = 5000.0, "Downloading"
+    work = Work(2 << 20, 500.0)
+    watch.look(5100.0)
+    assert state.advanced == 5000.0
+
+
+def test_the_work_of_a_process_is_seen() -> None:
+    before = Work.of(os.getsid(0))
+    Path("/proc/self/status").read_bytes()
+    assert Work.of(os.getsid(0)).bytes > before.bytes > 0

@@ -1,0 +1,95 @@
+"""docs/api.md is current, and true: what it calls refused is refused, and what it calls ignored changes nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+from starlette.routing import Route
+
+from fairlead_worker.api.errors import ApiError
+from fairlead_worker.api.generation.sampling import Wanted, wanted
+from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
+from fairlead_worker.api.reference.fields import ENDPOINTS, NOTES, OPENAI, OWN_NOTES, PAGE, REFUSED, rendered
+from fairlead_worker.api.reference.openapi import BODIES, document
+from fairlead_worker.api.schema import StreamOptions, parse
+
+ROOT = Path(__file__).parents[4]
+VALUES: dict[str, Any] = {"stream_options": {"include_obfuscation": True}}
+"""Refused ones."""
+
+
+def understood(path: str, **fields: Any) -> Wanted:
+    return wanted(parse(json.dumps({"seed": 1, **fields}).encode(), ENDPOINTS[path]), {})
+
+
+def test_the_page_is_what_the_schema_says() -> None:
+    assert (ROOT / PAGE).read_text() == rendered(), f"{PAGE} is stale: run `make api-docs`"
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_the_page_is_true(path: str) -> None:
+    known = set(ENDPOINTS[path].__struct_fields__)
+    for field in REFUSED.keys() & known:
+        with pytest.raises(ApiError) as refused:
+            understood(path, stream=True, **{field: VALUES[field]})
+        assert refused.value.status == 400 and str(refused.value.param).startswith(field)
+    for field in REFUSALS.keys() & known:
+        for value in ("something", 7, True, ["text", "audio"], {"type": "approximate"}, [{}]):
+            with pytest.raises(ApiError) as refused:
+                understood(path, **{field: value})
+            assert (refused.value.status, refused.value.param) == (400, field)
+            assert field in refused.value.message
+        for value in (None, *REFUSALS[field].taken):
+            assert understood(path, **{field: value}) == understood(path)
+    assert all(understood(path, **{field: {"any": 1}}) == understood(path) for field in HINTS.keys() & known)
+    assert not known & set(OPENAI[path]), "a field that is known now is no longer ignored"
+    assert all(understood(path, **{field: {"any": 1}}) == understood(path) for field in OPENAI[path])
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_null_is_as_if_a_field_were_left_out(path: str) -> None:
+    body = BODIES[path]
+    needed = {field.name: {"tokens": [5]}.get(field.name, "x") for field in msgspec.structs.fields(body) if field.required}
+    nulls = dict.fromkeys(body.__struct_fields__) | needed
+    assert parse(json.dumps(nulls).encode(), body) == parse(json.dumps(needed).encode(), body)
+
+
+def test_nothing_is_said_of_fields_that_there_are_not() -> None:
+    known = {field for body in ENDPOINTS.values() for field in body.__struct_fields__}
+    assert known >= {*NOTES, *REFUSED, *REFUSALS, *HINTS, *(field for notes in OWN_NOTES.values() for field in notes)}
+
+
+@pytest.mark.parametrize(("path", "params"), [("/v1/completions", completion_create_params), ("/v1/chat/completions", chat_params)])
+def test_every_field_of_the_openai_sdk_is_in_the_table(path: str, params: Any) -> None:
+    """A field that OpenAI adds fails here until somebody decides what becomes of it."""
+    theirs = {*params.CompletionCreateParamsBase.__annotations__, *params.CompletionCreateParamsStreaming.__annotations__}
+    assert theirs <= {*ENDPOINTS[path].__struct_fields__, *OPENAI[path]}
+
+
+def test_stream_options_are_the_sdks() -> None:
+    assert ChatCompletionStreamOptionsParam.__annotations__.keys() <= set(StreamOptions.__struct_fields__)
+
+
+def test_the_document_has_every_path_and_field() -> None:
+    routes = [Route(path, lambda: None, methods=["POST"]) for path in BODIES]  # type: ignore[arg-type, return-value]  # never called
+    said = document(routes)
+    for path, body in BODIES.items():
+        (_, _, name) = said["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")
+        schema = {**said["components"]["schemas"][name], "components": said["components"]}
+        assert schema["properties"].keys() == set(body.__struct_fields__)
+        jsonschema.Draft202012Validator.check_schema(schema)
+    chat = said["components"]["schemas"]["ChatRequest"]["properties"]
+    assert chat["store"]["enum"] == [None, False]
+    assert chat["seed"]["description"] == NOTES["seed"]
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
+def test_every_tool_choice_gets_past_the_sampling_fields(choice: Any) -> None:
+    """What is wrong with one is for `tools.tool_use` to say, which knows the tools."""
+    assert understood("/v1/chat/completions", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice=choice).n == 1

@@ -1,0 +1,169 @@
+"""Slots of LoRA adapters: how many there are and how large, and that their memory and that of graphs is there before pages are sized."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tests.worker.execution.replayed import KERNELS, PAGE, Replayed, decodes, filled_backend
+from tests.worker.lora.adapted import folders, loaded
+
+from fairlead_worker.execution import runner as runner_module
+from fairlead_worker.execution.graphs import graphs_for
+from fairlead_worker.execution.runner import ModelRunner, make_runner
+from fairlead_worker.execution.worst import run_worst
+from fairlead_worker.kernels import flashinfer
+from fairlead_worker.kernels.base import PackedStep, StepContext
+from fairlead_worker.lora.adapters import AdapterSet
+from fairlead_worker.lora.layers import adaptable
+from fairlead_worker.model.loader import LoadedModel
+from fairlead_worker.scheduler.config import SchedulerConfig
+from fairlead_worker.scheduler.limits import StepLimits
+
+__all__ = ["folders", "loaded"]
+
+
+def test_slots_for_those_that_are_there(loaded: LoadedModel, folders: list[Path]) -> None:
+    """Where none is loaded later, there are as many slots as adapters, of their rank, on their layers."""
+    adapters = AdapterSet(loaded, 8, 64, growing=False)
+    adapters.stack()
+    assert adapters.slots is None, "nobody is there"
+    for number in (1, 2):
+        adapters.load(number, str(number), "file:///a", folders[number])
+    before = hooked_logits(loaded, adapters)
+    adapters.stack()
+    layers = {"q_proj", "down_proj", "v_proj", "gate_proj", "o_proj"}
+    sizes = [size for path, size in adaptable(loaded.model).items() if path.rpartition(".")[2] in layers]
+    assert adapters.slots is not None
+    assert adapters.slots.bytes == sum(2 * 8 * 2 * (inputs + outputs) for inputs, outputs in sizes)
+    assert adapters.slots.of([2, 0, 1]) == [2, 0, 1]
+    assert torch.equal(hooked_logits(loaded, adapters), before), "the hooks read the slots now"
+    for number in (1, 2):
+        adapters.unload(number)
+
+
+@torch.inference_mode()
+def hooked_logits(loaded: LoadedModel, adapters: AdapterSet) -> torch.Tensor:
+    return ModelRunner(loaded, filled_backend(loaded), adapters=adapters).run(decodes(4, 1, [1, 2, 0, 1]))
+
+
+def test_adapters_are_in_the_step_that_memory_is_measured_with(loaded: LoadedModel, folders: list[Path]) -> None:
+    """One that is on all layers, whether any is loaded or not; where none can be, none is."""
+    assert touched(loaded, AdapterSet(loaded, 3, 8)) == len(adaptable(loaded.model)) == 14
+    fixed = AdapterSet(loaded, 3, 8, growing=False)
+    assert touched(loaded, fixed) == 0
+    fixed.load(1, "a", "file:///a", folders[3])
+    assert touched(loaded, fixed) == 2, "the layers of those that are there"
+    fixed.unload(1)
+
+
+def touched(loaded: LoadedModel, adapters: AdapterSet) -> int:
+    """Layers to whose answers something is added in the worst step, for all of its rows but one."""
+    runner, layers = ModelRunner(loaded, filled_backend(loaded), adapters=adapters), 0
+    run = runner.forward
+
+    def seen(step: PackedStep, context: StepContext) -> torch.Tensor:
+        nonlocal layers
+        assert list(step.adapters) == ([0, *[number] * (len(step.starts) - 1)] if number else [])
+        layers = sum(number in layer.deltas for layer in adapters._layers.values())
+        return run(step, context)
+
+    runner.forward = seen  # type: ignore[assignment]  # looks
+    with torch.inference_mode(), adapters.imagined() as number:
+        run_worst(StepLimits(8, 2, 16), PAGE, runner.logits, number)
+    assert not any(-1 in layer.deltas for layer in adapters._layers.values()), "it is gone again"
+    return layers
+
+
+def test_a_runner_is_made_with_slots_and_graphs(loaded: LoadedModel, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where decodes can be graphs adapters have slots; on attention that has no graphs they take no memory for them."""
+    recorder = Replayed()
+    monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
+    monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=recorder))
+    adapters = AdapterSet(loaded, 2, 8)
+    made = make_runner(loaded, page_size=PAGE, backend="flashinfer", kv_pages=40, adapters=adapters, graph_rows=4)
+    assert recorder.recorded == [4, 4, 2, 2, 1, 1]
+    adapters.load(1, "a", "file:///a", folders[0])
+    with torch.inference_mode():
+        made.run(decodes(3, 1, [1, 0, 1]))
+    assert recorder.replays == [0]
+    adapters.unload(1)
+    without = AdapterSet(loaded, 2, 8)
+    assert make_runner(loaded, page_size=PAGE, backend="reference", kv_pages=40, adapters=without, graph_rows=4).graphs is None
+    assert without.slots is None
+
+
+@pytest.mark.parametrize(
+    ("method", "rows"), [({}, 4), ({"speculative_method": "ngram", "speculative_num_tokens": 3}, 16)], ids=["plain", "guesses"]
+)
+def test_graphs_are_as_large_as_steps_of_decodes(
+    loaded: LoadedModel, method: dict[str, object], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guess is a row, and a request has several."""
+    recorder = Replayed()
+    monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
+    monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=recorder))
+    steps = SchedulerConfig(loaded.max_model_len, max_num_seqs=4, **method)  # type: ignore[arg-type]  # each its field's type
+    make_runner(loaded, page_size=PAGE, backend="flashinfer", kv_pages=40, steps=steps, graph_rows=256)
+    assert max(recorder.recorded) == rows
+
+
+class Memory:
+    """A device that holds slots and recorded graphs, and nothing else of weight."""
+
+    total = (256 << 20) + (16 << 20)  # the first part is kept free in any case
+    graph_bytes = 1 << 20
+
+    def __init__(self, adapters: AdapterSet) -> None:
+        self._adapters = adapters
+        self.graphs = 0
+        self.recorder = Replayed()
+
+    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        replay = self.recorder.record(run)
+        self.graphs += 1
+        weakref.finalize(replay, lambda: setattr(self, "graphs", self.graphs - 1))
+        return replay
+
+    def free(self) -> int:
+        gc.collect()
+        return self.total - self.graphs * self.graph_bytes - (self._adapters.slots.bytes if self._adapters.slots else 0)
+
+    def peak_of(self, run: Callable[[], None]) -> int:
+        run()
+        return 1 << 20
+
+
+@pytest.mark.parametrize("growing", [True, False], ids=["loaded at run time", "none"])
+def test_slots_and_graphs_have_their_memory_before_pages_do(growing: bool, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = AdapterSet(loaded, 2, 8, growing=growing)
+    memory = Memory(adapters)
+    monkeypatch.setattr(flashinfer, "library", lambda: KERNELS)
+    monkeypatch.setattr(runner_module, "graphs_for", partial(graphs_for, recorder=memory))
+    steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
+    made = make_runner(
+        loaded, page_size=PAGE, backend="flashinfer", adapters=adapters, steps=steps, graph_rows=2, mem_fraction_static=1.0, memory=memory
+    )
+    kinds = 2 if growing else 1
+    assert memory.recorder.recorded == [2] * kinds + [1] * kinds + [2] * kinds + [1] * kinds, "measured, given back, made"
+    assert memory.graphs == 2 * kinds
+    slots = 0 if adapters.slots is None else adapters.slots.bytes
+    assert bool(slots) is growing and made.step_tokens == 20
+    room = (16 << 20) - (1 << 20) - slots - memory.graphs * memory.graph_bytes
+    assert made.backend.pages == room // made.backend.spec.page_bytes
+
+
+def test_those_that_may_come_have_their_memory_where_no_slots_are_kept(loaded: LoadedModel, folders: list[Path]) -> None:
+    """Else they would take that of the largest step, when pages have all the rest."""
+    adapters = AdapterSet(loaded, 3, 8)
+    adapters.load(1, "a", "file:///a", folders[0])
+    steps = SchedulerConfig(64, max_num_seqs=4, chunked_prefill_size=16)
+    made = make_runner(loaded, page_size=PAGE, adapters=adapters, steps=steps, mem_fraction_static=1.0, memory=Memory(adapters))
+    values = sum(8 * (inputs + outputs) for inputs, outputs in adaptable(loaded.model).values())
+    room = (16 << 20) - (1 << 20) - 2 * values * loaded.dtype.itemsize
+    assert adapters.slots is None and made.backend.pages == room // made.backend.spec.page_bytes
+    adapters.unload(1)
+    assert AdapterSet(loaded, 3, 8, growing=False).coming() == 0

@@ -1,0 +1,159 @@
+"""Penalties, bias and allowed tokens: equal to a plain computation, step after step, in any company."""
+
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models import save_model
+from tests.worker.execution.planner import Planner, make_request
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from fairlead_worker.execution.runner import make_runner
+from fairlead_worker.messages import Sampling
+from fairlead_worker.model.loader import load_model
+from fairlead_worker.sampling import penalties as adjust
+from fairlead_worker.sampling.penalties import Histories
+from fairlead_worker.sampling.sampler import sample
+from fairlead_worker.scheduler.request import Request
+
+VOCABULARY = 300
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"presence_penalty": 0.7},
+    {"frequency_penalty": 1.3},
+    {"frequency_penalty": -0.4, "presence_penalty": 0.2},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6, "frequency_penalty": 0.5},
+    {"logit_bias": ((3, 4.5), (7, -100.0))},
+    {"logit_bias": ((5, 9.0),), "repetition_penalty": 2.0, "presence_penalty": 1.0},
+    {"allowed_token_ids": (9, 4, 250)},
+    {"allowed_token_ids": (9, 4), "logit_bias": ((4, 50.0),), "frequency_penalty": 2.0},
+]
+
+
+def slowly(logits: torch.Tensor, request: Request) -> torch.Tensor:
+    """One row, one token at a time, from all tokens of the request."""
+    s, row = request.sampling, logits.clone()
+    output = list(request.tokens[request.prompt_length :])
+    for token, value in s.logit_bias:
+        row[token] += value
+    for token in set(request.tokens):
+        row[token] = row[token] / s.repetition_penalty if row[token] > 0 else row[token] * s.repetition_penalty
+        row[token] -= torch.tensor(s.frequency_penalty) * output.count(token)
+        row[token] -= torch.tensor(s.presence_penalty) * (token in output)
+    if s.allowed_token_ids:
+        for token in set(range(len(row))) - set(s.allowed_token_ids):
+            row[token] = float("-inf")
+    return row
+
+
+def requests(seed: int = 0) -> list[Request]:
+    chooser = random.Random(seed)
+    return [
+        make_request(str(i), chooser.choices(range(VOCABULARY), k=chooser.randrange(1, 200)), Sampling(max_tokens=999, **setting))
+        for i, setting in enumerate(SETTINGS)
+    ]
+
+
+def test_every_step_is_what_a_plain_computation_gives() -> None:
+    torch.manual_seed(4)
+    chooser, histories, rows = random.Random(5), Histories(), requests()
+    for step in range(150):
+        logits = torch.randn(len(rows), VOCABULARY) * 4
+        want = torch.stack([slowly(row, request) for row, request in zip(logits, rows, strict=True)])
+        torch.testing.assert_close(histories.adjust(logits, rows), want, rtol=0, atol=0, msg=f"step {step}")
+        for request in rows:
+            request.tokens.extend(chooser.choices(range(VOCABULARY), k=chooser.choice((1, 1, 1, 3))))
+        chooser.shuffle(rows)
+
+
+def test_repetition_is_transformers_own() -> None:
+    torch.manual_seed(6)
+    logits = torch.randn(1, VOCABULARY) * 3
+    request = make_request("a", [5, 9, 9, 200], Sampling(max_tokens=9, repetition_penalty=1.3))
+    request.tokens.extend([7, 5])
+    want = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([list(request.tokens)]), logits.clone())
+    torch.testing.assert_close(Histories().adjust(logits, [request]), want)
+
+
+def test_the_models_logits_stay_as_they_are() -> None:
+    logits = torch.randn(len(SETTINGS), VOCABULARY)
+    before = logits.clone()
+    Histories().adjust(logits, requests())
+    assert torch.equal(logits, before)
+
+
+def test_a_request_that_comes_back_or_shares_an_id_is_counted_anew() -> None:
+    histories = Histories()
+    gone, other = (make_request(name, [1, 2], Sampling(max_tokens=9, frequency_penalty=1.0)) for name in "ab")
+    logits = torch.zeros(1, 10)
+    histories.adjust(logits, [gone])
+    histories.adjust(logits, [other])
+    gone.tokens.extend([4, 4])
+    assert histories.adjust(logits, [gone])[0].tolist() == [0, 0, 0, 0, -2, 0, 0, 0, 0, 0]
+    again = make_request("a", [1, 2], gone.sampling)
+    assert not histories.adjust(logits, [again]).any()
+
+
+def test_a_step_looks_at_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories, request = Histories(), make_request("a", range(50), Sampling(max_tokens=9, presence_penalty=1.0))
+    histories.adjust(torch.zeros(1, 100), [request])
+    made = []
+    monkeypatch.setattr(adjust, "History", lambda request: made.append(request))
+    looked: list[int] = []
+
+    class Watched(array):  # type: ignore[type-arg]  # array('I')
+        def __getitem__(self, place: object) -> object:
+            looked.append(len(range(*place.indices(len(self)))) if isinstance(place, slice) else 1)
+            return super().__getitem__(place)  # type: ignore[index]  # as array takes it
+
+    history = histories._of["a"]
+    history.tokens = request.tokens = Watched("I", [*range(50), 7])
+    histories.adjust(torch.zeros(1, 100), [request])
+    assert (looked, made) == ([1], [])
+
+
+def test_tokens_do_not_depend_on_company() -> None:
+    torch.manual_seed(7)
+    logits = torch.randn(len(SETTINGS), VOCABULARY)
+    rows = requests()
+    together, _ = sample(logits, rows, Histories())
+    alone = [sample(logits[i : i + 1], [row])[0][0] for i, row in enumerate(rows)]
+    assert together == alone
+
+
+def test_stop_tokens_outside_the_vocabulary_harm_nobody() -> None:
+    request = make_request("a", [1], Sampling(max_tokens=9, temperature=0, min_tokens=5, logit_bias=((4_000_000_000, 1.0),)))
+    request.stop_tokens = frozenset({4_000_000_000})
+    assert sample(torch.eye(1, 10), [request])[0] == [0]
+
+
+def test_a_broken_models_row_still_gives_a_token() -> None:
+    tokens, _ = sample(torch.full((1, 10), float("nan")), [make_request("a", [1], Sampling(max_tokens=9))])
+    assert 0 <= tokens[0] < 10
+
+
+def test_penalized_output_is_the_same_alone_together_and_in_chunks(tmp_path: Path) -> None:
+    save_model("llama", tmp_path)
+    loaded = load_model(str(tmp_path))
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0, "frequency_penalty": 100.0},
+        {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.4, "presence_penalty": 0.5},
+        {"temperature": 0.0},
+        {"temperature": 0.0, "allowed_token_ids": tuple(range(10, 20))},
+    ]
+
+    def run(chosen: list[int], chunk: int) -> list[list[int]]:
+        made = [
+            make_request(str(i), [(i * 31 + j * 7) % 500 + 2 for j in range(40)], Sampling(max_tokens=12, **settings[i])) for i in chosen
+        ]
+        Planner(made, 60, 8, chunk).run(make_runner(loaded, page_size=8, kv_pages=60))
+        return [request.tokens[request.prompt_length :].tolist() for request in made]
+
+    together = run([0, 1, 2, 3], 7)
+    assert together == [run([i], 1 << 30)[0] for i in range(4)]
+    assert len(set(together[0])) == 12, "nothing comes twice"
+    assert set(together[3]) <= set(range(10, 20))

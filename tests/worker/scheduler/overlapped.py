@@ -1,0 +1,136 @@
+"""The engine model under the overlapped loop: a device that does nothing until it has to, or everything at once, or whatever is drawn."""
+
+import copy
+from array import array
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from tests.worker.scheduler.engine_model import EngineModel
+
+from fairlead_worker.engine.overlap import Overlap
+from fairlead_worker.engine.request_timer import RequestTimer
+from fairlead_worker.scheduler.overlap_scheduler import PLACEHOLDER, OverlapScheduler
+from fairlead_worker.scheduler.plan import Row, StepPlan, StepResult
+from fairlead_worker.scheduler.request import Request
+from fairlead_worker.scheduler.step_outputs import StepOutputs
+
+
+class Device:
+    """Work in its order, done when `catch_up` says so, at the latest when somebody waits."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Callable[[], None]] = deque()
+
+    def catch_up(self, most: int = 1 << 30) -> None:
+        while self.queue and most:
+            self.queue.popleft()()
+            most -= 1
+
+
+class OverlappedModel(EngineModel):
+    """`step` is a round of the overlapped loop."""
+
+    def __init__(self, pages: int, page_size: int, **config: object) -> None:
+        super().__init__(pages, page_size, **config)  # type: ignore[arg-type]  # test keywords
+        self.scheduler: OverlapScheduler = OverlapScheduler(self.config, self.cache)
+        self.device = Device()
+        self.overlap = Overlap(self.scheduler, self, RequestTimer(), self._settled)
+        self.unread: LaunchedModel | None = None
+        self.stalls: Callable[[], bool] = lambda: False
+        """Whether a row gets no token, as when the mask of its grammar is late."""
+        self.ends: Callable[[], bool] = lambda: False
+        """Whether that is the end of its request, as when its grammar leaves nothing to choose."""
+        self.between: Callable[[], None] = lambda: None
+        """Between two rounds: how far the device gets."""
+        self.launched = self.discarded = self.stalled = 0
+
+    def _settled(self, plan: StepPlan, result: StepResult, outputs: StepOutputs) -> None:
+        for output in outputs:
+            self._tell(output)
+
+    def step(self, abort_in_flight: str | None = None) -> StepPlan:
+        self.overlap.step(self.admits(), begins=1)
+        if not self.overlap.busy:
+            self.overlap.step()
+        self.between()
+        if abort_in_flight is not None:
+            self.abort(abort_in_flight)
+        return StepPlan([Row(None, 0, 0, array("i"), False)]) if self.overlap.busy else StepPlan()  # type: ignore[arg-type]  # truth alone
+
+    def check(self) -> None:
+        """The invariants are those of a scheduler with nothing out."""
+
+    def rest(self) -> None:
+        self.overlap.settle()
+        super().check()
+
+    def can_launch(self, plan: StepPlan) -> bool:
+        return not (plan.scores or plan.pools or plan.drafted)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.device.catch_up()
+        return self._forward(plan)
+
+    def launch(self, plan: StepPlan) -> "LaunchedModel":
+        self.launched += 1
+        self.plans.append([(row.request.id, row.start, row.count) for row in plan.rows])
+        return LaunchedModel(self, plan)
+
+
+class LaunchedModel:
+    """Implements `engine.overlap.Launched`."""
+
+    def __init__(self, machine: OverlappedModel, plan: StepPlan) -> None:
+        self.machine, self.plan = machine, plan
+        self.wanted: list[Request] = []
+        self.chosen: dict[Request, int] = {}
+        self.chose = False
+        self.sampled = [row.request for row in plan.rows if row.samples]
+        self.promised = machine.cache.take_promised()
+        self.copied = copy.copy(plan)  # what `pack` would copy: nothing of the host is looked at later
+        self.copied.rows = [self._copy(row) for row in plan.rows]
+        self.before = machine.unread
+        self.fills = [
+            (row.request, copied.request)
+            for row, copied in zip(plan.rows, self.copied.rows, strict=True)
+            if self.before is not None and row.request in self.before.wanted and row.end == len(row.request.tokens)
+        ]
+        awaited = {copied for _, copied in self.fills}
+        for row in self.copied.rows:
+            assert row.request.tokens.count(PLACEHOLDER) == (row.request in awaited), "one that somebody fills, or none"
+        machine.device.queue.append(self._run)
+
+    @staticmethod
+    def _copy(row: Row) -> Row:
+        request = copy.copy(row.request)
+        request.tokens, request.lease = array("I", request.tokens), SimpleNamespace(shared=request.lease.shared)  # type: ignore[assignment,union-attr]
+        return Row(request, row.start, row.count, array("i", row.pages), row.samples)
+
+    def _run(self) -> None:
+        for request, copied in self.fills:
+            assert self.before is not None and self.before.chose
+            copied.tokens[-1] = self.before.chosen[request]
+        self.results = self.machine._forward(self.copied, self.promised).tokens
+
+    def choose(self, rows: list[Row]) -> None:
+        assert not any(row.request.finish for row in rows)
+        self.wanted = [row.request for row in rows]
+        self.machine.discarded += len(self.sampled) - len(self.wanted)
+        self.machine.unread = self
+        self.machine.device.queue.append(self._choose)
+
+    def _choose(self) -> None:
+        found = dict(zip(self.sampled, self.results, strict=True))
+        self.chosen, self.chose = {request: found[request][0] for request in self.wanted}, True
+
+    def read(self) -> StepResult:
+        machine = self.machine
+        while not self.chose:
+            machine.device.catch_up(1)
+        machine.unread = None
+        tokens = [[] if machine.stalls() else [self.chosen[request]] for request in self.wanted]
+        machine.stalled += tokens.count([])
+        late = [request.id for request, of in zip(self.wanted, tokens, strict=True) if not of]
+        endings = {name: "nothing can be chosen" for name in late if machine.ends()}
+        return StepResult(tokens, seconds=machine.seconds(self.plan), endings=endings)

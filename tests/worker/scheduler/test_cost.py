@@ -1,0 +1,103 @@
+"""What a step costs the scheduler, counted and not timed: the same on every machine."""
+
+import gc
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+from tests.worker.scheduler.engine_model import EngineModel
+from tests.worker.scheduler.overlapped import OverlappedModel
+
+from fairlead_worker.scheduler.plan import StepResult
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Python functions that it enters."""
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    gc.disable()  # whoever follows collections would be counted
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return count
+
+
+def calls_of_a_step(decodes: int) -> int:
+    """Of plan() and advance() in a step in which `decodes` requests get a token each and no page fills."""
+    machine = EngineModel(decodes * 4, 16)
+    for seed in range(decodes):
+        machine.submit([seed, seed, seed], 20, ignore_eos=True)
+    machine.step()
+    machine.step()
+    plan = machine.scheduler.plan()
+    result = machine._forward(plan)
+
+    def step() -> None:
+        assert len(machine.scheduler.advance(plan, result).decoded) == decodes
+        assert machine.scheduler.plan().decodes == decodes
+
+    return calls_of(step)
+
+
+def calls_of_a_step_ahead(decodes: int) -> int:
+    """The same where the next step is planned before this one is read."""
+    machine = OverlappedModel(decodes * 4, 16)
+    for seed in range(decodes):
+        machine.submit([seed, seed, seed], 20, ignore_eos=True)
+    for _ in range(3):
+        machine.step()
+    machine.rest()
+    scheduler = machine.scheduler
+    plan = scheduler.plan()
+
+    def step() -> None:
+        scheduler.assume(plan, scheduler.awaited(plan))
+        assert scheduler.plan().decodes == decodes
+        assert len(scheduler.settle(plan, lambda: StepResult([[7]] * decodes)).decoded) == decodes
+
+    return calls_of(step)
+
+
+def test_a_decode_that_only_adds_a_token_calls_nothing() -> None:
+    assert calls_of_a_step(60) == calls_of_a_step(3) < 20
+    assert calls_of_a_step_ahead(60) == calls_of_a_step_ahead(3) < 30
+
+
+def test_a_decode_keeps_its_row() -> None:
+    machine = EngineModel(64, 4)
+    for seed in range(5):
+        machine.submit([seed] * 3, 20, ignore_eos=True)
+    machine.step()
+    rows = machine.step().rows
+    for _ in range(6):
+        assert all(now is then for now, then in zip(machine.step().rows, rows, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_memory_is_flat(policy: str) -> None:
+    """Objects that the collector knows, after each of three thousand requests of new prompts, roots and ids."""
+    machine = EngineModel(256, 4, policy=policy, max_num_seqs=64)
+    draw, seen = random.Random(1), []
+    for _ in range(3):
+        for _ in range(1000):
+            machine.submit([draw.randrange(1000) for _ in range(9)], 2, root=draw.randrange(1 << 30))
+            if len(machine.scheduler.waiting) > 100:
+                machine.step()
+        while not machine.scheduler.idle:
+            machine.step()
+        machine.told.clear()
+        machine.plans.clear()
+        machine.parents.clear()
+        machine.scheduler.drain_events()
+        gc.collect()
+        seen.append(len(gc.get_objects()))
+    assert seen[2] <= seen[1] + 50, seen

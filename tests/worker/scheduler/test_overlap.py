@@ -1,0 +1,230 @@
+"""Steps launched before the last one is read: the same answers, and no page lost, whatever comes, ends or stalls meanwhile."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from tests.worker.scheduler.engine_model import EngineModel
+from tests.worker.scheduler.overlapped import OverlappedModel
+from tests.worker.scheduler.test_invariants import Abort, Arrival, Steps, events, often
+
+from fairlead_worker.messages import TokenLogprobs
+from fairlead_worker.scheduler.config import POLICIES
+from fairlead_worker.scheduler.plan import StepPlan, StepResult
+from fairlead_worker.scheduler.step_outputs import StepOutputs
+
+
+def stall_at(machine: EngineModel, number: int) -> Callable[..., bool]:
+    """No row of the result `number` (from 1) gets its token. What it returns: whether there were so many results, or others."""
+    results = 0
+
+    def late(result: StepResult) -> StepResult:
+        nonlocal results
+        results += 1
+        if results == number:
+            result.tokens = [[] for _ in result.tokens]
+        return result
+
+    if isinstance(machine, OverlappedModel):
+        settle = machine.scheduler.settle
+        machine.scheduler.settle = lambda plan, read: settle(plan, lambda: late(read()))  # type: ignore[method-assign]
+    else:
+        forward = machine._forward
+        machine._forward = lambda plan, promised=None: late(forward(plan, promised))  # type: ignore[method-assign]
+    return lambda so_many=number: results >= so_many
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [1 + (seed * 7 + i * 5) % 39 for i in range(length)]
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_decodes_are_launched_without_their_tokens(late: bool) -> None:
+    machine = OverlappedModel(64, 4)
+    if not late:
+        machine.between = machine.device.catch_up
+    names = [machine.submit(prompt(9, seed), 12, ignore_eos=True) for seed in range(3)]
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+    assert all(len(machine.told[name].tokens) == 12 for name in names)
+    assert machine.launched == 12, "who reaches its length is in no step more"
+    assert machine.discarded == 0
+
+
+def test_who_has_ended_is_discarded_from_the_step_launched_meanwhile() -> None:
+    machine = OverlappedModel(64, 4)
+    for seed in range(12):
+        machine.submit(prompt(9, seed), 60)
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+    stopped = [told for told in machine.told.values() if told.finish == "stop"]
+    assert stopped and machine.discarded >= len(stopped)
+
+
+def test_pages_of_who_has_ended_come_back_with_the_step_launched_meanwhile() -> None:
+    machine = OverlappedModel(64, 4)
+    name = machine.submit(prompt(9), 60, stop_token_ids=(), ignore_eos=True)
+    for _ in range(4):
+        machine.step()
+    free = machine.cache.available
+    machine.abort(name)
+    assert len(machine.scheduler._deferred_frees) == 1 and machine.cache.available == free
+    machine.rest()
+    assert machine.cache.available == 64
+
+
+@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("length", [7, 8])
+def test_what_a_decode_has_filled_is_told_while_it_runs(length: int, scored: bool) -> None:
+    machine = OverlappedModel(64, 4)  # blocks of 8 tokens
+    settle = machine.scheduler.settle
+
+    def scores(result: StepResult) -> StepResult:
+        result.logprobs = [(TokenLogprobs(-1.0),) for _ in result.tokens]
+        return result
+
+    if scored:  # then it is no plain decode
+        machine.scheduler.settle = lambda plan, read: settle(plan, lambda: scores(read()))  # type: ignore[method-assign]
+    name = machine.submit(prompt(length), 30, ignore_eos=True)
+    told: list[int] = []
+    while machine.told[name].finish is None:
+        machine.step()
+        told += [len(machine.told[name].tokens)] * (len(machine.cache.announced()) - len(told))
+    assert told == [place - length + 1 for place in (8, 16, 24, 32)], "each block with the token after it, whose KV ends it"
+    machine.rest()
+
+
+def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_launched_ahead() -> None:
+    machine = OverlappedModel(64, 4, chunked_prefill_size=8)
+    name = machine.submit(prompt(17), 5, ignore_eos=True, prompt_logprobs=0)  # the last chunk is one token, and scores nothing
+    told = machine.told[name]
+    while not told.tokens:
+        machine.step()
+    assert machine.launched == 2 and told.scores == list(range(16))
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+
+
+@pytest.mark.parametrize("kind", [EngineModel, OverlappedModel])
+def test_scores_of_a_prompt_come_with_its_first_token_though_that_was_late(kind: type[EngineModel]) -> None:
+    machine = kind(64, 4, chunked_prefill_size=8)
+    late = stall_at(machine, 1 if kind is OverlappedModel else 3)
+    told = machine.told[machine.submit(prompt(17), 5, ignore_eos=True, prompt_logprobs=0)]
+    while not told.tokens:
+        machine.step()
+    assert late() and told.scores == list(range(16))
+
+
+def test_who_was_late_and_is_preempted_and_admitted_in_the_next_plan_goes_on() -> None:
+    machine = OverlappedModel(7, 4, policy="priority", initial_new_token_ratio=0.0, min_new_token_ratio=0.0)
+    late = stall_at(machine, 5)
+    for length, tokens in ((7, 12), (2, 13)):
+        machine.submit(prompt(length), tokens, ignore_eos=True, priority=5)
+    while not late(4):
+        machine.step()
+    machine.submit(prompt(19, 9), 4, ignore_eos=True)
+    machine.run(100)
+    machine.rest()
+    machine.check_answers()
+    assert late() and machine.scheduler.load().retractions
+
+
+def test_who_ends_without_a_token_is_taken_out_of_the_plan_made_meanwhile() -> None:
+    """A prompt that is pooled is not launched ahead: its step waits for the one before, and one of that ends as nothing can be chosen."""
+    machine = OverlappedModel(64, 4)
+    ends, other = (machine.submit(prompt(6, seed), 20, ignore_eos=True) for seed in range(2))
+    for _ in range(3):
+        machine.step()
+    settle = machine.scheduler.settle
+
+    def settled(plan: StepPlan, read: Callable[[], StepResult]) -> StepOutputs:
+        def nothing_can_be_chosen() -> StepResult:
+            result = read()
+            return StepResult([[], *result.tokens[1:]], endings={ends: "nothing can be chosen"})
+
+        return settle(plan, nothing_can_be_chosen)
+
+    executed: list[str] = []
+    execute = machine.execute
+
+    def executes(plan: StepPlan) -> StepResult:
+        executed.extend(row.request.id for row in plan.rows)
+        return execute(plan)
+
+    machine.scheduler.settle, machine.execute = settled, executes  # type: ignore[method-assign]
+    pooled = machine.submit(prompt(7, 3), 1, pooling="last")
+    machine.step()
+    machine.scheduler.settle = settle  # type: ignore[method-assign]
+    assert machine.told[ends].finish == "error"
+    assert executed == [other, pooled], "who has ended computes nothing"
+    machine.run()
+    machine.rest()
+
+
+def test_a_prefix_is_shared_with_a_prompt_that_comes_while_it_is_computed() -> None:
+    machine = OverlappedModel(64, 4)
+    machine.submit(prompt(33), 4, ignore_eos=True)
+    machine.step()
+    second = machine.submit([*prompt(33), 3], 4, ignore_eos=True)
+    machine.run()
+    machine.rest()
+    machine.check_answers()
+    assert machine.told[second].cached_tokens == 32
+
+
+@settings(often, max_examples=25)
+@given(
+    events=events,
+    pages=st.integers(8, 64),
+    page_size=st.sampled_from([1, 4, 16]),
+    host_slots=st.sampled_from([0, 0, 7, 64]),
+    chunk=st.sampled_from([-1, 1, 8, 16, 64]),
+    policy=st.sampled_from(POLICIES),
+    enable_mixed_chunk=st.booleans(),
+    itl_target_ms=st.sampled_from([0, 0, 10]),
+    noise=st.randoms(use_true_random=False),
+    prefill_max_requests=st.sampled_from([0, 0, 1]),
+    max_num_seqs=st.sampled_from([1, 3, 64]),
+    dedupe_tokens=st.sampled_from([0, 1, 32]),
+    initial_new_token_ratio=st.sampled_from([0.0, 0.7]),
+    speculative_method=st.sampled_from(["none", "none", "none", "ngram"]),
+    stall=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
+    end=st.sampled_from([0.0, 0.2]),
+)
+def test_any_arrivals_are_answered_as_by_the_reference(
+    events, pages, page_size, host_slots, chunk, policy, itl_target_ms, noise, stall, end, **limits
+):
+    limits["itl_target_ms"] = itl_target_ms if chunk > 0 else 0
+    machine = OverlappedModel(
+        pages, page_size, host_slots=host_slots, chunked_prefill_size=chunk, policy=policy, max_model_len=110, **limits
+    )
+    machine.stalls, machine.ends = lambda: noise.random() < stall, lambda: noise.random() < end
+    machine.between = lambda: machine.device.catch_up(noise.choice([0, 0, 1, 2, 100]))
+    names: list[str] = []
+    work = 0
+    for happening in events:
+        if isinstance(happening, Arrival):
+            name, tokens = happening.submit(machine)
+            names.append(name)
+            work += tokens
+        elif isinstance(happening, Abort) and happening.which < len(names):
+            machine.abort(names[happening.which])
+        elif isinstance(happening, Steps):
+            for _ in range(happening.count):
+                machine.step(names[happening.abort % len(names)] if names and happening.abort is not None else None)
+        if noise.random() < 0.5:
+            machine.rest()
+    machine.run(steps=1000 + 40 * work)
+    machine.rest()
+    machine.check_answers()
+    load = machine.scheduler.load()
+    event(f"retracted: {load.retractions > 0}")
+    event(f"discarded: {machine.discarded > 0}")
+    event(f"stalled: {machine.stalled > 0}")
+    assert load.running == load.waiting == load.backlog_tokens == 0
+    assert load.pages_free == load.pages_total, "with no request left, every page can be had"
+    assert all(told.finish for told in machine.told.values()), "nobody starves"

@@ -1,0 +1,364 @@
+"""One promise of the scheduler a test."""
+
+import random
+from array import array
+
+from tests.worker.scheduler.engine_model import EOS, EngineModel, kv, next_token, reference
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(100, 1000), k=length)
+
+
+def rows(machine: EngineModel, step: int = -1) -> dict[str, tuple[int, int]]:
+    return {name: (start, count) for name, start, count in machine.plans[step]}
+
+
+def finish(machine: EngineModel) -> None:
+    machine.run()
+    machine.check_answers()
+
+
+# Chunked prefill
+
+
+def test_chunks_are_cut_at_pages_and_the_chunked_request_goes_on_first() -> None:
+    machine = EngineModel(64, 16, chunked_prefill_size=40)
+    long = machine.submit(prompt(110))
+    short = machine.submit(prompt(10, 1))
+    machine.step()
+    assert rows(machine) == {long: (0, 32)}, "40 tokens cut down to two whole pages; no second request is cut"
+    assert machine.scheduler.chunked_req.id == long
+    machine.step()
+    machine.step()
+    assert rows(machine) == {long: (64, 32)}
+    machine.step()
+    assert rows(machine) == {long: (96, 14), short: (0, 10)} and machine.scheduler.chunked_req is None
+    finish(machine)
+
+
+def test_chunking_off_computes_prompts_whole() -> None:
+    machine = EngineModel(64, 16, chunked_prefill_size=0, max_prefill_tokens=128)
+    sizes = {machine.submit(prompt(length, length)): length for length in (60, 60 + 1, 300, 20)}
+    first, second, big, last = sizes
+    machine.step()
+    assert rows(machine) == {first: (0, 60), second: (0, 61)}
+    machine.step()
+    assert rows(machine)[big] == (0, 300), "longer than a step may be: it has the prefill of one step to itself"
+    assert last not in rows(machine)
+    finish(machine)
+
+
+def test_the_budget_gives_way_to_decodes_but_a_page_is_always_left() -> None:
+    machine = EngineModel(1024, 4, chunked_prefill_size=16, dedupe_tokens=1000)
+    decoding = [machine.submit(prompt(1, seed), 60, ignore_eos=True) for seed in range(10)]
+    machine.step()
+    late = machine.submit(prompt(40, 99))
+    machine.step()
+    assert rows(machine)[late] == (0, 4), "16 less 10 decodes, in whole pages"
+    more = [machine.submit(prompt(1, 50 + seed), 60, ignore_eos=True) for seed in range(20)]
+    while machine.scheduler.load().waiting:
+        machine.step()
+    last = machine.submit(prompt(40, 77))
+    machine.step()
+    assert len(machine.scheduler.running) == len(decoding + more) + 1, "more decodes than the chunk has tokens"
+    assert rows(machine)[last] == (0, 4), "and a prompt still gets on"
+    finish(machine)
+
+
+def test_decodes_are_in_every_step() -> None:
+    machine = EngineModel(512, 16, chunked_prefill_size=64)
+    decoding = [machine.submit(prompt(5, seed), 40, ignore_eos=True) for seed in range(8)]
+    machine.step()
+    machine.submit(prompt(2000, 9), 4)
+    for _ in range(30):
+        machine.step()
+        assert set(decoding) <= set(rows(machine)), "no decode waits for somebody's prompt"
+    finish(machine)
+
+
+def test_without_mixing_a_step_is_prefill_or_decodes_and_prefill_goes_first() -> None:
+    machine = EngineModel(512, 16, chunked_prefill_size=64, enable_mixed_chunk=False)
+    decoding = [machine.submit(prompt(5, seed), 9, ignore_eos=True) for seed in range(3)]
+    machine.step()
+    long = machine.submit(prompt(160, 9), 4, ignore_eos=True)
+    steps = []
+    for _ in range(4):
+        machine.step()
+        machine.check()
+        steps.append(set(rows(machine)))
+    assert steps == [{long}, {long}, {long}, {*decoding, long}], "whole chunks, and the decodes wait"
+    finish(machine)
+
+
+# Memory
+
+
+def test_a_whole_prompt_is_reserved_at_admission() -> None:
+    machine = EngineModel(10, 4, chunked_prefill_size=4)
+    machine.submit(prompt(32), 1)
+    machine.submit(prompt(12, 1), 1)
+    machine.step()
+    assert machine.cache.pool.free == 2 and machine.scheduler.load().waiting == 1, "8 pages are the first one's, computed or not"
+    finish(machine)
+
+
+def test_too_big_is_refused_at_once_with_the_numbers() -> None:
+    machine = EngineModel(8, 4, max_model_len=100)
+    big = machine.submit(prompt(20), 14)
+    told = machine.told[big]
+    assert told.finish == "error"
+    assert all(number in told.error for number in ("20 tokens", "up to 14", "9 KV pages", "has 8", "32 tokens")), told.error
+    fits = machine.submit(prompt(20), 13, ignore_eos=True)
+    assert machine.told[fits].finish is None
+    too_long = machine.submit(prompt(100))
+    assert "100 tokens" in machine.told[too_long].error
+    for name, tokens, arguments in (("e", [], {}), ("m", [1], {"max_tokens": 0})):
+        assert machine.told[machine.submit(tokens, name=name, **arguments)].finish == "error"
+    machine.told.pop("m")
+    finish(machine)
+    assert len(machine.told[fits].tokens) == 13 and machine.scheduler.stats.retractions == 0
+
+
+def test_retraction_takes_the_cheapest_never_the_oldest_and_goes_to_the_head() -> None:
+    machine = EngineModel(12, 4, policy="fcfs", initial_new_token_ratio=0.0, dedupe_tokens=1000)
+    oldest = machine.submit(prompt(3, 1), 30, ignore_eos=True)
+    dear = machine.submit(prompt(20, 2), 20, ignore_eos=True)
+    cheap = machine.submit(prompt(11, 3), 20, ignore_eos=True)
+    waiting = machine.submit(prompt(16, 4), 20, ignore_eos=True)
+    retracted = []
+    while not retracted:
+        machine.step()
+        machine.check()
+        retracted = [request.id for request in machine.scheduler.waiting._retracted]
+    assert retracted == [cheap], "11 tokens and its output cost less than 20; the oldest would be cheaper still"
+    assert {request.id for request in machine.scheduler.running} == {oldest, dear}
+    assert machine.scheduler.reserve.ratio >= 0.1
+    order: list[str] = []
+    while len(order) < 2:
+        machine.step()
+        order += [name for name in rows(machine) if name in (cheap, waiting) and name not in order]
+    assert order == [cheap, waiting], "back at the head of the queue"
+    finish(machine)
+    assert machine.told[cheap].cached_tokens == 0, "what it finds of its own KV is no prefix hit"
+
+
+def test_the_new_token_ratio_decays_and_rises() -> None:
+    machine = EngineModel(64, 4, new_token_ratio_decay_steps=10)
+    machine.submit(prompt(4), 60, ignore_eos=True)
+    machine.step()
+    assert machine.scheduler.reserve.ratio == 0.7
+    for _ in range(20):
+        machine.step()
+    assert abs(machine.scheduler.reserve.ratio - 0.1) < 1e-9
+    machine.scheduler.reserve.retracted(machine.scheduler.running)
+    assert machine.scheduler.reserve.ratio > 0.1
+    finish(machine)
+
+
+def test_output_is_reserved_by_the_ratio() -> None:
+    sure = EngineModel(16, 4, initial_new_token_ratio=1.0)
+    bold = EngineModel(16, 4, initial_new_token_ratio=0.0)
+    for machine in (sure, bold):
+        for seed in range(3):
+            machine.submit(prompt(4, seed), 28, ignore_eos=True)
+        machine.step()
+        machine.run()
+        machine.check_answers()
+    assert sure.scheduler.stats.retractions == 0 and bold.scheduler.stats.retractions > 0
+
+
+# Prefix reuse
+
+
+def test_a_common_prefix_in_flight_is_computed_once() -> None:
+    common = prompt(256)
+    machine = EngineModel(512, 16, chunked_prefill_size=64)
+    names = [machine.submit(common + prompt(8, seed), 2) for seed in range(64)]
+    finish(machine)
+    computed = [0] * 256
+    for plan in machine.plans:
+        for _, start, count in plan:
+            for position in range(start, min(start + count, 256)):
+                computed[position] += 1
+    assert computed == [1] * 256
+    assert sorted(machine.told[name].cached_tokens for name in names) == [0] + [256] * 63
+
+
+def test_followers_of_an_aborted_leader_go_on() -> None:
+    common = prompt(200)
+    machine = EngineModel(64, 16, chunked_prefill_size=32)
+    leader, follower = machine.submit([*common, 1]), machine.submit([*common, 2])
+    machine.step()
+    machine.step()
+    assert follower not in rows(machine)
+    machine.abort(leader)
+    machine.step()
+    assert rows(machine) == {follower: (64, 32)}, "from where the leader came to"
+    finish(machine)
+
+
+def test_cached_tokens_are_told_from_the_first_output_on() -> None:
+    machine = EngineModel(64, 16)
+    cold = machine.submit(prompt(50))
+    machine.run()
+    warm = machine.submit([*prompt(50)[:40], 5])
+    machine.step()
+    assert (machine.told[cold].cached_tokens, machine.told[warm].cached_tokens) == (0, 32)
+    full = machine.submit(prompt(48))
+    finish(machine)
+    assert machine.told[full].cached_tokens == 32, "the last page is computed again: its last token gives the logits"
+
+
+def test_output_pages_are_reused_by_the_next_turn() -> None:
+    machine = EngineModel(64, 4)
+    first = machine.submit(prompt(10), 20, ignore_eos=True)
+    machine.run()
+    turn = machine.submit([*prompt(10), *machine.told[first].tokens, 5, 6])
+    finish(machine)
+    assert machine.told[turn].cached_tokens == 28, "all but the last token of the answer was computed: 29, in whole pages"
+
+
+# Order
+
+
+def test_lpm_admits_the_longest_prefix_first_fcfs_the_first() -> None:
+    for policy, expected in (("lpm", ["deep", "shallow", "none"]), ("fcfs", ["none", "shallow", "deep"])):
+        machine = EngineModel(256, 16, policy=policy, max_num_seqs=1)
+        machine.submit(prompt(160))
+        machine.run()
+        machine.submit(prompt(8, 1), 3, name="busy", ignore_eos=True)
+        machine.step()
+        machine.submit(prompt(160, 5), name="none")
+        machine.submit([*prompt(160)[:32], *prompt(20, 6)], name="shallow")
+        machine.submit([*prompt(160)[:128], *prompt(20, 7)], name="deep")
+        seen: list[str] = []
+        while not machine.scheduler.idle:
+            machine.step()
+            seen += [name for name in rows(machine) if name not in (*seen, "busy")]
+        assert seen == expected
+
+
+def test_the_oldest_is_passed_a_bounded_number_of_times() -> None:
+    machine = EngineModel(256, 16, policy="lpm", max_num_seqs=1, max_bypass=5)
+    machine.submit(prompt(64))
+    machine.run()
+    machine.submit(prompt(64, 1), 1, name="unloved")
+    passed = 0
+    machine.submit([*prompt(64), 0], 1)
+    while machine.told["unloved"].finish is None:
+        machine.submit([*prompt(64), passed + 1], 1)  # somebody with a longer prefix is always there
+        machine.step()
+        passed += 1
+    assert passed == 6
+    finish(machine)
+
+
+def test_a_large_request_is_not_passed_for_ever() -> None:
+    machine = EngineModel(16, 4, policy="fcfs", max_bypass=3, dedupe_tokens=1000)
+    machine.submit(prompt(4, 1), 25, ignore_eos=True)
+    machine.step()
+    machine.submit(prompt(60, 2), 1, name="large")
+    for seed in range(30):
+        machine.submit(prompt(4, 10 + seed), 4, ignore_eos=True)
+    while machine.told["large"].finish is None:
+        machine.step()
+        machine.check()
+    ended = sum(told.finish is not None for told in machine.told.values())
+    assert ended == 2 + 3, "the one before it, three that passed it, and itself"
+    finish(machine)
+
+
+# Finish
+
+
+def test_every_way_to_finish() -> None:
+    base = prompt(9)
+    values = reference_tokens(base, 30)
+    machine = EngineModel(64, 4, max_model_len=30)
+    plain = machine.submit(base, 6, ignore_eos=True)
+    stopped = machine.submit(base, 15, ignore_eos=True, stop_token_ids=(values[3],))
+    later = machine.submit(base, 15, ignore_eos=True, stop_token_ids=(values[3],), min_tokens=values.index(values[3]) + 2)
+    longest = machine.submit(base, 500, ignore_eos=True)
+    finish(machine)
+    assert (len(machine.told[plain].tokens), machine.told[plain].finish) == (6, "length")
+    assert machine.told[stopped].tokens == values[: values.index(values[3]) + 1] and machine.told[stopped].finish == "stop"
+    assert len(machine.told[later].tokens) > len(machine.told[stopped].tokens), "no stop before min_tokens"
+    assert (len(machine.told[longest].tokens), machine.told[longest].finish) == (21, "length"), "max_model_len"
+
+
+def reference_tokens(base: list[int], count: int) -> list[int]:
+    known = array("I", base)
+    for _ in range(count):
+        known.append(next_token(kv(1, known)[-1]))
+    return list(known[len(base) :])
+
+
+def test_eos_ends_a_request_unless_ignored() -> None:
+    seed = next(s for s in range(1000) if EOS in reference_tokens(prompt(5, s), 10))
+    machine = EngineModel(64, 4)
+    ends = machine.submit(prompt(5, seed), 20)
+    goes_on = machine.submit(prompt(5, seed), 20, ignore_eos=True)
+    finish(machine)
+    assert machine.told[ends].finish == "stop" and machine.told[ends].tokens[-1] == EOS
+    assert machine.told[goes_on].finish == "length"
+    assert reference(machine.told[ends].submit, 1 << 20)[1] == "stop"
+
+
+# Abort
+
+
+def test_abort_from_every_state_gives_the_pages_back() -> None:
+    def machine_in(state: str) -> EngineModel:
+        machine = EngineModel(16, 4, chunked_prefill_size=8, initial_new_token_ratio=0.0, dedupe_tokens=1000)
+        if state == "waiting":
+            machine.submit(prompt(20), 20, name="x", ignore_eos=True)
+        elif state == "chunked":
+            machine.submit(prompt(20), 20, name="x", ignore_eos=True)
+            machine.step()
+            assert machine.scheduler.chunked_req is not None
+        elif state == "decoding":
+            machine.submit(prompt(5), 20, name="x", ignore_eos=True)
+            machine.step()
+            machine.step()
+        elif state == "retracted":
+            machine.submit(prompt(20), 40, ignore_eos=True)
+            machine.submit(prompt(20, 1), 40, name="x", ignore_eos=True)
+            while not machine.scheduler.stats.retractions:
+                machine.step()
+        return machine
+
+    for state in ("waiting", "chunked", "decoding", "retracted"):
+        for in_flight in (False, True):
+            machine = machine_in(state)
+            if in_flight:
+                machine.step(abort_in_flight="x")
+            else:
+                machine.abort("x")
+            machine.check()
+            assert machine.told["x"].finish == "abort", state
+            machine.run()
+            assert machine.cache.available == machine.cache.pool.total, state
+    machine.abort("x")
+    machine.abort("nobody")
+
+
+def test_an_id_in_use_is_refused() -> None:
+    machine = EngineModel(16, 4)
+    machine.submit(prompt(5), name="same")
+    answer = machine.scheduler.submit(machine.told["same"].submit)
+    assert answer is not None and answer.finish == "error" and "same" in answer.error
+    finish(machine)
+
+
+def test_load_counts() -> None:
+    machine = EngineModel(64, 4, chunked_prefill_size=16)
+    machine.submit(prompt(40), 3, ignore_eos=True)
+    machine.submit(prompt(30, 1), 3, ignore_eos=True)
+    assert machine.scheduler.load().backlog_tokens == 70
+    machine.step()
+    assert machine.scheduler.load().backlog_tokens == 54 and machine.scheduler.load().prefill_rate == 1600
+    finish(machine)
+    load = machine.scheduler.load()
+    assert (load.prompt_tokens, load.cached_tokens, load.output_tokens, load.backlog_tokens) == (70, 0, 6, 0)
+    assert abs(load.step_seconds - 0.01) < 1e-9 and load.pages_free == 64 and load.pages_cached > 0

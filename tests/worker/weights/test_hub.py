@@ -1,0 +1,110 @@
+"""hf:// URIs through the real hub client, in a process of its own: the client reads HF_ENDPOINT when it is imported."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.worker.weights.hub import COMMIT, TOKEN, Hub
+
+WORKER = Path(__file__).parents[3] / "worker"
+SCRIPT = """
+import json, sys
+from fairlead_worker.errors import ModelLoadError
+from fairlead_worker.weights.uri import resolve
+phases = []
+try:
+    folder = resolve(sys.argv[1], lambda phase, percent, *more: phases.append((phase, percent)))
+    print(json.dumps({"folder": str(folder), "phases": phases, "torch": "torch" in sys.modules}))
+except ModelLoadError as error:
+    print(json.dumps({"error": str(error)}))
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "config.json").write_text('{"model_type": "llama"}')
+    (files / "model.safetensors").write_bytes(bytes(300_000))
+    (files / "pytorch_model.bin").write_bytes(b"pickled")
+    (files / "picture.png").write_bytes(b"png")
+    with Hub(files) as server:
+        yield server
+
+
+READ_ONLY = """
+import os
+os.access = lambda path, mode, **how: False
+"""
+"""As a volume that is mounted so: for root, who runs some of these tests, permissions alone are none."""
+
+
+def ask(uri: str, cache: Path, endpoint: str, before: str = "", **environment: str) -> dict[str, object]:
+    keep = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", before + SCRIPT, uri],
+        env={**keep, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "PYTHONPATH": str(WORKER), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_repository_is_fetched_once_without_what_we_do_not_need(hub: Hub, tmp_path: Path) -> None:
+    answer = ask("hf://tiny/model", tmp_path / "cache", hub.url)
+    folder = Path(str(answer["folder"]))
+    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert folder.name == COMMIT
+    assert ["download", 100] in answer["phases"]  # type: ignore[operator]  # JSON of a list
+    assert answer["torch"] is False
+    fetched = sorted(hub.fetched)
+    again = ask("hf://tiny/model@v1", tmp_path / "cache", hub.url)
+    assert again["folder"] == answer["folder"]
+    assert sorted(hub.fetched) == fetched
+    with (folder / "model.safetensors").open("r+b") as file:  # a volume that has lost a write: names and sizes are as they were
+        file.write(b"lost")
+    ask("hf://tiny/model", tmp_path / "cache", hub.url)
+    assert (folder / "model.safetensors").read_bytes() == bytes(300_000)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("hf://no/such", "no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it (404)"),
+        ("hf://private/model", "no such repository, or it is private and spec.model.secretRef (HF_TOKEN) does not open it (401)"),
+        (
+            "hf://gated/model",
+            "the repository is gated (403): accept its terms on the hub, and give a token of that account: spec.model.secretRef (HF_TOKEN)",
+        ),
+        ("hf://tiny/model@v9", "the repository has no revision 'v9' (404)"),
+    ],
+)
+def test_refusals_say_what_to_do(hub: Hub, tmp_path: Path, uri: str, message: str) -> None:
+    assert ask(uri, tmp_path / "cache", hub.url) == {"error": f"cannot load model {uri}: {message}"}
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_holds(hub: Hub, tmp_path: Path) -> None:
+    apart = {"HF_HUB_CACHE": str(tmp_path / "elsewhere")}
+    answer = ask("hf://tiny/model", tmp_path / "cache", hub.url, **apart)
+    assert str(answer["folder"]).startswith(apart["HF_HUB_CACHE"])
+    fetched = len(hub.fetched)
+    again = ask("hf://tiny/model", tmp_path / "cache", hub.url, READ_ONLY, **apart)
+    assert again["folder"] == answer["folder"] and len(hub.fetched) == fetched
+    refused = ask("hf://tiny/model@v1", tmp_path / "cache", hub.url, READ_ONLY)
+    assert "which cannot be written: let spec.model.cache" in str(refused["error"])
+
+
+def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:
+    assert "folder" in ask("hf://private/model", tmp_path / "cache", hub.url, HF_TOKEN=TOKEN)
+
+
+def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
+    error = str(ask("hf://tiny/model", tmp_path / "cache", "http://127.0.0.1:9")["error"])
+    assert error.startswith("cannot load model hf://tiny/model: the hub cannot be reached and the files are not cached here")
