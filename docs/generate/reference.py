@@ -1,0 +1,226 @@
+"""Write the reference pages of the documentation site from the code: CRD fields, flags, metrics and chart values.
+
+mkdocs calls these hooks at each build, so that these pages cannot differ from the code.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args, get_origin
+
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from prometheus_client import CollectorRegistry
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+from fairlead_common.prompts.token_cache import TokenCache
+from fairlead_operator.config import OperatorConfig
+from fairlead_operator.process.metrics import Metrics as OperatorMetrics
+from fairlead_router.config import RouterConfig
+from fairlead_router.fleet.workers import WorkerTable
+from fairlead_router.metrics import Metrics as RouterMetrics
+from fairlead_worker.api.engine.start_up import StartUp
+from fairlead_worker.api.metrics.worker_metrics import Metrics as WorkerMetrics
+from fairlead_worker.config import WorkerConfig
+from fairlead_worker.messages import Load, Ready
+
+ROOT = Path(__file__).parents[2]
+GENERATED = "<!-- Generated from the code by docs/generate/reference.py. -->\n\n"
+
+
+def cell(text: object) -> str:
+    """Return `text` as one cell of a Markdown table."""
+    return re.sub(r"\s+", " ", str(text)).replace("|", "\\|").replace("<", "&lt;").strip()
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table."""
+    names = list(header)
+    lines = [f"| {' | '.join(names)} |", f"| {' | '.join('---' for _ in names)} |"]
+    lines += [f"| {' | '.join(cell(each) for each in row)} |" for row in rows]
+    return "\n".join(lines) + "\n\n"
+
+
+# --- CRD
+
+
+def type_of(schema: Mapping[str, Any]) -> str:
+    """Return the type of an OpenAPI schema in words: `integer`, `list of object`, `map of string`, or its enum values."""
+    if values := schema.get("enum"):
+        return ", ".join(f"`{value}`" for value in values)
+    if schema.get("type") == "array":
+        return f"list of {type_of(schema['items'])}" if "items" in schema else "list"
+    if isinstance(more := schema.get("additionalProperties"), Mapping):
+        return f"map of {type_of(more)}"
+    if schema.get("x-kubernetes-int-or-string"):
+        return "integer or string"
+    kinds = schema.get("type", "any")
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
+
+
+def bounds_of(schema: Mapping[str, Any]) -> str:
+    """Return default and bounds of a schema, in one line."""
+    parts = []
+    if "default" in schema:
+        parts.append(f"default `{json.dumps(schema['default'])}`")
+    for key, words in (
+        ("minimum", "at least"),
+        ("maximum", "at most"),
+        ("minLength", "characters at least"),
+        ("maxLength", "characters at most"),
+        ("minItems", "items at least"),
+        ("maxItems", "items at most"),
+    ):
+        if key in schema:
+            parts.append(f"{words} {schema[key]}")
+    return "; ".join(parts)
+
+
+def objects(path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each object of a schema with its path, parents first."""
+    if schema.get("properties"):
+        yield path, schema
+        for name, each in schema["properties"].items():
+            yield from objects(f"{path}.{name}", each)
+    elif schema.get("type") == "array":
+        yield from objects(f"{path}[]", schema["items"])
+    elif isinstance(more := schema.get("additionalProperties"), Mapping):
+        yield from objects(f"{path}.*", more)
+
+
+def crd_page() -> str:
+    """Return the page of all fields of the InferenceService resource."""
+    crd = yaml.safe_load((ROOT / "crds" / "fairlead.dev_inferenceservices.yaml").read_text())
+    page = GENERATED + "# InferenceService\n\n"
+    for version in crd["spec"]["versions"]:
+        page += f"Group `{crd['spec']['group']}`, version `{version['name']}`. Shown by `kubectl explain {crd['spec']['names']['plural']}` too.\n\n"
+        schema = version["schema"]["openAPIV3Schema"]
+        for part in ("spec", "status"):
+            for path, each in objects(part, schema["properties"][part]):
+                required = set(each.get("required", ()))
+                page += f"## {path}\n\n{each.get('description', '')}\n\n"
+                page += table(
+                    ("Field", "Type", "Default and bounds", "Description"),
+                    (
+                        (
+                            f"`{name}`" + (" (required)" if name in required else ""),
+                            type_of(field),
+                            bounds_of(field),
+                            field.get("description", ""),
+                        )
+                        for name, field in each["properties"].items()
+                    ),
+                )
+    return page
+
+
+# --- Flags
+
+
+def annotation(kind: Any) -> str:
+    """Return the type of a flag in words."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is not None and str(origin).endswith("Literal"):
+        return ", ".join(f"`{each}`" for each in args)
+    if origin is not None and str(origin).endswith("Annotated"):
+        return annotation(args[0])
+    if origin is list:
+        return f"list of {annotation(args[0])}"
+    if args:
+        return " or ".join(annotation(each) for each in args if each is not type(None))
+    return {"bool": "boolean", "str": "string", "int": "integer", "float": "number"}.get(getattr(kind, "__name__", ""), str(kind))
+
+
+def flags_page(command: str, config: type[BaseSettings]) -> str:
+    """Return the page of a command's flags."""
+    prefix = config.model_config.get("env_prefix", "")
+
+    def row(name: str, field: Any) -> tuple[object, ...]:
+        default = "required" if field.default is PydanticUndefined else f"`{json.dumps(field.default, default=str)}`"
+        return f"`--{name.replace('_', '-')}`", annotation(field.annotation), default, field.description or ""
+
+    page = GENERATED + f"# {command}\n\n"
+    page += f"Each flag is also an environment variable: `--log-level` is `{prefix}LOG_LEVEL`. Flags win over the environment.\n\n"
+    return page + table(("Flag", "Value", "Default", "Description"), (row(name, field) for name, field in config.model_fields.items()))
+
+
+# --- Metrics
+
+
+def registries() -> Iterator[tuple[str, CollectorRegistry]]:
+    """Yield the registries of a worker, a router and the operator, as these processes make them."""
+    ready = Ready(max_model_len=64, page_size=16, pages=8, model_digest="d", vocabulary_size=10)
+    engine: Any = SimpleNamespace(state=SimpleNamespace(load=Load(), start_up=StartUp(0.0), ready=ready), serving=True)
+    router = RouterMetrics(WorkerTable())
+    router.tenants(lambda: [("a", 1, 2)])
+    router.watch_token_cache(TokenCache(1 << 20))
+    operator = OperatorMetrics()
+    operator.watch(lambda: True, lambda: 0.0, lambda: 0, list)
+    yield "Router", router.registry
+    yield "Worker", WorkerMetrics(engine, "m").registry
+    yield "Operator", operator.registry
+
+
+def metrics_page() -> str:
+    """Return the page of all metrics."""
+    page = GENERATED + "# Metrics\n\nEach process serves these at `GET /metrics`. Counters end in `_total`, histograms in `_bucket`, `_sum` and `_count`.\n\n"
+    for process, registry in registries():
+        page += f"## {process}\n\n"
+        page += table(("Metric", "Type", "Description"), ((f"`{each.name}`", each.type, each.documentation) for each in registry.collect()))
+    return page
+
+
+# --- Chart values
+
+
+def chart_page() -> str:
+    """Return the page of the Helm chart's values."""
+    schema = json.loads((ROOT / "charts" / "fairlead" / "values.schema.json").read_text())
+    values = yaml.safe_load((ROOT / "charts" / "fairlead" / "values.yaml").read_text())
+
+    def rows(path: str, schema: Mapping[str, Any], value: Any) -> Iterator[tuple[object, ...]]:
+        if "$ref" in schema:
+            schema = resolve(schema["$ref"]) | {key: each for key, each in schema.items() if key != "$ref"}
+        if schema.get("properties"):
+            for name, each in schema["properties"].items():
+                yield from rows(f"{path}.{name}" if path else name, each, value.get(name) if isinstance(value, Mapping) else None)
+        else:
+            yield f"`{path}`", type_of(schema), f"`{json.dumps(value)}`", schema.get("description", "")
+
+    def resolve(reference: str) -> dict[str, Any]:
+        found: Any = schema
+        for part in reference.removeprefix("#/").split("/"):
+            found = found[part]
+        return dict(found)
+
+    page = GENERATED + "# Chart values\n\nThe chart refuses a value that is not in this table.\n\n"
+    return page + table(("Value", "Type", "Default", "Description"), rows("", schema, values))
+
+
+# --- Hooks
+
+REPOSITORY = "https://github.com/fairlead/fairlead/blob/main/"
+OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:examples|charts|bench|tests|e2e)/[^)]*)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the site."""
+    for path, text in (
+        ("reference/inferenceservice.md", crd_page()),
+        ("reference/worker-flags.md", flags_page("fairlead-worker", WorkerConfig)),
+        ("reference/router-flags.md", flags_page("fairlead-router", RouterConfig)),
+        ("reference/operator-flags.md", flags_page("fairlead-operator", OperatorConfig)),
+        ("reference/metrics.md", metrics_page()),
+        ("reference/chart-values.md", chart_page()),
+    ):
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return a page whose links to files outside `docs/` lead to the repository."""
+    return OUTSIDE.sub(rf"]({REPOSITORY}\1)", markdown)
