@@ -14,7 +14,7 @@ BUNDLE_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/gpu-bundle
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs requirements sbom audit bench-router-engines protos clean
+.PHONY: help install redis-servers s3-server clients kubernetes demo test test-isa test-arm lint format e2e gpu-check gpu-bundle bench-engine bench-peers bench-index fuzz-index fuzz-api fuzz-wire bench-slow golden bench-router bench-operator crash-matrix crds api-docs docs requirements sbom audit bench-router-engines protos clean
 
 help: ## what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
@@ -144,6 +144,9 @@ crds: install ## write crds/ and the chart's copy from the operator's models
 
 api-docs: install ## write docs/api.md from the worker's request schema
 	$(BIN)/python -m fairlead_worker.api.reference.fields
+
+docs: install ## the documentation site, into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 protos: install ## compile the endpoint picker's messages
 	$(BIN)/python -m grpc_tools.protoc -I router --python_out=router --pyi_out=router fairlead_router/interop/picker/ext_proc.proto
