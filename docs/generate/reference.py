@@ -97,7 +97,8 @@ def crd_page() -> str:
     crd = yaml.safe_load((ROOT / "crds" / "fairlead.dev_inferenceservices.yaml").read_text())
     page = GENERATED + "# InferenceService\n\n"
     for version in crd["spec"]["versions"]:
-        page += f"Group `{crd['spec']['group']}`, version `{version['name']}`. Shown by `kubectl explain {crd['spec']['names']['plural']}` too.\n\n"
+        page += f"Group `{crd['spec']['group']}`, version `{version['name']}`. "
+        page += f"`kubectl explain {crd['spec']['names']['plural']}` shows the same.\n\n"
         schema = version["schema"]["openAPIV3Schema"]
         for part in ("spec", "status"):
             for path, each in objects(part, schema["properties"][part]):
@@ -167,7 +168,8 @@ def registries() -> Iterator[tuple[str, CollectorRegistry]]:
 
 def metrics_page() -> str:
     """Return the page of all metrics."""
-    page = GENERATED + "# Metrics\n\nEach process serves these at `GET /metrics`. Counters end in `_total`, histograms in `_bucket`, `_sum` and `_count`.\n\n"
+    page = GENERATED + "# Metrics\n\nEach process serves these at `GET /metrics`. "
+    page += "Counters end in `_total`, histograms in `_bucket`, `_sum` and `_count`.\n\n"
     for process, registry in registries():
         page += f"## {process}\n\n"
         page += table(("Metric", "Type", "Description"), ((f"`{each.name}`", each.type, each.documentation) for each in registry.collect()))
