@@ -11,7 +11,7 @@ FLUSH_SECONDS = 0.1
 FLUSH_LINES = 512
 
 
-def unadorned(name: str, stream: TextIO) -> None:
+def write_bare_lines(name: str, stream: TextIO) -> None:
     """The logger's records go to `stream` as they are, and nowhere else."""
     logger, handler = logging.getLogger(name), logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -22,7 +22,7 @@ def unadorned(name: str, stream: TextIO) -> None:
 class AccessLog:
     """Lines gather for `FLUSH_SECONDS`, then go to the log as one record, each with all that the log's other lines begin with.
 
-    So the logger needs a handler that adds nothing (`unadorned`). Silent where the logger is.
+    So the logger needs a handler that adds nothing (`write_bare_lines`). Silent where the logger is.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.time) -> None:
@@ -32,7 +32,7 @@ class AccessLog:
         self._second, self._stamp = 0, ""
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         return self._logger.isEnabledFor(logging.INFO)
 
     def write(self, line: str) -> None:

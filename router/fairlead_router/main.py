@@ -32,7 +32,7 @@ def main() -> None:
         print(f"fairlead-router: {error}", file=sys.stderr)
         sys.exit(2)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
-    access_log.unadorned(access_log.NAME, sys.stdout)
+    access_log.write_bare_lines(access_log.NAME, sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     if has_password(config.redis_url):
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")

@@ -64,25 +64,25 @@ class Metrics:
         registry.register(_WorkerGauges(table))
         self._requests: dict[tuple[str, str], Counter] = {}
 
-    def compared(self, predicted: int | None, cached: int) -> None:
+    def record_prediction(self, predicted: int | None, cached: int) -> None:
         """Count what an answer's worker had in its cache, beside what the index had foretold, if it was asked."""
         self.actual.inc(cached)
         if predicted is not None:
             self.predicted.inc(predicted)
             self.prediction_error.observe(abs(predicted - cached))
 
-    def finished(self, path: str, code: str) -> None:
+    def count_request(self, path: str, code: str) -> None:
         """Count a request that is over. `path` and `code` as they are shown. A pair's child is looked up once: that takes a lock."""
         child = self._requests.get((path, code))
         if child is None:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
 
-    def tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+    def watch_tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
         """Where to read each tenant's prompt and output tokens at scrape time: a counter of its own would cost each request more."""
         self.registry.register(_TenantTokens(used))
 
-    def waiting(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
+    def watch_queue(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
         """Where to read the queue's length at scrape time."""
         self._queued.set_function(count)
         self._queued_bytes.set_function(size)
@@ -134,8 +134,8 @@ class _WorkerGauges(Collector):
             labels=["worker", "direction"],
         )
         for worker in self._table:
-            wrong.add_metric([worker.address, "over"], worker.prediction.over)
-            wrong.add_metric([worker.address, "under"], worker.prediction.under)
+            wrong.add_metric([worker.address, "over"], worker.prediction_error.over)
+            wrong.add_metric([worker.address, "under"], worker.prediction_error.under)
             flying.add_metric([worker.address], worker.in_flight)
             usable.add_metric([worker.address], float(worker.usable))
         return [flying, usable, wrong]

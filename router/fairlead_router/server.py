@@ -13,13 +13,13 @@ from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
 from fairlead_router.router import Router
-from fairlead_router.supervision import keep
+from fairlead_router.supervision import supervise
 from fairlead_router.wire.client_connection import ClientConnection
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-LOOK_SECONDS = 1.0
+IDLE_CHECK_SECONDS = 1.0
 """Between looks at clients that are idle, slow or take nothing."""
 FLUSH_SECONDS = 1.0
 """For the last bytes of answers that were cut."""
@@ -93,7 +93,7 @@ class RouterServer:
             logger.info("admin paths on http://%s:%d", self._config.host, self.admin_port)
         self._listener = await self._listen(loop, self._config.port, self._app, self._guard)
         logger.info("running on http://%s:%d", self._config.host, self.port)
-        looking = keep("connections", self._look_after, self.router.metrics.task_failures)
+        looking = supervise("connections", self._look_after, self.router.metrics.task_failures)
         await leaving.wait()
         looking.cancel()
         for listener in (self._listener, self._admin_listener):
@@ -124,12 +124,12 @@ class RouterServer:
 
     async def _look_after(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
             now = monotonic()
             self._guard.look(now)
             self._admin_guard.look(now)
             for connection in list(self._connections):
-                connection.look(now)
+                connection.close_if_stalled(now)
 
     def _on_signal(self, number: int) -> None:
         if not self.started or self.router.proxy.draining:
@@ -142,7 +142,7 @@ class RouterServer:
         asyncio.get_running_loop().call_later(self._config.drain_grace, self._leave)
 
     def _leave(self) -> None:
-        self.router.leave()
+        self.router.stop_accepting()
         self.leave()
 
     def _under_way(self) -> set[asyncio.Task[None]]:

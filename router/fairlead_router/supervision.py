@@ -12,22 +12,22 @@ from fairlead_index.redis.backoff import Pause
 
 logger = logging.getLogger(__name__)
 
-PAUSE_SECONDS = (1.0, 30.0)
+BACKOFF_SECONDS = (1.0, 30.0)
 """After the first failure, and the longest after many in a row."""
-WELL_SECONDS = 60.0
+HEALTHY_SECONDS = 60.0
 """What has run for so long counts as well again."""
 
 
-def keep(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> asyncio.Task[None]:
+def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> asyncio.Task[None]:
     """A task that does `work`, and begins it again after a pause when it raises. It ends when `work` returns, or cancelled.
 
     `failures`: counts what it raised, by `name` (its label `task`).
     """
-    return asyncio.create_task(_kept(name, work, failures), name=name)
+    return asyncio.create_task(_run_and_restart(name, work, failures), name=name)
 
 
-async def _kept(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> None:
-    shortest, longest = PAUSE_SECONDS
+async def _run_and_restart(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> None:
+    shortest, longest = BACKOFF_SECONDS
     pause = Pause(first=shortest, longest=longest)
     while True:
         began = monotonic()
@@ -35,7 +35,7 @@ async def _kept(name: str, work: Callable[[], Coroutine[Any, Any, None]], failur
             await work()
             return
         except Exception as error:
-            if monotonic() - began >= WELL_SECONDS:
+            if monotonic() - began >= HEALTHY_SECONDS:
                 pause.succeeded()
             seconds = pause.failed(repr(error))
             failures.labels(name).inc()

@@ -17,16 +17,16 @@ class Adapter(msgspec.Struct, frozen=True):
     parent: str = ""
     """The model that it changes."""
 
-    def described(self, max_model_len: int | None) -> dict[str, Any]:
+    def model_fields(self, max_model_len: int | None) -> dict[str, Any]:
         """As in vLLM's model objects."""
         return {"root": self.root, "parent": self.parent or None, "max_model_len": max_model_len}
 
 
-Told = Mapping[str, Adapter]
+AdaptersByName = Mapping[str, Adapter]
 """By name."""
 
 
-def merged(told: Iterable[Told]) -> dict[str, Adapter]:
+def merge_adapters(told: Iterable[AdaptersByName]) -> dict[str, Adapter]:
     """Every name; where workers differ in what it is (one was reloaded, the others not yet), as most of them have it."""
     found: dict[str, Counter[Adapter]] = {}
     for adapters in told:

@@ -13,22 +13,22 @@ from fairlead_index.hash_ring import Ring
 from fairlead_index.mirror.start_order import Order
 from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_index.worker_load import WorkerLoad
-from fairlead_router.fleet.adapters import Adapter, Told, merged
-from fairlead_router.fleet.circuit_breaker import Breaker
-from fairlead_router.fleet.prediction_error import Prediction
-from fairlead_router.wire.connection_pool import SILENCE_SECONDS, Pool
+from fairlead_router.fleet.adapters import Adapter, AdaptersByName, merge_adapters
+from fairlead_router.fleet.circuit_breaker import CircuitBreaker
+from fairlead_router.fleet.prediction_error import PredictionError
+from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
 
 UNKNOWN_RATE = 2000.0
 """Prompt tokens a second assumed of a worker that has not measured its own; only compared between workers."""
-POLL_AGAIN_SECONDS = 0.1
+MIN_CHECK_INTERVAL_SECONDS = 0.1
 """Between two polls that are asked for because the index speaks of another incarnation."""
-MOST_VIEWS = 64
+MAX_VIEWS = 64
 """Models whose usable workers are remembered."""
-UNSEEN = "not looked at yet"
+NOT_CHECKED = "not looked at yet"
 """The reason of a worker that no look has reached."""
 
 
-def _of_choice(name: str) -> Any:
+def _eligibility_attribute(name: str) -> Any:
     """Return a property that calls the worker's `on_choice` when its value changes. For what decides whether the worker may be chosen."""
     kept = "_" + name
 
@@ -36,18 +36,18 @@ def _of_choice(name: str) -> Any:
         changed = getattr(worker, kept, None) != value
         setattr(worker, kept, value)
         if changed:  # each look sets them all: 500 workers would else clear the views 2,500 times a second
-            worker.on_choice()
+            worker.on_eligibility_change()
 
     return property(attrgetter(kept), put)  # reading it costs no call of Python
 
 
-def _of_wait(name: str) -> Any:
+def _load_attribute(name: str) -> Any:
     """Return a property that calls the worker's `on_wait` whenever it is set. For what decides how soon the worker could begin a prompt."""
     kept = "_" + name
 
     def put(worker: "Worker", value: object) -> None:
         setattr(worker, kept, value)
-        worker.on_wait(worker.address)
+        worker.on_load_change(worker.address)
 
     return property(attrgetter(kept), put)
 
@@ -58,41 +58,41 @@ class Worker:
     Its table is told when an attribute changes that choices depend on, so that a request need not go through all workers.
     """
 
-    ready: bool = _of_choice("ready")
-    draining: bool = _of_choice("draining")
-    silent: bool = _of_choice("silent")
-    role: str = _of_choice("role")
+    ready: bool = _eligibility_attribute("ready")
+    draining: bool = _eligibility_attribute("draining")
+    silent: bool = _eligibility_attribute("silent")
+    role: str = _eligibility_attribute("role")
     """What it is for; empty or `both`: whole requests."""
-    adapters: Told = _of_choice("adapters")
+    adapters: AdaptersByName = _eligibility_attribute("adapters")
     """Model names beyond its model's own that it answers to."""
-    models: frozenset[str] = _of_choice("models")
+    models: frozenset[str] = _eligibility_attribute("models")
     """Its model's own names, as its prompt format says."""
-    load: WorkerLoad = _of_wait("load")
-    pending_tokens: int = _of_wait("pending_tokens")
+    load: WorkerLoad = _load_attribute("load")
+    pending_tokens: int = _load_attribute("pending_tokens")
     """Prompt tokens of our attempts whose answer has not begun: the part of its backlog that no report can show yet."""
 
     def __init__(
         self, address: str, clock: Callable[[], float], silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
     ) -> None:
-        self.on_choice: Callable[[], None] = lambda: None
-        self.on_wait: Callable[[str], None] = lambda address: None
+        self.on_eligibility_change: Callable[[], None] = lambda: None
+        self.on_load_change: Callable[[str], None] = lambda address: None
         self.address = address
-        self.pool = Pool(address, silence_timeout)
-        self.admin = self.pool if admin_port is None else Pool(with_port(address, admin_port), silence_timeout)
+        self.pool = ConnectionPool(address, silence_timeout)
+        self.admin = self.pool if admin_port is None else ConnectionPool(with_port(address, admin_port), silence_timeout)
         """Where it is polled."""
-        self.breaker = Breaker(clock, lambda: self.on_choice())
+        self.breaker = CircuitBreaker(clock, lambda: self.on_eligibility_change())
         self.incarnation = ""
         """Of its records in the index, as it says itself; empty: it is in no index."""
-        self.looked_at = 0.0
+        self.checked_at = 0.0
         self.pod = ""
         self.ready = False
         self.draining = False
         self.silent = False
-        self.life = 0
+        self.generation = 0
         """A new number each time a look finds it ready after one that did not: another process, or one that has recovered."""
-        self.seen_down = True
+        self.was_unready = True
         """The last look did not find it ready."""
-        self.reason = UNSEEN
+        self.reason = NOT_CHECKED
         """Why the last look did not find it ready; empty when it did."""
         self.load = WorkerLoad()
         self.load_at = monotonic()
@@ -101,7 +101,7 @@ class Worker:
         self.role = ""
         self.adapters = {}
         self.models = frozenset()
-        self.prediction = Prediction()
+        self.prediction_error = PredictionError()
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0
@@ -109,18 +109,18 @@ class Worker:
         """Our attempts whose answer has not begun."""
         self.max_running = 0
         """Requests that it can run at once, as it says; 0: unknown."""
-        self.look_now = asyncio.Event()
-        self.suspected = False
+        self.check_requested = asyncio.Event()
+        self.marked_unhealthy = False
         """A request of ours failed there since the last look began, so that look's answer may be older than the failure."""
 
     @property
     def usable(self) -> bool:
-        return self.ready and not self.draining and not self.silent and self.breaker.closed
+        return self.ready and not self.draining and not self.silent and self.breaker.is_closed
 
     @property
-    def last_resort(self) -> bool:
+    def is_last_resort(self) -> bool:
         """It was ready when last heard, and only slow to answer since: better than no worker at all."""
-        return self.ready and not self.draining and self.breaker.closed
+        return self.ready and not self.draining and self.breaker.is_closed
 
     def serves(self, model: str) -> bool:
         """Whether such a request may go there at all, however loaded it is. `model`: as in `Wanted`."""
@@ -147,29 +147,29 @@ class Worker:
         self.pool.close()
         self.admin.close()
 
-    def suspect(self) -> None:
+    def mark_unhealthy(self) -> None:
         """A request of ours found it refusing or gone: not chosen until the next look, which is asked for at once."""
-        self.ready, self.suspected = False, True
-        self.look_now.set()
+        self.ready, self.marked_unhealthy = False, True
+        self.check_requested.set()
 
-    def poll_soon(self) -> None:
+    def request_check(self) -> None:
         """The index speaks of another incarnation than it last reported: ask it now, unless that has just been done."""
-        if monotonic() - self.looked_at > POLL_AGAIN_SECONDS:
-            self.look_now.set()
+        if monotonic() - self.checked_at > MIN_CHECK_INTERVAL_SECONDS:
+            self.check_requested.set()
 
 
-class _Untried:
+class _NotExcluded:
     """Addresses without those of excluded workers. Each address is tested when asked for, so a second attempt copies no large fleet."""
 
     def __init__(self, addresses: frozenset[str], workers: Mapping[str, Worker], excluded: Collection[tuple[str, int]]) -> None:
         self._addresses, self._workers, self._excluded = addresses, workers, excluded
 
     def __contains__(self, address: object) -> bool:
-        return address in self._addresses and (address, self._workers[address].life) not in self._excluded
+        return address in self._addresses and (address, self._workers[address].generation) not in self._excluded
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _Eligibility:
     """What may be chosen for a model, until a worker changes."""
 
     usable: list[Worker]
@@ -177,7 +177,7 @@ class _View:
     """Those that have only fallen silent."""
     addresses: frozenset[str]
     """Of the usable ones."""
-    barred: frozenset[str]
+    ineligible: frozenset[str]
     """All other addresses."""
 
 
@@ -190,11 +190,11 @@ class WorkerTable:
         """`admin_port`: at which workers are polled; None: at the port that discovery names."""
         self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
-        self._views: dict[str, _View] = {}
-        self._order, self._moved = Order(), set[str]()
+        self._eligibility_by_model: dict[str, _Eligibility] = {}
+        self._order, self._load_changed = Order(), set[str]()
         self._ring = Ring()
         self._adapters: dict[str, Adapter] = {}
-        self._pulse = asyncio.Event()
+        self._change_event = asyncio.Event()
         self.on_added: Callable[[Worker], None] = lambda worker: None
         self.on_incarnation: Callable[[], None] = lambda: None
         """Called when a worker reports another incarnation than before."""
@@ -207,23 +207,23 @@ class WorkerTable:
 
     def usable(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
         """Workers that may be chosen; those that have only fallen silent where there are no others. `excluded`: (address, life)."""
-        view = self._view(model)
+        view = self._eligibility(model)
         if not excluded:
             return view.usable or view.last_resort
         return _without(view.usable, excluded) or _without(view.last_resort, excluded)
 
-    def may(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Container[str]:
+    def eligible_addresses(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Container[str]:
         """Addresses of the workers that are usable for such a request."""
-        addresses = self._view(model).addresses
-        return _Untried(addresses, self._workers, excluded) if excluded else addresses
+        addresses = self._eligibility(model).addresses
+        return _NotExcluded(addresses, self._workers, excluded) if excluded else addresses
 
     def soonest(self, count: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
         """As `usable`, of a large fleet only the `count` that could begin a prompt soonest, as this router knows it."""
-        view = self._view(model)
+        view = self._eligibility(model)
         if len(view.usable) <= SMALL_FLEET:
             return self.usable(excluded, model)
-        self._reorder()
-        may = self.may(excluded, model)
+        self._update_order()
+        may = self.eligible_addresses(excluded, model)
         found = list(islice((address for address in self._order if address in may), count))
         return [self._workers[address] for address in found] or _without(view.last_resort, excluded)
 
@@ -245,17 +245,17 @@ class WorkerTable:
         wait for their like (scaled to zero, or all restarting) and are not told that there is no such model."""
         return self._adapters
 
-    def adapters_changed(self) -> None:
+    def update_adapters(self) -> None:
         """A worker has others than before, or is gone."""
         heard = [worker.adapters for worker in self._workers.values() if worker.ready and not worker.reason]
         if heard:
-            self._adapters = merged(heard)
+            self._adapters = merge_adapters(heard)
 
     def unusable_addresses(self, model: str = "") -> frozenset[str]:
         """What the index must not choose: known and not usable for such a request."""
-        return self._view(model).barred
+        return self._eligibility(model).ineligible
 
-    def discovered(self, addresses: Collection[str]) -> None:
+    def set_addresses(self, addresses: Collection[str]) -> None:
         """Discovery's newest answer: a worker that is not in it is gone at once (streams under way there go on)."""
         for address in addresses:
             if address not in self._workers:
@@ -266,57 +266,57 @@ class WorkerTable:
     def _drop(self, worker: Worker) -> None:
         del self._workers[worker.address]
         self._order.discard(worker.address)
-        self._moved.discard(worker.address)
+        self._load_changed.discard(worker.address)
         self._ring.discard(worker.address)
-        worker.on_choice, worker.on_wait = (lambda: None), (lambda address: None)
+        worker.on_eligibility_change, worker.on_load_change = (lambda: None), (lambda address: None)
         worker.ready = False
         worker.close()
-        self._views.clear()
-        self.adapters_changed()
+        self._eligibility_by_model.clear()
+        self.update_adapters()
         self.notify()
 
     def notify(self) -> None:
         """Something changed: whoever waits for a worker looks again."""
-        self._pulse.set()
-        self._pulse = asyncio.Event()
+        self._change_event.set()
+        self._change_event = asyncio.Event()
 
-    async def changed(self, timeout: float) -> None:
+    async def wait_for_change(self, timeout: float) -> None:
         """Return at the next change, or after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                await self._pulse.wait()
+                await self._change_event.wait()
         except TimeoutError:
             pass
 
     def _add(self, address: str) -> None:
         worker = self._workers[address] = Worker(address, self._clock, self._silence_timeout, self._admin_port)
-        worker.on_choice, worker.on_wait = self._views.clear, self._moved.add
-        self._views.clear()
-        self._moved.add(address)
+        worker.on_eligibility_change, worker.on_load_change = self._eligibility_by_model.clear, self._load_changed.add
+        self._eligibility_by_model.clear()
+        self._load_changed.add(address)
         self._ring.add(address)
         self.on_added(worker)
         self.notify()
 
-    def _view(self, model: str) -> _View:
-        view = self._views.get(model)
+    def _eligibility(self, model: str) -> _Eligibility:
+        view = self._eligibility_by_model.get(model)
         if view is None:
             known = list(self._workers.values())
             serving = [worker for worker in known if worker.serves(model)]
             usable = [worker for worker in serving if worker.usable]
             addresses = frozenset(worker.address for worker in usable)
             barred = frozenset(worker.address for worker in known) - addresses
-            view = _View(usable, [worker for worker in serving if worker.last_resort], addresses, barred)
-            if len(self._views) < MOST_VIEWS:
-                self._views[model] = view
+            view = _Eligibility(usable, [worker for worker in serving if worker.is_last_resort], addresses, barred)
+            if len(self._eligibility_by_model) < MAX_VIEWS:
+                self._eligibility_by_model[model] = view
         return view
 
-    def _reorder(self) -> None:
-        if self._moved:
+    def _update_order(self) -> None:
+        if self._load_changed:
             now = monotonic()
-            for address in self._moved:
+            for address in self._load_changed:
                 self._order.set(address, self._workers[address].ready_at(now))
-            self._moved.clear()
+            self._load_changed.clear()
 
 
 def _without(workers: Sequence[Worker], excluded: Collection[tuple[str, int]]) -> Sequence[Worker]:
-    return [worker for worker in workers if (worker.address, worker.life) not in excluded]
+    return [worker for worker in workers if (worker.address, worker.generation) not in excluded]

@@ -20,7 +20,7 @@ from fairlead_index.reader import IndexUnavailable
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.request.validation import DECODING, refusal
+from fairlead_router.request.validation import DECODING, decode_error
 
 Name = Annotated[str, Meta(max_length=200)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -74,7 +74,7 @@ class Queries:
             reason, _, field = str(error).partition(" - at `$")
             raise _invalid(field.strip("`.") or "body", reason) from None
         except DECODING as error:
-            raise refusal(error) from None
+            raise decode_error(error) from None
         if query.tenant_id in _TAKEN:
             raise _invalid("tenant_id", f"{quoted(query.tenant_id)} is a field of the answer: give another name")
         known = self._known(query)

@@ -17,11 +17,11 @@ from fairlead_router.routing.policies import Choice
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.serving.upstream_request import wanted_for
+from fairlead_router.serving.upstream_request import build_routing_request
 
 OPT_OUT: Final = b"x-fairlead-steering"
 """`proxy` in this header: the client cannot follow redirects, its request is proxied."""
-CLAIM_SECONDS: Final = 1.0
+PENDING_SECONDS: Final = 1.0
 """How long a redirected prompt counts as its worker's backlog here: by then the worker's own report has it."""
 
 
@@ -41,7 +41,7 @@ class Redirect(ApiError):
             self.headers.append((b"x-fairlead-predicted-tokens", b"%d" % choice.predicted))
 
 
-def opted_out(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def has_opted_out(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a request asks to be proxied. Names in lower case."""
     return any(name == OPT_OUT and value.strip().lower() == b"proxy" for name, value in headers)
 
@@ -53,23 +53,23 @@ class Redirector:
         """Raises ValueError for keys beside redirects: workers know no keys, and who was once sent to one could go again without."""
         if config.steering == "redirect" and config.api_keys_file:
             raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: take one of the two away")
-        self.on = config.steering == "redirect"
+        self.is_enabled = config.steering == "redirect"
         self._proxy, self._admission = proxy, admission
 
     async def redirect(self, call: Call, prompt: Prompt) -> Redirect:
         """Where the call's client is to go. Waits for a worker while there is none; raises ApiError 503 when that took too long."""
         assert call.account is not None
-        ticket = Ticket(call.account, call.caller.bounded(prompt.asked.priority), prompt.length, call.kept)
+        ticket = Ticket(call.account, call.caller.effective_priority(prompt.params.priority), prompt.length, call.reserved_bytes)
         try:
-            choice = await self._proxy.choose(wanted_for(prompt, call.caller, call.session), Attempts(), (), ticket)
+            choice = await self._proxy.choose(build_routing_request(prompt, call.caller, call.session), Attempts(), (), ticket)
         finally:
             self._admission.leave(ticket)
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
-        call.worker, call.predicted = worker.address, choice.predicted
+        call.worker, call.predicted_tokens = worker.address, choice.predicted
         worker.pending_tokens += pending
-        asyncio.get_running_loop().call_later(CLAIM_SECONDS, _forget, worker, pending)
+        asyncio.get_running_loop().call_later(PENDING_SECONDS, _remove_pending, worker, pending)
         return Redirect(b"http://" + worker.address.encode() + call.path.encode(), choice)
 
 
-def _forget(worker: Worker, pending: int) -> None:
+def _remove_pending(worker: Worker, pending: int) -> None:
     worker.pending_tokens -= pending

@@ -21,7 +21,7 @@ LATENCY: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 @dataclass(slots=True)
-class _Server:
+class _WorkerStats:
     """What became of the requests that one worker answered."""
 
     recent: deque[tuple[float, float]] = field(default_factory=deque)
@@ -39,30 +39,30 @@ class StackMetrics(Collector):
 
     def __init__(self, table: WorkerTable, model: Callable[[], str], clock: Callable[[], float] = monotonic) -> None:
         self._table, self._model, self._clock = table, model, clock
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _WorkerStats] = {}
         self._incoming = 0
 
-    def finished(self, call: Call) -> None:
+    def record(self, call: Call) -> None:
         """Count a call for a prompt."""
         self._incoming += 1
-        if not call.worker or call.first_byte is None:
+        if not call.worker or call.first_byte_at is None:
             return
         now = self._clock()
-        took = now - call.began
-        server = self._servers.setdefault(call.worker, _Server())
+        took = now - call.started_at
+        server = self._servers.setdefault(call.worker, _WorkerStats())
         server.recent.append((now, took))
         self._trim(server, now)
         server.prompt_tokens += call.prompt_tokens or 0
-        if call.cached is not None:
+        if call.cached_tokens is not None:
             server.asked_tokens += call.prompt_tokens or 0
-            server.cached_tokens += call.cached
+            server.cached_tokens += call.cached_tokens
         server.buckets[next((at for at, bound in enumerate(LATENCY) if took <= bound), len(LATENCY))] += 1
         server.seconds += took
 
     def collect(self) -> Iterator[Metric]:
         workers = sorted(self._table, key=lambda worker: worker.address)
         now, model = self._clock(), self._model()
-        self._servers = {one.address: self._servers.get(one.address, _Server()) for one in workers}
+        self._servers = {one.address: self._servers.get(one.address, _WorkerStats()) for one in workers}
         gauges = {
             name: GaugeMetricFamily(f"vllm:{name}", text, labels=["server"])
             for name, text in (
@@ -105,6 +105,6 @@ class StackMetrics(Collector):
         incoming.add_metric([model], self._incoming)
         yield from (*gauges.values(), hits, queries, tokens, latency, incoming)
 
-    def _trim(self, server: _Server, now: float) -> None:
+    def _trim(self, server: _WorkerStats, now: float) -> None:
         while server.recent and server.recent[0][0] < now - WINDOW_SECONDS:
             server.recent.popleft()

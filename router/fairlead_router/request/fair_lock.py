@@ -4,19 +4,19 @@ import asyncio
 from collections import deque
 
 
-class Turns:
+class FairLock:
     """`take` a turn, and `give_back` it. Of those that wait, tenants come one after the other, each with its oldest: who sends many waits
     for his own. Call it from one event loop."""
 
     def __init__(self) -> None:
-        self._taken = False
+        self._is_locked = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By tenant, the next one first."""
 
-    async def take(self, tenant: str) -> None:
+    async def acquire(self, tenant: str) -> None:
         """Returns when it is this caller's turn. One that is cancelled meanwhile has none."""
-        if not self._taken:
-            self._taken = True
+        if not self._is_locked:
+            self._is_locked = True
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
@@ -24,10 +24,10 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # it came at the same moment
-                self.give_back()
+                self.release()
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """The next one's turn."""
         while self._waiting:
             tenant = next(iter(self._waiting))
@@ -38,4 +38,4 @@ class Turns:
             if line:
                 self._waiting[tenant] = line  # behind the others
             return
-        self._taken = False
+        self._is_locked = False

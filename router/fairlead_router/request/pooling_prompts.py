@@ -1,4 +1,4 @@
-"""Requests for embeddings and scores: tokens count, and no prefix is foretold, for a mean takes nothing from the cache."""
+"""Requests for embeddings and scores: tokens_of count, and no prefix is foretold, for a mean takes nothing from the cache."""
 
 from array import array
 from collections.abc import Callable
@@ -15,12 +15,12 @@ class Fields(Protocol):
     documents: Any
 
 
-def texts(body: Fields) -> int:
-    """How many texts are asked about."""
-    return max(1, sum(map(_many, (body.input, body.text_1, body.text_2, body.query, body.documents))))
+def count_texts(body: Fields) -> int:
+    """How many count_texts are asked about."""
+    return max(1, sum(map(_count, (body.input, body.text_1, body.text_2, body.query, body.documents))))
 
 
-def tokens(body: Fields, encode: "Callable[[str], array[int]]") -> "array[int] | None":
+def tokens_of(body: Fields, encode: "Callable[[str], array[int]]") -> "array[int] | None":
     """Of the one text of an embedding; None where there are several, or where it is the worker's to say what is wrong."""
     given = body.input
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
@@ -32,7 +32,7 @@ def tokens(body: Fields, encode: "Callable[[str], array[int]]") -> "array[int] |
     return None
 
 
-def _many(given: Any) -> int:
+def _count(given: Any) -> int:
     if isinstance(given, list):
         return len(given) if given and isinstance(given[0], str | list | dict) else 1
     return given is not None

@@ -22,14 +22,14 @@ from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.request import pooling_prompts as pooled
 from fairlead_router.request import validation as wrong
-from fairlead_router.request.fair_lock import Turns
-from fairlead_router.request.request_params import Asked
-from fairlead_router.tenancy.tenants import ANYONE
+from fairlead_router.request.fair_lock import FairLock
+from fairlead_router.request.request_params import RequestParams
+from fairlead_router.tenancy.tenants import ANONYMOUS
 
 _CHATS = (CHAT, RESPONSES, MESSAGES)
 PROMPTED = (COMPLETIONS, *_CHATS, *POOLED)
 """Paths whose requests are for the engine."""
-PASSED = ("/tokenize", "/detokenize", COUNT_TOKENS)
+UNPROMPTED = ("/tokenize", "/detokenize", COUNT_TOKENS)
 """Paths whose requests need a worker, but no engine. They take quota and a place in the queue too: tokenizing costs seconds of CPU."""
 _BYTES_A_TOKEN = 4
 """For prompts that are not tokenized here, a length good enough to compare waits."""
@@ -76,7 +76,7 @@ class Prompt(msgspec.Struct, frozen=True):
     tokens: "array[int] | None" = None
     format_tag: str = ""
     user: str = ""
-    asked: Asked = Asked()
+    params: RequestParams = RequestParams()
     salt: str = ""
     """Of the caller's tenant and its own `cache_salt`: part of the root of `hashes`, and for the worker to say the same."""
     model: str = ""
@@ -87,9 +87,9 @@ class Prompt(msgspec.Struct, frozen=True):
     """Digest of the LoRA adapter that `hashes` are of; empty: none."""
 
 
-def estimate(size: int, salt: str = "") -> Prompt:
+def estimate_prompt(size: int, salt: str = "") -> Prompt:
     """Return what is known of a body of `size` bytes that is not tokenized here and generates nothing."""
-    return Prompt(length=size // _BYTES_A_TOKEN, asked=Asked(output=0), salt=salt)
+    return Prompt(length=size // _BYTES_A_TOKEN, params=RequestParams(max_output=0), salt=salt)
 
 
 class Prompts:
@@ -108,10 +108,10 @@ class Prompts:
         self._formats, self._threads, self._tokenize = formats, threads, tokenize
         self._served_name, self._adapters, self._canary_for = served_name, adapters, canary_for
         self._decoder = msgspec.json.Decoder(_Body)
-        self._large = Turns()
+        self._large_body_lock = FairLock()
 
     async def read(
-        self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt, session: str = "", tenant: str = ""
+        self, path: str, body: bytes, salt_of: Callable[[str], str] = ANONYMOUS.salt, session: str = "", tenant: str = ""
     ) -> Prompt:
         """`salt_of`: the caller's salt, given the client's own. `session`: what the client calls the conversation, if it does.
 
@@ -123,25 +123,25 @@ class Prompts:
         loop = asyncio.get_running_loop()
         if len(body) <= LARGE:
             return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
-        await self._large.take(tenant)
+        await self._large_body_lock.acquire(tenant)
         reading = loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
-        reading.add_done_callback(self._have_read)
+        reading.add_done_callback(self._finish_large_read)
         return await asyncio.shield(reading)  # the client may go, and the thread works on: so long it is nobody else's turn
 
-    async def check(self, path: str, body: bytes) -> None:
+    async def validate(self, path: str, body: bytes) -> None:
         """Raises ApiError 400 for what every worker would refuse."""
         if len(body) <= INLINE_BYTES:
             wrong.check(path, body)
         else:
             await asyncio.get_running_loop().run_in_executor(self._threads, wrong.check, path, body)
 
-    def _have_read(self, reading: "asyncio.Future[Prompt]") -> None:
+    def _finish_large_read(self, reading: "asyncio.Future[Prompt]") -> None:
         """A large body: what that needed is given back, and its turn."""
         if not reading.cancelled():
             reading.exception()  # told to whoever still waits for it
             with contextlib.suppress(RuntimeError):  # the router ends, and its threads did
                 asyncio.get_running_loop().run_in_executor(self._threads, give_back)
-        self._large.give_back()
+        self._large_body_lock.release()
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
@@ -150,16 +150,16 @@ class Prompts:
         try:
             body = self._body(path, raw)
         except wrong.DECODING as error:  # a number that no type here can hold, or no JSON object at all
-            raise wrong.refusal(error) from None
+            raise wrong.decode_error(error) from None
         name = body.model if isinstance(body.model, str) else ""
-        adapter = None if self._formats.knows(name) else self._adapter(body.model)
-        model = name if adapter is not None or self._formats.divided_by(name) else ""
+        adapter = None if self._formats.has_model(name) else self._adapter(body.model)
+        model = name if adapter is not None or self._formats.is_name_partial(name) else ""
         user = body.user if isinstance(body.user, str) else ""
-        asked = Asked.by(path, body)
+        asked = RequestParams.from_body(path, body)
         salt = salt_of(asked.salt)
         conversation = conversation_of(body.messages, body.prompt, session) if self._canary_for is not None else 0
         canary = self._canary_for(conversation) if self._canary_for is not None else ""
-        guess = Prompt(len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt, model=model, conversation=conversation)
+        guess = Prompt(len(raw) // _BYTES_A_TOKEN, user=user, params=asked, salt=salt, model=model, conversation=conversation)
         known = self._formats.of_model(body.model, canary)
         if not self._tokenize or known is None:
             return guess
@@ -168,7 +168,7 @@ class Prompts:
             if path in POOLED:
                 if path != EMBEDDINGS:
                     return guess  # of several texts, each of its own field
-                tokens = pooled.tokens(body, lambda text: known.encoder.encode_text(text, scope=salt, most=most))
+                tokens = pooled.tokens_of(body, lambda text: known.encoder.encode_text(text, scope=salt, most=most))
                 return guess if tokens is None else msgspec.structs.replace(guess, length=len(tokens), tokens=tokens, format_tag=known.tag)
             tokens, alone = self._tokens(path, body, known, salt)
         except (PromptError, TypeError, ValueError, OverflowError, RecursionError):

@@ -25,22 +25,22 @@ class Fields(pooled.Fields, Protocol):
     cache_salt: Any
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestParams(msgspec.Struct, frozen=True):
     """`output`: tokens of each answer at most, None for no bound but the context's; `sequences`: answers that are generated."""
 
     stream: bool = False
     priority: int | None = None
-    output: int | None = None
+    max_output: int | None = None
     sequences: int = 1
     prompts: int = 1
     salt: str = ""
     """The client's own `cache_salt`."""
 
     @classmethod
-    def by(cls, path: str, body: Fields) -> "Asked":
+    def from_body(cls, path: str, body: Fields) -> "RequestParams":
         salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
         if path in POOLED:
-            return cls(priority=_number(body.priority), output=0, prompts=pooled.texts(body), salt=salt)
+            return cls(priority=_number(body.priority), max_output=0, prompts=pooled.count_texts(body), salt=salt)
         bound = _number(body.max_tokens)
         bound = (_number(body.max_completion_tokens) or bound) if path != COMPLETIONS else _COMPLETION_TOKENS if bound is None else bound
         prompt = body.prompt if path == COMPLETIONS else None

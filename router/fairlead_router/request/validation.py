@@ -13,7 +13,7 @@ from fairlead_common.truncate import brief
 from fairlead_router.errors import ApiError
 
 
-class _Any(msgspec.Struct):
+class _Request(msgspec.Struct):
     """The types, as workers have them, of the fields that a router reads itself. Bounds are workers' own."""
 
     model: str | None = None
@@ -22,7 +22,7 @@ class _Any(msgspec.Struct):
     priority: int | None = None
 
 
-class _Generating(_Any):
+class _Generating(_Request):
     n: int | None = None
     stream: bool | None = None
     max_tokens: int | None = None
@@ -39,11 +39,11 @@ class _Chat(_Generating):
     max_completion_tokens: int | None = None
 
 
-class _Embedding(_Any):
+class _Embedding(_Request):
     input: str | list[str | int | list[int]] | None = None
 
 
-_TYPES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: _Completion, CHAT: _Chat, **dict.fromkeys(POOLED, _Any), EMBEDDINGS: _Embedding}
+_TYPES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: _Completion, CHAT: _Chat, **dict.fromkeys(POOLED, _Request), EMBEDDINGS: _Embedding}
 _NEEDED = {
     COMPLETIONS: ("prompt", "give a string, token ids, or a list of either"),
     CHAT: ("messages", "give a list of messages"),
@@ -55,7 +55,7 @@ DECODING: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises."""
 
 
-def refusal(error: Exception) -> ApiError:
+def decode_error(error: Exception) -> ApiError:
     """What a decoder found wrong, as a 400 that names the field. `error`: one of DECODING."""
     if isinstance(error, msgspec.ValidationError):
         reason, _, field = str(error).rpartition(" - at `$.")
@@ -80,7 +80,7 @@ def check(path: str, raw: bytes) -> None:
         elif (types := _TYPES.get(path)) is not None:
             msgspec.convert(body, types)
     except DECODING as error:
-        raise refusal(error) from None
+        raise decode_error(error) from None
     field, give = _NEEDED.get(path, ("", ""))
     if field and body.get(field) is None:
         raise ApiError(400, f"{field}: is missing; {give}.", param=field)

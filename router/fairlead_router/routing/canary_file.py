@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 _Stamp = tuple[int, int, int]
 
 
-class SplitFile:
+class CanaryFile:
     """`split` is what the newest readable version says. Without a file there is none: then canaries are for when nobody else is left."""
 
     def __init__(self, path: Path) -> None:
@@ -21,9 +21,9 @@ class SplitFile:
         self.split = Split()
         self.problem = ""
         """What is wrong with the newest version; empty when it is the one in use."""
-        self.look()
+        self.reload()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the file if it is another than the last time. Kubernetes swaps a link over it, so what it leads to is looked at."""
         try:
             stat = self._path.stat()
@@ -35,11 +35,11 @@ class SplitFile:
             self._seen, split = None, Split()
         except OSError as error:
             self._seen = None
-            self._broken(error.strerror or type(error).__name__)
+            self._report_problem(error.strerror or type(error).__name__)
             return
         except msgspec.MsgspecError as error:
             self._seen = stamp
-            self._broken(str(error))
+            self._report_problem(str(error))
             return
         else:
             self._seen = stamp
@@ -48,7 +48,7 @@ class SplitFile:
             logger.info("split: %s", f"{split.weight} % for the canary {split.revision}" if split.revision else "no canary")
         self.split = split
 
-    def _broken(self, why: str) -> None:
+    def _report_problem(self, why: str) -> None:
         if why != self.problem:
             logger.error("split file %s cannot be used, what it said before holds: %s", self._path, why)
         self.problem = why

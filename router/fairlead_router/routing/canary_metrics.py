@@ -11,7 +11,7 @@ _LABELS = ["side", "revision"]
 QUANTILES = (0.5, 0.9)
 
 
-class SplitMetrics(Collector):
+class CanaryMetrics(Collector):
     """Read at scrape time. Nothing while there is no canary; counted from when the router learned of it."""
 
     def __init__(self, report: Callable[[], SplitReport]) -> None:

@@ -15,7 +15,7 @@ Tried = Collection[tuple[str, int]]
 """(address, life) of the workers that this request has been sent to."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class RoutingRequest(msgspec.Struct, frozen=True):
     """What a choice may depend on."""
 
     prompt_tokens: int = 0
@@ -30,7 +30,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """The same for all requests of a conversation; 0: unknown."""
     adapter: str = ""
     """Digest of the LoRA adapter that `hashes` are of; empty: none."""
-    again: bool = False
+    is_retry: bool = False
     """An earlier attempt of this request has failed."""
 
 
@@ -46,13 +46,13 @@ class Policy(Protocol):
     def start(self) -> None:
         """Begin what goes on beside the requests, on the running loop."""
 
-    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
         """A worker for the request, None while there is none. Never fails."""
 
     def release(self, choice: Choice) -> None:
         """The answer has begun or the attempt has failed: a reservation, if any, ends."""
 
-    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
         """The worker found `cached` tokens of the prompt in its cache."""
 
     async def close(self) -> None: ...
@@ -63,7 +63,7 @@ def least_loaded(workers: Sequence[Worker]) -> Worker:
     return min(workers, key=lambda worker: (worker.expected_wait(), random.random()))
 
 
-class LocalPolicy:
+class IndexFreePolicy:
     """What the four share: they hold nothing between requests but the table."""
 
     def __init__(self, table: WorkerTable) -> None:
@@ -72,46 +72,46 @@ class LocalPolicy:
     def start(self) -> None:
         pass
 
-    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
         workers = self._table.usable(tried, wanted.model)
         return Choice(self.pick(wanted, tried, workers)) if workers else None
 
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         return least_loaded(self._table.soonest(CONSIDERED, tried, wanted.model))
 
     def release(self, choice: Choice) -> None:
         pass
 
-    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
         pass
 
     async def close(self) -> None:
         pass
 
 
-class LeastLoad(LocalPolicy):
+class LeastLoad(IndexFreePolicy):
     """The worker with the shortest expected wait."""
 
 
-class Random(LocalPolicy):
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+class Random(IndexFreePolicy):
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         return random.choice(workers)
 
 
-class RoundRobin(LocalPolicy):
+class RoundRobin(IndexFreePolicy):
     def __init__(self, table: WorkerTable) -> None:
         super().__init__(table)
         self._turn = 0
 
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
         return workers[self._turn % len(workers)]
 
 
-class Session(LocalPolicy):
+class Session(IndexFreePolicy):
     """One worker for each `X-Session-Id` or `user`, the same from every router; least load for requests without either."""
 
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         place = xxhash.xxh3_64_intdigest(wanted.session.encode())
-        home = self._table.home(place, self._table.may(tried, wanted.model)) if wanted.session else None
+        home = self._table.home(place, self._table.eligible_addresses(tried, wanted.model)) if wanted.session else None
         return home or super().pick(wanted, tried, workers)

@@ -13,10 +13,10 @@ class Attempts:
     | a second loss | has failed this request, if it is ready at its next look; else it was ending |
     """
 
-    __slots__ = ("_ended", "failed", "lost", "tried")
+    __slots__ = ("_ended", "excluded", "failed", "lost")
 
     def __init__(self) -> None:
-        self.tried: set[tuple[str, int]] = set()
+        self.excluded: set[tuple[str, int]] = set()
         """Not to be chosen now."""
         self.failed: frozenset[tuple[str, int]] = frozenset()
         """Lost the request twice. While one of them is ready, waiting is of no use."""
@@ -27,22 +27,22 @@ class Attempts:
 
     def begin(self, worker: Worker) -> bool:
         """Count an attempt. True where it needs a new connection, as the last one to this worker was lost."""
-        key = (worker.address, worker.life)
-        self.tried.add(key)
+        key = (worker.address, worker.generation)
+        self.excluded.add(key)
         return self._ended.get(key) == "lost"
 
-    def refuse(self, worker: Worker) -> None:
+    def record_refused(self, worker: Worker) -> None:
         """There was no connection."""
-        self._ended.setdefault((worker.address, worker.life), "refused")
+        self._ended.setdefault((worker.address, worker.generation), "refused")
 
-    def lose(self, worker: Worker, weight: float, final: bool) -> None:
+    def record_lost(self, worker: Worker, weight: float, final: bool) -> None:
         """The connection was lost before the answer's head. `final`: not for the first time."""
         self.lost += weight
-        key = (worker.address, worker.life)
+        key = (worker.address, worker.generation)
         self._ended[key] = "lost"
         if final:
             self.failed |= {key}
 
-    def allow_again(self) -> None:
+    def allow_retries(self) -> None:
         """No other worker is left: let those be chosen again that may be."""
-        self.tried.difference_update(self._ended.keys() - self.failed)
+        self.excluded.difference_update(self._ended.keys() - self.failed)

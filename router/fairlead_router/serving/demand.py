@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from fairlead_router.errors import ApiError
-from fairlead_router.fleet.scale_up_status import Coming
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.request.client_request import Call
 
@@ -27,7 +27,7 @@ BURST_SECONDS = 0.2
 HALF_LIFE = 600.0
 """Seconds in which what a worker's cache has saved counts half."""
 
-HeldAlone = Callable[[], Mapping[str, float]]
+UniqueShares = Callable[[], Mapping[str, float]]
 """Of what each worker (by address) holds, the share that no other holds; empty where there is no copy of the index."""
 
 
@@ -60,25 +60,25 @@ class Arrivals:
             self._buckets.popleft()
 
 
-class Hits:
+class CacheHits:
     """Prompt tokens that each worker found in its cache, older ones for less."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._of: dict[str, tuple[float, float]] = {}
+        self._tokens: dict[str, tuple[float, float]] = {}
         self.share = 0.0
         """Of the prompts' tokens, moving average over about 32 answers."""
 
     def add(self, worker: str, cached: int, prompt: int) -> None:
-        self._of[worker] = (self.of(worker) + cached, self._clock())
+        self._tokens[worker] = (self.tokens_of(worker) + cached, self._clock())
         self.share += (min(1.0, cached / prompt) - self.share) / 32
 
-    def of(self, worker: str) -> float:
-        tokens, at = self._of.get(worker, (0.0, 0.0))
+    def tokens_of(self, worker: str) -> float:
+        tokens, at = self._tokens.get(worker, (0.0, 0.0))
         return tokens * math.exp2((at - self._clock()) / HALF_LIFE)
 
-    def keep(self, workers: set[str]) -> None:
-        self._of = {address: known for address, known in self._of.items() if address in workers}
+    def retain(self, workers: set[str]) -> None:
+        self._tokens = {address: known for address, known in self._tokens.items() if address in workers}
 
 
 class Demand:
@@ -87,61 +87,61 @@ class Demand:
     def __init__(
         self,
         table: WorkerTable,
-        coming: Coming,
+        coming: ScaleUpStatus,
         queued: Callable[[], tuple[int, int]],
-        alone: HeldAlone,
+        alone: UniqueShares,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._table, self._coming, self._queued, self._alone, self._clock = table, coming, queued, alone, clock
-        self._arrivals, self._hits = Arrivals(clock), Hits(clock)
+        self._table, self._scale_up, self._queued, self._unique_shares, self._clock = table, coming, queued, alone, clock
+        self._arrivals, self._hits = Arrivals(clock), CacheHits(clock)
         self._active = 0
         self._last = clock()
         self._rate = self._answer_seconds = 0.0
-        self._some = asyncio.Event()
+        self._has_requests = asyncio.Event()
         self._draining = False
 
-    def began(self, tokens: int = 0) -> None:
+    def request_started(self, tokens: int = 0) -> None:
         """A request has come, with a prompt of so many tokens."""
         self._active += 1
         if tokens:
             self._arrivals.add(tokens)
-        self._some.set()
+        self._has_requests.set()
 
-    def ended(self, call: Call | None = None) -> None:
+    def request_ended(self, call: Call | None = None) -> None:
         """It is over, whatever became of it."""
         self._active -= 1
         self._last = self._clock()
-        if call is not None and call.first_byte is not None:
-            self._answer_seconds += (monotonic() - call.first_byte - self._answer_seconds) / (16 if self._answer_seconds else 1)
-        if call is not None and call.cached is not None and call.prompt_tokens:
-            self._hits.add(call.worker, call.cached, call.prompt_tokens)
+        if call is not None and call.first_byte_at is not None:
+            self._answer_seconds += (monotonic() - call.first_byte_at - self._answer_seconds) / (16 if self._answer_seconds else 1)
+        if call is not None and call.cached_tokens is not None and call.prompt_tokens:
+            self._hits.add(call.worker, call.cached_tokens, call.prompt_tokens)
         if not self._active:
-            self._some.clear()
+            self._has_requests.clear()
 
-    def came(self, tokens: int) -> None:
+    def count_external(self, tokens: int) -> None:
         """A request that goes its way past us."""
-        self.began(tokens)
-        self.ended()
+        self.request_started(tokens)
+        self.request_ended()
 
     def drain(self) -> None:
         """Nobody is kept waiting for an answer from now on."""
         self._draining = True
-        self._some.set()
+        self._has_requests.set()
 
     async def answer(self, query: bytes) -> bytes:
-        """The page. `wait`: seconds; `wanted`, `starting`, `seconds`, `reason`, `advancing`: as `Coming.told`; `worth=1`: with what caches
-        are worth.
+        """Return the page as JSON. Raises ApiError 400 for a parameter that is not a number or out of range.
 
-        Raises ApiError 400.
+        `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `worth=1`: include the share
+        of each worker's cache that no other worker holds.
         """
         asked = _numbers(query)
         if "wanted" in asked:
             starting, seconds, advancing = int(asked.get("starting", 0)), asked.get("seconds", 0.0), asked.get("advancing", 0.0) > 0
-            self._coming.told(int(asked["wanted"]), starting, seconds, _text(query, "reason"), advancing)
+            self._scale_up.update(int(asked["wanted"]), starting, seconds, _text(query, "reason"), advancing)
         if (wait := min(LONGEST_WAIT, asked.get("wait", 0.0))) > 0 and not self._busy:
             try:
                 async with asyncio.timeout(wait):
-                    await self._some.wait()
+                    await self._has_requests.wait()
                 if not self._draining:
                     await asyncio.sleep(BURST_SECONDS)
             except TimeoutError:
@@ -156,10 +156,10 @@ class Demand:
         workers = list(self._table)
         measured = [worker.load.prefill_rate for worker in workers if worker.usable and worker.load.prefill_rate > 0]
         self._rate = sum(measured) / len(measured) if measured else self._rate
-        self._hits.keep({worker.address for worker in workers})
+        self._hits.retain({worker.address for worker in workers})
         requests, tokens = self._arrivals.rates()
         waiting, waiting_tokens = self._queued()
-        alone = self._alone() if worth else {}
+        alone = self._unique_shares() if worth else {}
         return {
             "idle_seconds": 0.0 if self._busy else round(self._clock() - self._last, 1),
             "active": self._active,
@@ -189,7 +189,7 @@ class Demand:
             "max_running": worker.max_running,
             "pages_free": load.pages_free,
             "pages_total": load.pages_total,
-            "hit_tokens": round(self._hits.of(worker.address)),
+            "hit_tokens": round(self._hits.tokens_of(worker.address)),
             "held_alone_share": alone.get(worker.address),
         }
 

@@ -12,7 +12,7 @@ from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompts
-from fairlead_router.serving.request_handler import Front
+from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.wire.response import Reply
 
 PATH = "/fairlead/probe"
@@ -22,14 +22,14 @@ _TEXT = b'{"input": "Ready?"}'
 """For a model that has no head, and says so (`NO_GENERATION`)."""
 
 
-class _Kept(Reply):
+class _BufferedReply(Reply):
     """An answer that goes nowhere."""
 
     def __init__(self) -> None:
         self.status, self.body = 0, b""
         self.started = self.ended = False
-        self.last, self.sent, self.source, self.tap = b"", 0, None, None
-        self.congested = False
+        self.last_piece, self.sent, self.source, self.observer = b"", 0, None, None
+        self.is_congested = False
 
     def start(self, status: int, headers: Headers) -> None:
         self.started, self.status = True, status
@@ -47,12 +47,12 @@ class _Kept(Reply):
 class Probe:
     """The latest completion, made anew when somebody asks for it and it is old."""
 
-    def __init__(self, front: Front, prompts: Prompts, table: WorkerTable) -> None:
+    def __init__(self, front: RequestHandler, prompts: Prompts, table: WorkerTable) -> None:
         self._front, self._prompts, self._table = front, prompts, table
         self._task: asyncio.Task[tuple[int, bytes]] | None = None
         self._since = 0.0
 
-    async def ask(self) -> tuple[int, bytes]:
+    async def run(self) -> tuple[int, bytes]:
         """Status and body of the completion's answer. It never waits for a worker: or anybody could bring a service back from zero."""
         if not self._table.usable():
             refusal = unavailable("No worker is ready.", retry_after=5)
@@ -74,9 +74,9 @@ class Probe:
     async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         kind = (b"content-type", b"application/json")
         call = Call("POST", path, f"probe-{monotonic():.0f}", [kind], len(body), "")
-        reply = _Kept()
+        reply = _BufferedReply()
         try:
-            self._front.admit_anyone(call)
+            self._front.admit_internal(call)
             call.body = body
             await self._front.forward(call, await self._prompts.read(call.path, body), reply)
         except ApiError as error:

@@ -2,13 +2,13 @@
 
 from fairlead_router.errors import Headers
 from fairlead_router.request.prompts import Prompt
-from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.tenancy.tenants import Caller
 
 
-def wanted_for(prompt: Prompt, caller: Caller, session: str) -> Wanted:
+def build_routing_request(prompt: Prompt, caller: Caller, session: str) -> RoutingRequest:
     """What a choice may depend on. `session`: what the client gave as X-Session-Id."""
-    return Wanted(
+    return RoutingRequest(
         prompt.length,
         prompt.hashes,
         caller.session(session or prompt.user),
@@ -19,7 +19,7 @@ def wanted_for(prompt: Prompt, caller: Caller, session: str) -> Wanted:
     )
 
 
-def instructions_for(prompt: Prompt, caller: Caller) -> Headers:
+def worker_headers(prompt: Prompt, caller: Caller) -> Headers:
     """Headers for the worker, which no client can send through us."""
     headers: Headers = []
     if prompt.salt:
@@ -27,7 +27,7 @@ def instructions_for(prompt: Prompt, caller: Caller) -> Headers:
     tenant = caller.tenant.name
     if tenant:
         headers.append((b"x-fairlead-tenant", tenant.encode()))
-        headers.append((b"x-fairlead-priority", b"%d" % caller.bounded(prompt.asked.priority)))
-        if prompt.asked.stream:
+        headers.append((b"x-fairlead-priority", b"%d" % caller.effective_priority(prompt.params.priority)))
+        if prompt.params.stream:
             headers.append((b"x-fairlead-usage", b"1"))
     return headers

@@ -1,7 +1,7 @@
 """What one request is charged: what it will probably use at once, and in the end what it did use."""
 
 from fairlead_router.tenancy.quota import Account
-from fairlead_router.tenancy.usage import Meter
+from fairlead_router.tenancy.usage import UsageMeter
 
 
 class Charge:
@@ -10,8 +10,8 @@ class Charge:
     def __init__(self, account: Account, prompt: int, output: int | None, sequences: int) -> None:
         """`prompt`: tokens; `output`: at most, of each of `sequences`; None for no bound."""
         self.account = account
-        self.expected = account.expect(prompt, output, sequences)
-        self.meter = Meter(prompt)
+        self.expected = account.estimate_cost(prompt, output, sequences)
+        self.meter = UsageMeter(prompt)
 
     def take(self) -> None:
         """What is expected leaves the bucket."""
@@ -27,7 +27,7 @@ class Charge:
             used = 0.0
         elif told:
             used = self.meter.prompt + self.meter.output
-            self.account.learn(self.meter.prompt, self.meter.output)
+            self.account.record_usage(self.meter.prompt, self.meter.output)
         if used != self.expected:
             self.account.use(used - self.expected)
         return used - self.expected

@@ -77,18 +77,18 @@ class Caller:
         """What a session policy goes by; one tenant's cannot be another's."""
         return f"{self.tenant.name}/{given}" if given and self.tenant.name else given
 
-    def bounded(self, asked: int | None) -> int:
+    def effective_priority(self, asked: int | None) -> int:
         """The priority of a request that asked for `asked`. Without keys what it asked for, else at most as urgent as the key's."""
         if not self.tenant.name:
             return asked or 0
         return min(LOWEST, max(self.priority, self.priority if asked is None else asked))
 
 
-ANYONE = Caller()
+ANONYMOUS = Caller()
 """Everybody, where there are no keys."""
 
 
-def credential(authorization: bytes, api_key: bytes) -> bytes:
+def read_credential(authorization: bytes, api_key: bytes) -> bytes:
     """The key in a request's `Authorization: Bearer KEY`, else its `x-api-key`."""
     scheme, _, token = authorization.partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""

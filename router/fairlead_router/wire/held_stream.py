@@ -10,11 +10,11 @@ class HeldStream:
     def __init__(self, reply: Reply, request_id: str, path: str = "") -> None:
         """`path`: whose API's events they are."""
         self._reply, self._id, self._path = reply, request_id, path
-        self.begun = False
+        self.has_started = False
 
     def keep_alive(self) -> None:
-        if not self.begun:
-            self.begun = True
+        if not self.has_started:
+            self.has_started = True
             kind = (b"content-type", b"text/event-stream; charset=utf-8")
             self._reply.start(200, [kind, (b"cache-control", b"no-cache"), (b"x-request-id", self._id.encode())])
         self._reply.write(protocol_errors.keep_alive(self._path))

@@ -27,23 +27,23 @@ class Reply:
 
     def __init__(self, transport: asyncio.Transport, method: str, keep_alive: bool, old: bool) -> None:
         """`old`: the client speaks HTTP/1.0."""
-        self._transport, self._keep_alive, self._old = transport, keep_alive, old
-        self._silent = method == "HEAD"
+        self._transport, self._keep_alive, self._is_http10 = transport, keep_alive, old
+        self._omits_body = method == "HEAD"
         self._chunked = False
         self._head = b""
-        self.congested = False
+        self.is_congested = False
         """The client has not taken what was written; what comes now is held in memory."""
         self.started = self.ended = False
         self.source: Source | None = None
-        self.last = b""
+        self.last_piece = b""
         """The body's newest piece."""
         self.sent = 0
         """Bytes of the body so far."""
-        self.tap: Callable[[bytes], None] | None = None
+        self.observer: Callable[[bytes], None] | None = None
         """Reads over our shoulder, where somebody counts what an answer used."""
 
     @property
-    def keep_alive(self) -> bool:
+    def can_keep_alive(self) -> bool:
         """Another answer may follow on the connection."""
         return self._keep_alive and self.ended
 
@@ -59,16 +59,16 @@ class Reply:
                 self._keep_alive = self._keep_alive and value.lower() != b"close"
                 continue
             lines += (name, b": ", value, b"\r\n")
-        self._silent = self._silent or status in _BODILESS
-        if not sized and not self._silent:
-            if self._old:
+        self._omits_body = self._omits_body or status in _BODILESS
+        if not sized and not self._omits_body:
+            if self._is_http10:
                 self._keep_alive = False  # its end is the connection's
             else:
                 self._chunked = True
                 lines.append(b"transfer-encoding: chunked\r\n")
         if not self._keep_alive:
             lines.append(b"connection: close\r\n")
-        elif self._old:
+        elif self._is_http10:
             lines.append(b"connection: keep-alive\r\n")
         lines.append(b"\r\n")
         self._head = b"".join(lines)
@@ -83,11 +83,11 @@ class Reply:
         """A piece of the body."""
         if not data:
             return
-        self.last = data
+        self.last_piece = data
         self.sent += len(data)
-        if self.tap is not None:
-            self.tap(data)
-        if self._silent:
+        if self.observer is not None:
+            self.observer(data)
+        if self._omits_body:
             return
         if self._chunked:
             data = b"%b%x\r\n%b\r\n" % (self._head, len(data), data)
@@ -103,10 +103,10 @@ class Reply:
             self.write(data)
             self.flush()
             return
-        self.last = data or self.last
+        self.last_piece = data or self.last_piece
         self.sent += len(data)
-        if self.tap is not None:
-            self.tap(data)
+        if self.observer is not None:
+            self.observer(data)
         framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         self._send(b"%b%b0\r\n\r\n" % (self._head, framed))
         self._head = b""
@@ -122,16 +122,16 @@ class Reply:
         self._keep_alive = False
 
     def pause(self) -> None:
-        self.congested = True
+        self.is_congested = True
         if self.source is not None:
             self.source.pause()
 
     def resume(self) -> None:
-        self.congested = False
+        self.is_congested = False
         if self.source is not None:
             self.source.resume()
 
-    def whole(self, status: int, body: bytes, headers: Headers | None = None, content_type: bytes = b"application/json") -> None:
+    def send(self, status: int, body: bytes, headers: Headers | None = None, content_type: bytes = b"application/json") -> None:
         """One whole, small answer."""
         self.start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or [])])
         self.end(body)

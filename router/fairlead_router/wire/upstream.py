@@ -19,7 +19,7 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of a worker's status line and headers."""
 
 
-MAX_DOCUMENT = 64 * 1024
+MAX_ERROR_BYTES = 64 * 1024
 """Bytes of an error that are kept, where one has to become an event."""
 
 
@@ -38,15 +38,15 @@ class Unreachable(ConnectFailed):
 class LostBeforeHead(UpstreamError):
     """The request was sent and no byte came back: another worker may be asked."""
 
-    sent_again = False
+    was_resent = False
     """It was sent twice: on a kept connection, and then on a new one."""
 
 
-class GoneSilent(LostBeforeHead):
+class WorkerSilent(LostBeforeHead):
     """The worker answers nobody any more, so this request is not the cause."""
 
 
-class TooSilent(UpstreamError):
+class ResponseTimeout(UpstreamError):
     """No byte of an answer within the request's deadline: asking another worker would only double the wait."""
 
 
@@ -84,10 +84,10 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._framed = False
         self._failure: UpstreamError | None = None
-        self._timeout = self._head_due = 0.0
+        self._timeout = self._head_deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        self._touched = 0.0
+        self._timer_at = 0.0
+        self._last_activity = 0.0
         self._keep_alive = True
         self.complete = True
         self.exchanges = 0
@@ -96,26 +96,26 @@ class Connection(asyncio.BufferedProtocol):
     # What the pool asks
 
     @property
-    def headed(self) -> bool:
+    def has_head(self) -> bool:
         """The answer has begun."""
         return self._head is not None and self._head.done()
 
     @property
-    def quiet_seconds(self) -> float:
+    def silent_seconds(self) -> float:
         """Since its last byte came or was taken; since the request was sent where none came."""
-        return self._loop.time() - self._touched
+        return self._loop.time() - self._last_activity
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
     @property
-    def reusable(self) -> bool:
+    def is_reusable(self) -> bool:
         """The last answer was read to its end and the worker keeps the connection."""
-        return self.complete and not self.closed and self._failure is None and not self._pieces and self._keep_alive
+        return self.complete and not self.is_closed and self._failure is None and not self._pieces and self._keep_alive
 
     @property
-    def heard(self) -> bool:
+    def has_head_bytes(self) -> bool:
         """A part of the answer's head has come."""
         return self._head_bytes > 0
 
@@ -130,22 +130,22 @@ class Connection(asyncio.BufferedProtocol):
     async def exchange(self, request: list[bytes], timeout: float, deadline: float) -> Head:
         """Send a whole request, wait for the answer's head until `deadline` (monotonic seconds). `timeout`: seconds of silence in the body.
 
-        Raises LostBeforeHead, TooSilent; the connection is closed then, and also when the caller is cancelled.
+        Raises LostBeforeHead, ResponseTimeout; the connection is closed then, and also when the caller is cancelled.
         """
-        if self.closed:
+        if self.is_closed:
             raise LostBeforeHead("the worker had closed the connection")
         assert self._transport is not None and self.complete
         self._headers, self._pieces, self._buffered, self._head_bytes = [], [], 0, 0
         self.complete, self._framed, self._keep_alive = False, False, True
         self._head = self._loop.create_future()
         self._timeout = timeout
-        self._touched = self._loop.time()
+        self._last_activity = self._loop.time()
         self.sent_at = monotonic()
-        self._head_due = self._touched + max(0.0, deadline - self.sent_at)
+        self._head_deadline = self._last_activity + max(0.0, deadline - self.sent_at)
         self.exchanges += 1
-        if self._timer is None or self._due > self._head_due:  # else the last exchange's goes on
+        if self._timer is None or self._timer_at > self._head_deadline:  # else the last exchange's goes on
             self._stop_timer()
-            self._set_timer(self._head_due - self._touched)
+            self._set_timer(self._head_deadline - self._last_activity)
         self._transport.writelines(request)
         try:
             return await self._head
@@ -164,28 +164,28 @@ class Connection(asyncio.BufferedProtocol):
             await self._waiter
         piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces, self._buffered = [], 0
-        self._touched = self._loop.time()
+        self._last_activity = self._loop.time()
         self.resume()
         return piece
 
-    async def document(self) -> bytes:
+    async def read_error(self) -> bytes:
         """The rest of a small body, whole; what is beyond 64 KiB is left out. Raises LostAfterHead."""
         body = bytearray()
         while piece := await self.read():
-            if len(body) < MAX_DOCUMENT:
-                body += piece[: MAX_DOCUMENT - len(body)]
+            if len(body) < MAX_ERROR_BYTES:
+                body += piece[: MAX_ERROR_BYTES - len(body)]
         return bytes(body)
 
-    async def pour(self, reply: Reply) -> None:
+    async def stream_to(self, reply: Reply) -> None:
         """Hand the rest of the body on as it comes, and end the reply with it. Raises LostAfterHead."""
         self._reply, reply.source = reply, self
         try:
             if self._pieces or self.complete:
-                self._hand_on()
+                self._forward_pieces()
             else:
                 reply.flush()
             self.resume()
-            if reply.congested:
+            if reply.is_congested:
                 self.pause()
             while not self.complete:
                 if self._failure is not None:
@@ -205,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume(self) -> None:
         if self._paused:
             self._paused = False
-            self._touched = self._loop.time()
+            self._last_activity = self._loop.time()
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
 
@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._touched = self._loop.time()
+        self._last_activity = self._loop.time()
         if self.complete:
             self.abort()  # bytes that nobody asked for: this connection is out of step
             return
@@ -240,22 +240,22 @@ class Connection(asyncio.BufferedProtocol):
             self._parser.feed_data(_READ[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
-                self.fail(self._lost(f"the worker's answer is not HTTP: {error}"))
+                self.fail(self._lost_error(f"the worker's answer is not HTTP: {error}"))
                 return
             self._keep_alive = False  # what follows the answer is nobody's
         if self._reply is not None:
-            self._hand_on()
+            self._forward_pieces()
         elif self._head_bytes > MAX_HEAD_BYTES and self._head is not None and not self._head.done():
-            self.fail(self._lost(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
+            self.fail(self._lost_error(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self.headed and not self._framed and exc is None and self._failure is None and not self.complete:
+        if self.has_head and not self._framed and exc is None and self._failure is None and not self.complete:
             self.on_message_complete()  # a body without a length ends with its connection
             if self._reply is not None:
-                self._hand_on()
+                self._forward_pieces()
         self._stop_timer()
-        self.fail(self._lost(f"the worker closed the connection ({exc or 'end of file'})"))
+        self.fail(self._lost_error(f"the worker closed the connection ({exc or 'end of file'})"))
 
     # httptools
 
@@ -295,7 +295,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Inside
 
-    def _hand_on(self) -> None:
+    def _forward_pieces(self) -> None:
         """What one read brought goes on in one write."""
         assert self._reply is not None
         piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -309,8 +309,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _lost(self, message: str) -> UpstreamError:
-        return LostAfterHead(message) if self.headed else LostBeforeHead(message)
+    def _lost_error(self, message: str) -> UpstreamError:
+        return LostAfterHead(message) if self.has_head else LostBeforeHead(message)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -318,16 +318,18 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
 
     def _set_timer(self, seconds: float) -> None:
-        self._due = self._loop.time() + seconds
-        self._timer = self._loop.call_later(seconds, self._look_at_clock)
+        self._timer_at = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._check_deadline)
 
-    def _look_at_clock(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if self.complete:
             return  # idle in the pool
-        left = (self._touched + self._timeout if self.headed else self._head_due) - self._loop.time()
+        left = (self._last_activity + self._timeout if self.has_head else self._head_deadline) - self._loop.time()
         if left > 0 or self._paused:  # paused: it is the client that is slow, and client.py bounds that
             self._set_timer(max(left, 1.0) if self._paused else left)
             return
-        error = self._lost(f"no byte from the worker for {self._timeout:g} s" if self.headed else "no answer within the request's deadline")
-        self.fail(TooSilent(str(error)) if isinstance(error, LostBeforeHead) else error)
+        error = self._lost_error(
+            f"no byte from the worker for {self._timeout:g} s" if self.has_head else "no answer within the request's deadline"
+        )
+        self.fail(ResponseTimeout(str(error)) if isinstance(error, LostBeforeHead) else error)

@@ -312,7 +312,7 @@ async def test_forged_perfect_records_do_not_hide_the_holder_of_a_prompt(fleet: 
 
 async def test_ignored_records_are_bounded() -> None:
     table = WorkerTable()
-    table.discovered(["10.0.0.1:1"])
+    table.set_addresses(["10.0.0.1:1"])
     metrics, asked = Metrics(table), [0]
 
     def resolve() -> None:
@@ -321,19 +321,19 @@ async def test_ignored_records_are_bounded() -> None:
     trust = Trust(table, metrics.ignored_records, resolve)
     for number in range(1000):
         assert not trust(f"10.1.{number // 250}.{number % 250}:1" * 20, "00")
-    assert len(trust.shown()) == 128 and asked[0] == 1000
-    assert all(len(one["address"]) <= 200 for one in trust.shown())
+    assert len(trust.recent()) == 128 and asked[0] == 1000
+    assert all(len(one["address"]) <= 200 for one in trust.recent())
 
 
 async def test_a_record_of_a_worker_that_was_not_polled_yet_is_not_reported() -> None:
     table = WorkerTable()
-    table.discovered(["10.0.0.1:1"])
+    table.set_addresses(["10.0.0.1:1"])
     worker, metrics = next(iter(table)), Metrics(table)
     trust = Trust(table, metrics.ignored_records, lambda: None)
-    assert not trust("10.0.0.1:1", "aa") and not trust.shown(), "a router that has just started"
+    assert not trust("10.0.0.1:1", "aa") and not trust.recent(), "a router that has just started"
     worker.reason = ""
     assert not trust("10.0.0.1:1", "") and not trust("10.0.0.1:1", "aa")
-    assert [one["reason"] for one in trust.shown()] == ["other_incarnation"]
+    assert [one["reason"] for one in trust.recent()] == ["other_incarnation"]
     worker.incarnation = "aa"
     assert trust("10.0.0.1:1", "aa") and not trust("10.0.0.1:1", "ab")
 

@@ -35,7 +35,7 @@ async def partly_named(fleet: Fleet, redis: RedisServer, named: int, unnamed: in
     router = await fleet.router(*workers, redis_url=redis.url, index_namespace=NAMESPACE, index_mode=mode)
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware)
-    await eventually(lambda: policy.reading == ("mirror" if mode == "mirror" else "remote"), "the index is read as wanted")
+    await eventually(lambda: policy.read_mode == ("mirror" if mode == "mirror" else "remote"), "the index is read as wanted")
     return router
 
 
@@ -85,8 +85,8 @@ async def test_nor_are_many_of_a_larger_fleet(fleet: Fleet, redis: RedisServer, 
     monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1)
     router = await partly_named(fleet, redis, 9, 9, mode)  # more than an answer of the index names
     policy = router.server.router.policy
-    assert isinstance(policy, PrefixAware) and policy._unnamed is not None
-    unnamed = policy._unnamed
+    assert isinstance(policy, PrefixAware) and policy._unindexed is not None
+    unnamed = policy._unindexed
 
     async def counted() -> bool:
         await router.complete("one more " * 20)

@@ -60,16 +60,16 @@ async def one_client(router: RunningRouter, chance: random.Random, headers: tupl
 def at_rest(router: RunningRouter) -> dict[str, float]:
     """Every count that is to be zero when nobody asks for anything; those that are not."""
     parts, server = router.server.router, router.server
-    queue, bodies = parts.admission._queue, parts.front.bodies
+    queue, bodies = parts.admission._queue, parts.handler.body_budget
     counts: dict[str, float] = {
         "bodies": bodies.total,
         "tenants with bodies": len(bodies._each),
         "queued": queue.total.count,
         "queued bytes": queue.total.size,
         "queued tokens": queue.total.tokens,
-        "accounts in the queue": len(queue._each),
+        "accounts in the queue": len(queue._by_account),
         "granted": parts.admission._granted,
-        "unbegun": parts.admission._unbegun,
+        "unbegun": parts.admission._num_unanswered,
         "requests under way": len(server._under_way()),
         "connections": max(0, len(server._connections) - 1),  # the test's own client keeps one
         "guarded": max(0, len(server._guard) - 1),

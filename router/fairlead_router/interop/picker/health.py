@@ -34,7 +34,7 @@ class Health:
             if status != said or said is None:
                 yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
                 said = status
-            await self._picker.changed(WATCH_SECONDS)
+            await self._picker.wait_for_change(WATCH_SECONDS)
 
     def _status(self, service: str) -> Any:
         if service in LIVE:

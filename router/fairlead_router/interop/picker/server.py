@@ -79,8 +79,8 @@ class PickerServer:
             async for message in said:
                 for answer in await stream.answer(message):
                     await context.write(answer)
-                stream.sent()
-                if stream.refused:
+                stream.record_written()
+                if stream.is_refused:
                     return
         except Exception:
             logger.exception("a fault of the endpoint picker")

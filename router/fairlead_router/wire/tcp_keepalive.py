@@ -9,7 +9,7 @@ import socket
 _OPTIONS = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
 
 
-def end_when_unheard(transport: asyncio.BaseTransport, seconds: float) -> None:
+def enable_tcp_keepalive(transport: asyncio.BaseTransport, seconds: float) -> None:
     """Let the kernel end the connection (ETIMEDOUT) once nothing was acknowledged for about `seconds`.
 
     Probes begin after a third of it; Linux' TCP_USER_TIMEOUT then decides by time, for probes and for unacknowledged data alike

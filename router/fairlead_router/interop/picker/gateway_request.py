@@ -1,42 +1,42 @@
 """Who a gateway's request comes from, and what that tenant is charged for it: the same keys, buckets and salts as the proxy's."""
 
 from fairlead_router.errors import Headers
-from fairlead_router.tenancy.body_budget import Bodies
+from fairlead_router.tenancy.body_budget import InflightBodyBudget
 from fairlead_router.tenancy.charge import Charge
 from fairlead_router.tenancy.quota import Account
 from fairlead_router.tenancy.tenants import Caller
 
 
-class Visitor:
+class GatewayRequest:
     """One request's caller, and what of its answer the gateway shows."""
 
-    def __init__(self, caller: Caller, account: Account, bodies: Bodies) -> None:
-        self.caller, self.account, self._bodies = caller, account, bodies
-        self._kept = 0
+    def __init__(self, caller: Caller, account: Account, bodies: InflightBodyBudget) -> None:
+        self.caller, self.account, self._body_budget = caller, account, bodies
+        self._reserved_bytes = 0
         self.charge: Charge | None = None
         """None until a worker is picked, and for paths that cost nothing."""
         self._status = 0
-        self._read = False
+        self._has_read_body = False
 
-    def keep(self, size: int) -> None:
+    def reserve_body(self, size: int) -> None:
         """Count `size` more bytes of its body. Raises ApiError where the router keeps too many."""
-        self._bodies.take(self.caller.tenant.name, size)
-        self._kept += size
+        self._body_budget.acquire(self.caller.tenant.name, size)
+        self._reserved_bytes += size
 
-    def let_go(self) -> None:
+    def release_body(self) -> None:
         """The body is passed on or given up. May be said again."""
-        if self._kept:
-            self._bodies.give_back(self.caller.tenant.name, self._kept)
-            self._kept = 0
+        if self._reserved_bytes:
+            self._body_budget.release(self.caller.tenant.name, self._reserved_bytes)
+            self._reserved_bytes = 0
 
-    def began(self, status: int, headers: Headers) -> None:
+    def read_head(self, status: int, headers: Headers) -> None:
         self._status = status
         if self.charge is not None:
-            self.charge.meter.head(dict(headers).get(b"x-fairlead-usage"))
+            self.charge.meter.read_header(dict(headers).get(b"x-fairlead-usage"))
 
-    def read(self, piece: bytes) -> None:
+    def read_body(self, piece: bytes) -> None:
         """A piece of the answer, where the gateway shows it."""
-        self._read = True
+        self._has_read_body = True
         if self.charge is not None:
             self.charge.meter.feed(piece)
 
@@ -44,4 +44,4 @@ class Visitor:
         """Nothing is charged for a refusal. May be said again."""
         charge, self.charge = self.charge, None
         if charge is not None:
-            charge.settle(self._status < 400, charge.meter.known or self._read)
+            charge.settle(self._status < 400, charge.meter.is_exact or self._has_read_body)
