@@ -1,4 +1,4 @@
-"""What the router answers: paths, errors, and one line of access log for each request (no prompts, tokens or keys in it)."""
+"""HTTP application: paths, errors, and one access log line for each request (without prompts, tokens or keys)."""
 
 import asyncio
 import importlib.metadata
@@ -27,11 +27,11 @@ from fairlead_router.wire.response import Reply
 logger = logging.getLogger(__name__)
 
 OPENAPI = "/openapi.json"
-"""A worker's to say, as what requests may hold is."""
+"""Proxied: the workers own the schema of requests."""
 MODEL = "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
 ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", PROBE, DEMAND))
-"""Served on `--admin-port` alone where that is given."""
+"""Paths that only `--admin-port` serves where that flag is given."""
 _POSTED = frozenset((*PROMPTED, *UNPROMPTED, *queries.PATHS))
 """Paths of requests with a body."""
 _PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset(queries.PATHS)
@@ -39,7 +39,7 @@ Part = Literal["all", "inference", "admin"]
 
 
 class App:
-    """`await app(request, reply)`, as a client's connection calls it, in a task that is cancelled when the client goes."""
+    """Callable that answers one request: `await app(request, reply)`. The connection cancels its task when the client disconnects."""
 
     def __init__(self, router: Router, part: Part = "all") -> None:
         """`part`: the paths that this port serves; all others are answered with 404."""
@@ -114,14 +114,14 @@ class App:
         except asyncio.CancelledError:
             if request.is_disconnected:
                 call.ending = "client_gone"
-            else:  # the drain is over
+            else:  # the drain timeout has passed
                 call.ending = "broken"
                 if not reply.started or call.is_held:
                     await self._refuse(call, unavailable("The router is shutting down.", retry_after=1), request, reply)
         except Exception:
-            logger.exception("request %s: a fault of the router", call.id)
+            logger.exception("request %s: internal error of the router", call.id)
             call.ending = "broken"
-            if not reply.started or call.is_held:  # else the connection is closed, as a sign that the answer is not whole
+            if not reply.started or call.is_held:  # else closing the connection tells the client that the answer is truncated
                 await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), request, reply)
         finally:
             if counted:
@@ -133,7 +133,7 @@ class App:
         return self._part == "all" or path in ON_BOTH or (path in ADMIN) == (self._part == "admin")
 
     def _allowed(self, path: str) -> tuple[str, ...]:
-        """The methods of a path; none: there is no such path."""
+        """Return the methods of a path; empty for an unknown path."""
         if path in _POSTED:
             return ("POST",)
         if path == OPENAPI:
@@ -141,7 +141,7 @@ class App:
         return ("GET", "HEAD") if path in (*self._pages, PROBE, DEMAND) or path.startswith(MODEL) else ()
 
     def close(self) -> None:
-        """What is left of the access log is written."""
+        """Flush the access log."""
         self._access.flush()
 
     async def _demand(self, request: Request, reply: Reply) -> None:

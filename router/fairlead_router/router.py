@@ -1,4 +1,4 @@
-"""The parts of one router, put together."""
+"""Assembly of one router from its parts."""
 
 import asyncio
 import logging
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUOTA_SECONDS = 0.5
-"""For Redis to answer about token rates, which nobody waits for."""
+"""Deadline of a Redis call for token rates. No request waits for that call."""
 
 
 class Router:
-    """Owns what lives as long as the process. Build it, `start` it on a running loop, `close` it there."""
+    """Owner of the state that lives as long as the process. Build it, then `start` and `close` it on a running loop."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
@@ -109,13 +109,13 @@ class Router:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
-        """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
+        """Turn unready, so that Kubernetes removes this router's endpoint. Later requests are served, and then their connections close."""
         self.proxy.draining = True
         self.demand.drain()
         self.admission.drain(max(0.0, self.config.drain_grace + self.config.drain_timeout - 1))
 
     def stop_accepting(self) -> None:
-        """The drain's grace is over: nothing new is taken."""
+        """Refuse new requests: the drain's grace period is over."""
         if self.picker is not None:
             self.picker.drain()
 
@@ -123,7 +123,7 @@ class Router:
         if self.config.picker_port is None:
             return None
         from fairlead_router.interop.picker.picker import Picker
-        from fairlead_router.interop.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
+        from fairlead_router.interop.picker.server import PickerServer  # imported late: gRPC costs 20 MB, and only gateways need it
 
         front, came, coming = self.handler, self.demand.count_external, self.scale_up
         picker = Picker(
@@ -152,10 +152,10 @@ class Router:
                 return Session(self.table)
 
     def not_ready_reason(self) -> str:
-        """Empty when ready: a worker was there, and its prompt format was fetched.
+        """Return why the router is not ready; empty when it is: a worker was ready once, and its prompt format was fetched.
 
-        Workers that went away do not make it unready: it holds their requests for a while, and then answers 503 with Retry-After.
-        An unready router would be taken out of the Service, and clients would be refused the connection.
+        Losing all workers does not make the router unready: it holds requests for a while, then answers 503 with Retry-After.
+        Kubernetes would remove an unready router from the Service, and clients would get no connection at all.
         """
         if self.proxy.draining:
             return "draining"
@@ -166,7 +166,7 @@ class Router:
         return "no prompt format yet" if self.table.usable() else "no worker is ready"
 
     def models(self) -> list[dict[str, Any]]:
-        """OpenAI's model objects."""
+        """Return the served models as OpenAI's model objects."""
         adapters = self.table.adapters()
 
         def described(name: str) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Router:
         ]
 
     def describe_workers(self) -> dict[str, Any]:
-        """The table that `fairlead status` shows."""
+        """Return the table that `fairlead status` shows."""
         workers = [
             {
                 "pod": worker.pod,

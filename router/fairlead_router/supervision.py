@@ -1,4 +1,4 @@
-"""Tasks of the process's life, which nobody awaits: one that fails by a fault of ours says so, and goes on."""
+"""Supervision of background tasks: a task that raises is logged, counted, and restarted after a backoff."""
 
 import asyncio
 import logging
@@ -13,15 +13,15 @@ from fairlead_index.redis.backoff import Pause
 logger = logging.getLogger(__name__)
 
 BACKOFF_SECONDS = (1.0, 30.0)
-"""After the first failure, and the longest after many in a row."""
+"""Shortest and longest backoff, seconds."""
 HEALTHY_SECONDS = 60.0
-"""What has run for so long counts as well again."""
+"""Uptime that resets the backoff."""
 
 
 def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> asyncio.Task[None]:
-    """A task that does `work`, and begins it again after a pause when it raises. It ends when `work` returns, or cancelled.
+    """Start a task that runs `work` and restarts it after a backoff when it raises. The task ends when `work` returns or is cancelled.
 
-    `failures`: counts what it raised, by `name` (its label `task`).
+    `failures`: counter of exceptions, with `name` as its label `task`.
     """
     return asyncio.create_task(_run_and_restart(name, work, failures), name=name)
 
@@ -39,5 +39,5 @@ async def _run_and_restart(name: str, work: Callable[[], Coroutine[Any, Any, Non
                 pause.succeeded()
             seconds = pause.failed(repr(error))
             failures.labels(name).inc()
-            logger.exception("task %r failed, and begins again in %.0f s", name, seconds)
+            logger.exception("task %r failed; restarting it in %.0f s", name, seconds)
         await asyncio.sleep(seconds)

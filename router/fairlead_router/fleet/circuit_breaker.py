@@ -1,4 +1,4 @@
-"""A breaker for each worker: after failures in a row it is left alone for a while, longer each time."""
+"""Circuit breaker of one worker: consecutive failures exclude it for a time, longer each time."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,10 @@ OPEN_SECONDS = (1.0, 10.0)
 
 
 class CircuitBreaker:
-    """Closed: requests may go. Opened by failures in a row; after its time, a good look (`probed`) or a good answer closes it again."""
+    """Circuit breaker. Consecutive failures open it; after its timeout, a healthy check or a good answer closes it."""
 
     def __init__(self, clock: Callable[[], float], on_change: Callable[[], None] = lambda: None) -> None:
-        """`on_change`: called when it has opened or closed."""
+        """`on_change`: called when the breaker opens or closes."""
         self._clock, self._on_change = clock, on_change
         self._failures = 0
         self._openings = 0
@@ -35,7 +35,7 @@ class CircuitBreaker:
             self._on_change()
 
     def record_healthy_check(self) -> None:
-        """A look found the worker well: half open once its time is over, so that one more failure opens it again."""
+        """Record a healthy check. It half-opens the breaker after the timeout, so that one more failure opens it again."""
         if self._open_until is not None and self._clock() >= self._open_until:
             self._open_until = None
             self._failures = FAILURES_TO_OPEN - 1

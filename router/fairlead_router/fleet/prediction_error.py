@@ -1,4 +1,4 @@
-"""How far predictions of one worker's cached tokens were off, lately."""
+"""Recent prediction error of one worker's cached tokens."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ WEIGHT = 1 / 16
 
 
 class PredictionError:
-    """Moving averages of the error as a share of the prompt: `over`, the index said too much; `under`, too little."""
+    """Moving averages of the error, as a share of the prompt. `over`: the index predicted too much; `under`: too little."""
 
     def __init__(self) -> None:
         self.recalls = 0
@@ -18,7 +18,7 @@ class PredictionError:
         self.over = self.under = 0.0
 
     def record(self, life: int, over: float, under: float) -> None:
-        """One answer of this life of the worker."""
+        """Record one answer of this generation of the worker."""
         if life != self._generation:
             self._generation = life
             self.reset()

@@ -1,4 +1,4 @@
-"""Prompt formats, fetched from the workers: how this model's prompts become tokens and block hashes. The router needs no model volume."""
+"""Prompt formats, fetched from the workers: how prompts become tokens and block hashes. The router therefore needs no model volume."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PATH = "/internal/prompt-format"
 FETCH_SECONDS = 20.0
 MAX_BYTES = 256 << 20
-"""Of a format once it is unpacked. The largest tokenizers have 40 MB."""
+"""Limit of an uncompressed format. The largest tokenizers have 40 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +39,29 @@ class KnownFormat:
 
 
 class PromptFormats:
-    """Formats by tag; `current` is the one that most usable workers have (two during a rollout that changes the model).
+    """Formats by tag. `current` is the one that most usable workers have (two exist during a rollout that changes the model).
 
-    A canary's counts only for what is sent to canaries, and where there are no others.
+    A canary's format is used only for requests to canaries, and if there are no other workers.
     """
 
     def __init__(self, threads: Executor, cache: TokenCache) -> None:
         self._threads, self.cache = threads, cache
         self._known: dict[str, KnownFormat] = {}
         self._formats_by_name: Counter[str] = Counter()
-        """Of each model name, how many formats have it. Replaced, never changed: threads read it."""
+        """Number of formats with each model name. It is replaced, never mutated, because threads read it."""
         self._loading: dict[str, asyncio.Event] = {}
-        """Formats being read from one worker: those that have the same wait for it, however many begin at once."""
+        """Formats being loaded from one worker. Other workers with the same format wait for it."""
         self._unusable: set[str] = set()
-        """Formats that cannot be used here: not fetched again."""
+        """Formats that cannot be used here and are not fetched again."""
         self.current: KnownFormat | None = None
         self._of_canary: dict[str, KnownFormat] = {}
-        """By the revision that they are the canaries of."""
+        """Formats of canaries, by revision."""
 
     async def fetch(self, pool: ConnectionPool, tag: str) -> str:
-        """The tag of one worker's format, fetched if it is new; empty where it cannot be used: then the worker gets text.
+        """Return the tag of one worker's format, fetched if it is new; empty if it cannot be used: then the worker gets text.
 
-        Where the worker could not be asked, the tag known before. It goes with the token ids, and a worker that has another format by now
-        does not take them.
+        If the worker does not answer, return `tag`. The tag is sent with token ids, and a worker with another format by then does not
+        accept them.
         """
         try:
             said = await self._fetch_tag(pool)
@@ -71,7 +71,7 @@ class PromptFormats:
             return tag
 
     async def _fetch_tag(self, pool: ConnectionPool) -> str:
-        """The tag that the worker says. Raises UpstreamError, TimeoutError."""
+        """Return the tag that the worker reports. Raises UpstreamError, TimeoutError."""
         headers = {"accept-encoding": "gzip"}
         if tags := [*self._known, *self._unusable]:
             headers["if-none-match"] = ", ".join(tags)
@@ -94,7 +94,7 @@ class PromptFormats:
             if head.status != 200:
                 raise UpstreamError(f"status {head.status}")
             if tag and not mine:
-                if coming := self._loading.get(tag):  # another may have ended in the meantime
+                if coming := self._loading.get(tag):  # else the other fetch has ended meanwhile
                     async with asyncio.timeout(FETCH_SECONDS):
                         await coming.wait()
                 return tag
@@ -117,9 +117,9 @@ class PromptFormats:
             logger.warning("the prompt format %s of %s cannot be used, prompts go to such workers as text: %s", tag, address, error)
 
     def choose_current(self, said: Iterable[tuple[str, str]]) -> None:
-        """Choose the current format by what the usable workers have; forget those that none has, but the last one.
+        """Choose the current format by the usable workers' majority, and drop formats that none of them has, but never the last one.
 
-        `said`: of each, the revision that it is the canary of (empty: none), and its tag.
+        `said`: for each worker the revision whose canary it is (empty: none), and its tag.
         """
         by_canary: dict[str, Counter[str]] = {}
         for canary, tag in said:
@@ -141,9 +141,9 @@ class PromptFormats:
         return max(count, key=lambda tag: (count[tag], tag == (self.current.tag if self.current else "")))
 
     def of_model(self, name: Any, canary: str = "") -> KnownFormat | None:
-        """The format to read a prompt for this model in: the current one, unless only another knows the name.
+        """Return the format for this model's prompts: the current one, unless only another format has the name.
 
-        `canary`: for the canaries of this revision, in theirs if they have one of their own.
+        `canary`: use the format of this revision's canaries, if they have one.
         """
         current = self._of_canary.get(canary, self.current)
         if current is None or not isinstance(name, str) or name in current.format.model_names:
@@ -151,28 +151,28 @@ class PromptFormats:
         return next((known for known in self._known.values() if name in known.format.model_names), current)
 
     def names_of(self, tag: str) -> frozenset[str]:
-        """Model names of one format; none where it is not known."""
+        """Return the model names of one format; empty for an unknown tag."""
         known = self._known.get(tag)
         return frozenset(known.format.model_names) if known is not None else frozenset()
 
     def is_name_partial(self, name: str) -> bool:
-        """Whether some formats have this model name and others have not, as while a rollout renames the model."""
+        """Return whether only some formats have this model name, as while a rollout renames the model."""
         return 0 < self._formats_by_name[name] < len(self._known)
 
     def model_names(self) -> list[str]:
-        """Every served model name, sorted."""
+        """Return all served model names, sorted."""
         return sorted(self._formats_by_name)
 
     def has_model(self, name: str) -> bool:
-        """Some worker's model has this name."""
+        """Return whether some worker's model has this name."""
         return name in self._formats_by_name
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What the workers that serve this name say of it, as in vLLM's model objects: the smallest length, which all of them take."""
+        """Return the fields of vLLM's model objects for a name. `max_model_len` is its workers' smallest, which all of them accept."""
         serving = [known.format for known in self._known.values() if name in known.format.model_names]
         known = self.of_model(name)
         if not serving and known is not None:
-            serving = [known.format]  # --served-model-name: a name that only the router has
+            serving = [known.format]  # --served-model-name: only the router knows this name
         root = known.format.model_uri if known is not None else ""
         return {"root": root or name, "parent": None, "max_model_len": min((one.max_model_len for one in serving), default=None)}
 

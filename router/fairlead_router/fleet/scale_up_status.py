@@ -1,4 +1,4 @@
-"""What the operator said of workers that are being started: so that who waited in vain is told how far they are."""
+"""Scale-up status reported by the operator, which error answers quote when no worker became ready in time."""
 
 import re
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from time import monotonic
 
 FRESH_SECONDS = 90.0
-"""How long a word of the operator counts: longer than its longest poll."""
+"""Lifetime of the operator's report: longer than its longest poll."""
 RETRY_FIRST, RETRY_LONGEST = 5, 120
-"""Seconds. In between: as long again as it has taken so far, which is the best guess where nothing is known of a start's length."""
+"""Bounds of Retry-After, seconds. Between them it is the time that the start has taken so far, the best guess of the rest."""
 _REASON = re.compile(r"[A-Za-z]{1,64}")
 
 
@@ -23,15 +23,17 @@ class _Report:
 
 
 class ScaleUpStatus:
-    """`told` by the operator's polls. Numbers and one word only: anybody who reaches the router may say them, and clients read them."""
+    """Latest report of the operator's polls. It holds numbers and one word only: the endpoint is unauthenticated, and clients see them."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._report: _Report | None = None
 
     def update(self, wanted: int, starting: int, seconds: float, reason: str, advancing: bool = False) -> None:
-        """`starting` of `wanted` workers are not ready, the first of them for `seconds`; `reason`: why, in one word such as Loading.
-        `advancing`: nothing that the operator sees keeps them from becoming ready."""
+        """Store a report: `starting` of `wanted` workers are not ready, the first of them for `seconds`.
+
+        `reason`: why, in one word such as Loading. `advancing`: the operator sees nothing that keeps them from becoming ready.
+        """
         now = self._clock()
         kept = reason if _REASON.fullmatch(reason) else ""
         wanted, starting = max(0, min(1000, wanted)), max(0, min(1000, starting))
@@ -39,13 +41,13 @@ class ScaleUpStatus:
 
     @property
     def is_advancing(self) -> bool:
-        """Workers are on their way, and nothing is known to hold them up: it is worth waiting for them."""
+        """Whether workers are starting and no known problem blocks them, so that waiting is worthwhile."""
         said = self._current
         return said is not None and said.advancing and said.starting > 0
 
     @property
     def description(self) -> str:
-        """Behind "No worker became ready"; empty where the operator has said nothing lately."""
+        """Text that follows "No worker became ready"; empty without a recent report."""
         said = self._current
         if said is None:
             return ""
@@ -58,7 +60,7 @@ class ScaleUpStatus:
 
     @property
     def retry_after(self) -> int:
-        """Seconds."""
+        """Retry-After, seconds."""
         said = self._current
         if said is None or not said.starting:
             return RETRY_FIRST

@@ -1,7 +1,7 @@
-"""Which records of the index a router uses: discovery authorises addresses, and the worker itself says which incarnation it is.
+"""Validation of the index's records: discovery authorises addresses, and each worker reports its own incarnation.
 
-Whoever can write to Redis can write a record of any address. A record counts only while discovery names its address and the worker there
-reports the record's incarnation to this router's own poll.
+A client with write access to Redis can forge a record of any address. A record counts only while discovery lists its address and the
+worker there reports the record's incarnation in this router's own health check.
 """
 
 import logging
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 UNKNOWN_ADDRESS: Final = "unknown_address"
 OTHER_INCARNATION: Final = "other_incarnation"
 MAX_REMEMBERED: Final = 128
-"""Ignored records that are remembered. Past that number they are counted and neither shown nor logged."""
+"""Most ignored records that are remembered. Further ones are counted, but neither shown nor logged."""
 REMEMBERED_SECONDS: Final = 60.0
-"""How long a record that is not met again is remembered."""
+"""Seconds after its last occurrence that a record is forgotten."""
 
 
 class _Ignored:
@@ -32,10 +32,10 @@ class _Ignored:
 
 
 class Trust:
-    """Called with each record's address and incarnation; False: the record is ignored, counted and remembered."""
+    """Callable with each record's address and incarnation. False: the record is ignored, counted and remembered."""
 
     def __init__(self, table: WorkerTable, ignored: Counter, resolve: Callable[[], None], clock: Callable[[], float] = monotonic) -> None:
-        """`ignored`: counts records by reason. `resolve`: has discovery asked again soon, as a pod that is new may be missing from it."""
+        """`ignored`: counter of records by reason. `resolve`: requests an early discovery query, since a new pod may be missing from it."""
         self._table, self._refresh_discovery, self._clock = table, resolve, clock
         self._counters = {reason: ignored.labels(reason) for reason in (UNKNOWN_ADDRESS, OTHER_INCARNATION)}
         self._seen: dict[tuple[str, str], _Ignored] = {}
@@ -47,13 +47,13 @@ class Trust:
         if worker is None:
             self._refresh_discovery()
             self._ignore(address, UNKNOWN_ADDRESS, incarnation)
-        elif worker.reason != NOT_CHECKED:  # else every router that has just started would report its own workers
+        elif worker.reason != NOT_CHECKED:  # else a router that has just started would report its own workers
             worker.request_check()
             self._ignore(address, OTHER_INCARNATION, incarnation)
         return False
 
     def recent(self) -> list[dict[str, Any]]:
-        """The records ignored lately, for `/fairlead/workers`; `seconds` since each was first met."""
+        """Return the recently ignored records for `/fairlead/workers`, with `seconds` since each first occurred."""
         now = self._clock()
         self._drop_expired(now)
         return [
@@ -72,7 +72,7 @@ class Trust:
                     return
             met = self._seen[address, reason] = _Ignored(now)
             why = (
-                "discovery does not name that address"
+                "discovery does not list that address"
                 if reason == UNKNOWN_ADDRESS
                 else "the worker there does not report that incarnation: it has joined again, or the record is forged"
             )

@@ -1,6 +1,6 @@
-"""`--metrics-names vllm`: this router's view of its workers under the names of vLLM's production-stack router, for its dashboards.
+"""`--metrics-names vllm`: metrics of the workers with the names of vLLM's production-stack router, for its dashboards.
 
-`server` is the worker's URL, as there. What that router samples over a window is sampled over the same minute here.
+The label `server` is the worker's URL, as there. Windowed metrics use the same window of one minute.
 """
 
 from collections import deque
@@ -22,20 +22,20 @@ LATENCY: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 @dataclass(slots=True)
 class _WorkerStats:
-    """What became of the requests that one worker answered."""
+    """Statistics of the requests that one worker answered."""
 
     recent: deque[tuple[float, float]] = field(default_factory=deque)
-    """When each of the last minute ended, and how long it took, seconds."""
+    """End and duration of each request of the last minute, seconds."""
     prompt_tokens: int = 0
     asked_tokens: int = 0
-    """Prompt tokens of answers that said how many were cached."""
+    """Prompt tokens of answers that reported their cached tokens."""
     cached_tokens: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY) + 1))
     seconds: float = 0.0
 
 
 class StackMetrics(Collector):
-    """Told of each finished call; forgets workers that have left the table when it is scraped."""
+    """Collector that records each finished request. A scrape drops workers that have left the table."""
 
     def __init__(self, table: WorkerTable, model: Callable[[], str], clock: Callable[[], float] = monotonic) -> None:
         self._table, self._model, self._clock = table, model, clock
@@ -43,7 +43,7 @@ class StackMetrics(Collector):
         self._incoming = 0
 
     def record(self, call: Call) -> None:
-        """Count a call for a prompt."""
+        """Record a finished request with a prompt."""
         self._incoming += 1
         if not call.worker or call.first_byte_at is None:
             return

@@ -1,4 +1,4 @@
-"""A client's request: its headers, its body within bounds, and what the access log will say of it."""
+"""Client request: its headers, its bounded body, and the fields of its access log line."""
 
 import asyncio
 import random
@@ -20,24 +20,24 @@ _NOT_FORWARDED = frozenset(
     b"content-length accept-encoding authorization x-api-key cookie x-request-id".split()
 )
 LINGER_BYTES, LINGER_SECONDS = 256 << 20, 5.0
-"""How much of a refused body is read away: a client still sending would see a reset, not the answer (nginx: lingering_close)."""
+"""Limits for discarding a refused body: a client that still sends would see a reset instead of the answer (nginx: lingering_close)."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One request and what became of it."""
+    """One request and its outcome."""
 
     method: str
     path: str
     id: str
     forwarded_headers: Headers
-    """Headers for the worker: none of the hop, of the client's credentials, or of ours."""
+    """The client's headers for the worker, without hop-by-hop headers, credentials, and names that the router sets itself."""
     length: int | None
     session: str
     credential: bytes = field(default=b"", repr=False)
-    """The client's API key, until it was looked at."""
+    """The client's API key, until it is authenticated."""
     encoding: bytes = b""
-    """Of the body, as the client said."""
+    """The client's Content-Encoding."""
     started_at: float = field(default_factory=monotonic)
     body: bytes = b""
     status: int = 0
@@ -54,14 +54,14 @@ class Call:
     caller: Caller = ANONYMOUS
     account: Account | None = None
     worker_headers: Headers = field(default_factory=list)
-    """Headers of ours for the worker."""
+    """The router's own headers for the worker."""
     meter: UsageMeter | None = None
-    """Reads what the answer used; None where nobody counts."""
+    """Reads the answer's token usage; None where usage is not counted."""
     held_stream: HeldStream | None = None
-    """Of a stream: what it is told while it waits."""
+    """Keep-alive side of a stream; None for other requests."""
     body_budget: InflightBodyBudget | None = None
     reserved_bytes: int = 0
-    """Bytes of the body, counted in `bodies`."""
+    """Bytes of the body that are counted in `body_budget`."""
 
     @classmethod
     def from_request(cls, request: Request) -> "Call":
@@ -87,39 +87,39 @@ class Call:
                 key = value
             elif name == b"connection":
                 of_the_hop.update(word.strip().lower() for word in value.split(b","))
-        if of_the_hop:  # the client names headers that are for us alone (RFC 9110, 7.6.1)
+        if of_the_hop:  # these headers are hop-by-hop (RFC 9110, 7.6.1)
             passed = [(name, value) for name, value in passed if name not in of_the_hop]
         # The query is left out: no path here takes one, and some clients put their key there.
         return cls(request.method, request.path, request_id(given), passed, length, session, read_credential(authorization, key), encoding)
 
     @property
     def is_held(self) -> bool:
-        """Its client has been told that it is held, and nothing of a worker's answer yet."""
+        """Whether the client has got keep-alives, and no byte of a worker's answer yet."""
         return self.held_stream is not None and self.held_stream.has_started and self.first_byte_at is None
 
     @property
     def log_name(self) -> str:
-        """Tenant and key by name, for the log."""
+        """Names of tenant and key, for the log."""
         return f"{self.caller.tenant.name}/{self.caller.key}" if self.caller.tenant.name else "-"
 
     def reserve_body(self, size: int) -> None:
-        """Count `size` bytes of the body in all. Raises ApiError where the router keeps too many."""
+        """Reserve `size` bytes in total for the body. Raises ApiError when the body budget is exhausted."""
         if self.body_budget is not None and size > self.reserved_bytes:
             self.body_budget.acquire(self.caller.tenant.name, size - self.reserved_bytes)
             self.reserved_bytes = size
 
     def release_body(self) -> None:
-        """The body is not needed any more."""
+        """Drop the body and release its bytes."""
         self.body = b""
         if self.body_budget is not None and self.reserved_bytes:
             self.body_budget.release(self.caller.tenant.name, self.reserved_bytes)
             self.reserved_bytes = 0
 
     async def read_body(self, request: Request, limit: int) -> None:
-        """The whole body.
+        """Read the whole body.
 
-        Raises ApiError: 413 before reading if the announced length is over `limit`, or once what came is; 415 for a packed one, which would
-        get round that bound.
+        Raises ApiError: 413 before reading if the announced length exceeds `limit`, or once the received bytes do; 415 for a compressed
+        body, which would evade that limit.
         """
         if self.encoding not in (b"", b"identity"):
             message = f"The request body has Content-Encoding {self.encoding.decode('latin-1')[:100]!r}; send it without one."
@@ -145,12 +145,12 @@ class Call:
 
 
 def request_id(given: str) -> str:
-    """What the client gave, if it may stand in a header and a log; else one of our own."""
+    """Return the client's request id if it is safe in a header and a log; else a random one."""
     return given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
 async def linger(request: Request) -> None:
-    """Read away a bounded part of a body that was refused."""
+    """Discard a bounded part of a refused body."""
     try:
         async with asyncio.timeout(LINGER_SECONDS):
             while not request.is_complete and request.received < LINGER_BYTES:

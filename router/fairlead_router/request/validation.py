@@ -1,5 +1,7 @@
-"""What is wrong with a body whichever worker reads it. Asked where there is none: nobody waits for a worker, or brings a service back from
-zero, to be told that. Else it is the worker's to say, which may be newer than we are.
+"""Validation of bodies that every worker would refuse, used only while there is no worker.
+
+An invalid request must neither wait for a worker nor scale a service up from zero. Otherwise the worker validates, since its version may
+be newer than the router's.
 """
 
 from typing import Any, Final
@@ -14,7 +16,7 @@ from fairlead_router.errors import ApiError
 
 
 class _Request(msgspec.Struct):
-    """The types, as workers have them, of the fields that a router reads itself. Bounds are workers' own."""
+    """Types of the fields that the router reads, as the workers have them. Workers check the bounds."""
 
     model: str | None = None
     user: str | None = None
@@ -52,11 +54,11 @@ _NEEDED = {
 
 
 DECODING: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises."""
+"""Exceptions of the decoders."""
 
 
 def decode_error(error: Exception) -> ApiError:
-    """What a decoder found wrong, as a 400 that names the field. `error`: one of DECODING."""
+    """Return a decoder's error as a 400 that names the field. `error`: one of DECODING."""
     if isinstance(error, msgspec.ValidationError):
         reason, _, field = str(error).rpartition(" - at `$.")
         if not reason:
@@ -69,7 +71,7 @@ def decode_error(error: Exception) -> ApiError:
 
 
 def check(path: str, raw: bytes) -> None:
-    """Raises ApiError 400 for a body that no worker would take."""
+    """Raise ApiError 400 for a body that no worker would accept."""
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
         if is_dialect(path):

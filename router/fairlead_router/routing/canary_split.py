@@ -1,7 +1,7 @@
-"""A canary's share of the requests: which side a conversation is on, the other side where that one has nobody, and how both sides fare.
+"""Canary routing: the side of each conversation, fallback to the other side, and counters of both sides.
 
-Workers say of themselves that they are the canary of a revision; the file says what share that revision has. So a canary that is up before
-its weight is known gets nothing, and one whose weight has gone is asked only when nobody else is left.
+Workers report the revision whose canary they are, and the file holds that revision's weight. A canary that is up before its weight is
+known therefore gets no requests, and one whose weight is gone gets requests only if no other worker is left.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from fairlead_router.supervision import supervise
 
 RELOAD_SECONDS = 1.0
 TOLERANCE = 8
-"""Requests, and four standard deviations, by which a side may be ahead of its share: then whoever comes goes to the other one. So one long
-conversation, or one prompt sent again and again, gives a canary neither everything nor nothing."""
+"""Requests, beside four standard deviations, by which a side may exceed its share before new requests go to the other side. One long
+conversation, or one prompt sent repeatedly, therefore cannot give a canary all requests or none."""
 
 
 def belongs_to_canary(conversation: int, split: Split) -> bool:
-    """Whether a conversation belongs to the canary: the same at every router, and one that does stays when the weight grows."""
+    """Return whether a conversation belongs to the canary. All routers agree, and a growing weight moves none away from the canary."""
     spot = xxhash.xxh3_64_intdigest(conversation.to_bytes(8, "little") + split.revision.encode())
     return spot < split.weight / 100 * 2.0**64
 
 
 class CanaryPolicy:
-    """Wraps the policy that chooses within a side."""
+    """Policy that chooses a side, and delegates to another policy within it."""
 
     def __init__(self, table: WorkerTable, inner: Policy, file: CanaryFile, failures: Counter) -> None:
-        """`failures`: of tasks, by name."""
+        """`failures`: counter of task failures, by name."""
         self._table, self._inner, self._file, self._failures = table, inner, file, failures
         self._report = SplitReport()
         self._sent = self._sent_to_canary = 0
@@ -53,11 +53,11 @@ class CanaryPolicy:
         await self._inner.close()
 
     def report(self) -> SplitReport:
-        """How both sides fare, since this canary was learned of."""
+        """Return the counters of both sides since this canary appeared."""
         return self._report
 
     def canary_for(self, conversation: int) -> str:
-        """The revision whose canary this conversation belongs to; empty: none's."""
+        """Return the revision whose canary this conversation belongs to; empty: none."""
         split = self._file.split
         return split.revision if split.revision and belongs_to_canary(conversation, split) else ""
 
@@ -66,11 +66,13 @@ class CanaryPolicy:
         if not split.revision and not any(worker.canary for worker in workers):
             return await self._inner.choose(wanted, tried)
         canary = {worker for worker in workers if worker.canary and worker.canary == split.revision}
-        stable = {worker for worker in workers if not worker.canary and worker.reason != NOT_CHECKED}  # an unseen one may be anything
+        stable = {
+            worker for worker in workers if not worker.canary and worker.reason != NOT_CHECKED
+        }  # a worker without a health check may be a canary
         for side in self._ordered_sides(split, canary, stable, wanted, tried):
             if choice := await self._choose_within(side, wanted, tried):
                 return choice
-        return await self._inner.choose(wanted, tried)  # never a 503 for the split's sake
+        return await self._inner.choose(wanted, tried)  # the canary's weight must never cause a 503
 
     def release(self, choice: Choice) -> None:
         self._inner.release(choice)
@@ -78,10 +80,10 @@ class CanaryPolicy:
     def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
         self._inner.record_answer(wanted, choice, cached)
 
-    # How the sides fare
+    # Counters of both sides
 
     def record_head(self, worker: Worker, status: int, sent: float) -> None:
-        """An answer's head has come for what was sent at `sent` (monotonic seconds)."""
+        """Record the head of an answer whose request was sent at `sent` (monotonic seconds)."""
         if (side := self._side_of(worker)) is not None:
             side.requests += 1
             side.errors += status >= 500
@@ -89,18 +91,18 @@ class CanaryPolicy:
                 side.ttft.add(monotonic() - sent)
 
     def record_failure(self, worker: Worker) -> None:
-        """An attempt had no answer."""
+        """Record an attempt without an answer."""
         if (side := self._side_of(worker)) is not None:
             side.requests += 1
             side.errors += 1
 
     def record_truncated(self, worker: Worker) -> None:
-        """An answer that had begun has broken off."""
+        """Record a truncated answer."""
         if (side := self._side_of(worker)) is not None:
             side.errors += 1
 
     def can_retry_on_stable(self, worker: Worker, wanted: RoutingRequest, tried: Tried) -> bool:
-        """Whether a 5xx of this worker is kept from the client: a canary's is, while the stable side can be asked."""
+        """Return whether a 5xx of this worker is retried: a canary's is, while the stable side has a usable worker."""
         return bool(worker.canary) and _some_usable({one for one in self._table if not one.canary}, wanted, tried)
 
     # The file
@@ -112,7 +114,7 @@ class CanaryPolicy:
             self._apply_file()
 
     def _apply_file(self) -> None:
-        """Another canary is counted from nothing; another weight of the same one goes on, with shares kept from now on."""
+        """Reset the counters for a new canary. A new weight of the same canary resets only the shares."""
         split = self._file.split
         if (split.revision, split.trial) != (self._report.revision, self._report.trial):
             self._report = SplitReport(split.revision, trial=split.trial)
@@ -130,12 +132,12 @@ class CanaryPolicy:
     def _ordered_sides(
         self, split: Split, canary: set[Worker], stable: set[Worker], wanted: RoutingRequest, tried: Tried
     ) -> Iterator[set[Worker]]:
-        """The sides that have somebody to ask, the one to ask first in front."""
+        """Yield the sides with usable workers, the preferred one first."""
         usable = [side for side in (canary, stable) if _some_usable(side, wanted, tried)]
         if len(usable) < 2:
             yield from usable
             return
-        # What has failed goes to the side that is known to be good, even if the worker that failed it is gone or in another life by now.
+        # A retry goes to the stable side, even if the worker that failed is gone or has restarted.
         to_canary = not wanted.is_retry and self._is_for_canary(wanted.conversation or random.getrandbits(64), split)
         if not wanted.is_retry:
             self._sent += 1
@@ -155,7 +157,7 @@ class CanaryPolicy:
         while (choice := await self._inner.choose(wanted, barred)) is not None:
             if choice.worker in side:
                 return choice
-            self._inner.release(choice)  # discovery named that one meanwhile, so it was not barred above
+            self._inner.release(choice)  # discovery added this worker meanwhile, so it was not excluded above
             barred.add((choice.worker.address, choice.worker.generation))
         return None
 

@@ -1,4 +1,4 @@
-"""Choosing by this router's own copy of the index: a match and a score in its memory, and the reservation told to the others at once."""
+"""Routing by this router's mirror of the index: match and score in memory, then publish the reservation to the other routers."""
 
 import asyncio
 import logging
@@ -22,19 +22,19 @@ from fairlead_router.supervision import supervise
 logger = logging.getLogger(__name__)
 
 AUTO_BLOCKS = 2_000_000
-"""What `auto` mirrors at most: blocks that the workers could hold, at about 90 bytes each where no two hold the same."""
+"""Largest fleet that `auto` mirrors, in blocks of KV capacity. A block takes about 90 bytes if no two workers hold the same one."""
 SIZE_CHECK_SECONDS = 1.0
 MAX_UNINDEXED = 4
-"""Of a large fleet's soonest workers, those looked at in case the index does not name them."""
+"""Workers of a large fleet, the soonest by this router's own view, that are considered in case the index lacks them."""
 
 
 class MirrorRouting:
-    """`choose` gives None until there is a picture, and where none is kept. While Redis is away the last one serves."""
+    """Routing by a mirror. `choose` returns None without a snapshot. While Redis is unavailable, the last snapshot serves."""
 
     def __init__(
         self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None, failures: Counter, trusts: Trust
     ) -> None:
-        """`most_blocks`: a larger fleet is not mirrored; None: any. `failures`: of tasks, by name."""
+        """`most_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name."""
         self._table, self._redis, self._namespace, self._most = table, redis, namespace, most_blocks
         self._failures, self._trusts = failures, trusts
         self.fleet = FleetReader(redis, namespace, trusts=trusts)
@@ -51,17 +51,17 @@ class MirrorRouting:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a picture to choose by."""
+        """Whether the mirror has a snapshot."""
         return self._mirror is not None and self._mirror.stats.snapshots > 0
 
     @property
     def is_preferred(self) -> bool:
-        """Whether Redis has nothing better to say: the picture is of now, or nobody answers there."""
+        """Whether the mirror is at least as good as Redis: it is current, or Redis does not answer."""
         return self.is_ready and (self.is_current or not self.fleet.fresh)
 
     @property
     def is_current(self) -> bool:
-        """Whether the picture is of now."""
+        """Whether the mirror follows the index's log without a gap."""
         return self.fleet.fresh and self._mirror is not None and self._mirror.stats.following
 
     def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
@@ -90,10 +90,10 @@ class MirrorRouting:
     def _candidates(
         self, mirror: MirrorReader, wanted: RoutingRequest, tried: Tried, fresh: bool
     ) -> tuple[dict[str, int], list[str], Iterable[Worker]]:
-        """Of a large fleet what each of some workers holds, the prompt's homes, and those workers: as route.lua chooses whom it scores.
+        """Return the candidates of a large fleet as route.lua selects them: cached tokens by address, the prompt's homes, the workers.
 
-        The homes of a prompt that nobody holds, the deepest holders, then the soonest, CONSIDERED in all; and workers that the index does
-        not name, as far as they are among the soonest by this router's own picture.
+        Candidates are the homes of a prompt that no worker holds, the deepest holders, then the soonest workers, CONSIDERED in all. Workers
+        missing from the index are included if they are among the soonest by this router's own view.
         """
         table, model = self._table, wanted.model
 
@@ -110,11 +110,11 @@ class MirrorRouting:
         return held, homes, found.values()
 
     def unique_shares(self) -> dict[str, float]:
-        """Of what each worker (by address) holds, the share that no other does; empty before there is a picture."""
+        """Return the share of each worker's blocks that no other worker holds, by address; empty before the first snapshot."""
         return self._mirror.held_alone() if self._mirror is not None else {}
 
     def held(self, wanted: RoutingRequest, address: str) -> int | None:
-        """Tokens of the prompt that the index sees there now; None where no picture is kept."""
+        """Return the prompt's tokens that the worker holds by the mirror; None without a mirror."""
         if self._mirror is None:
             return None
         try:
@@ -130,12 +130,15 @@ class MirrorRouting:
             await self._mirror.close()
 
     def _score(self, worker: Worker, held: int, fresh: bool) -> ScoredWorker:
-        """By the index's load and everybody's reservations; while Redis is away, by what the worker says of itself, and ours."""
+        """Return the score input: the index's load and all routers' reservations.
+
+        While Redis is unavailable, use the worker's own load report and this router's reservations.
+        """
         scored = self.fleet.workers.get(worker.address)
         if scored is not None and fresh:
             self.fleet.refresh(scored)
             backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
-            scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # ours, of which no load may say that they are done
+            scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # no load report covers this router's pending tokens yet
         else:
             known = self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0
             block_tokens = known or BLOCK_TOKENS
@@ -149,12 +152,14 @@ class MirrorRouting:
             self._mirror.pulse_soon()
 
     async def _check_size(self, most: int) -> None:
-        """Mirror while the fleet is small enough, and stop when it has clearly outgrown that."""
+        """Mirror while the fleet is small enough, and stop when it exceeds the limit by a quarter."""
         while True:
             if self._mirror is None and self.fleet.fresh and self.fleet.capacity <= most:
                 self._start_mirror()
             elif self._mirror is not None and self.fleet.capacity > 1.25 * most:
-                logger.info("the fleet could hold %d blocks, more than are mirrored: Redis is asked instead", self.fleet.capacity)
+                logger.info(
+                    "the fleet has a capacity of %d blocks, too many for a mirror: routing through Redis instead", self.fleet.capacity
+                )
                 mirror, self._mirror = self._mirror, None
                 await mirror.close()
             await asyncio.sleep(SIZE_CHECK_SECONDS if self.fleet.fresh else 0.1)

@@ -1,4 +1,4 @@
-"""How a worker is chosen by the router's own picture: four policies. PrefixAware is in steering.py."""
+"""Routing policies by the router's own view of the workers. `PrefixAware` is in prefix_aware.py."""
 
 import random
 from array import array
@@ -12,24 +12,24 @@ from fairlead_index.score import CONSIDERED
 from fairlead_router.fleet.workers import Worker, WorkerTable
 
 Tried = Collection[tuple[str, int]]
-"""(address, life) of the workers that this request has been sent to."""
+"""(address, generation) of the workers that this request was sent to."""
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):
-    """What a choice may depend on."""
+    """Properties of a request that a policy may depend on."""
 
     prompt_tokens: int = 0
     hashes: Sequence[int] = msgspec.field(default_factory=lambda: array("Q"))
     """Block hashes of the prompt; empty where it is shorter than a block or was not tokenized."""
     session: str = ""
     model: str = ""
-    """The name that a worker must answer to, where not all of them do: an adapter's, or a model's while a rollout renames it."""
+    """Model name that the worker must serve, if not all workers do: an adapter, or a model while a rollout renames it."""
     format_tag: str = ""
-    """The prompt format that `hashes` are of."""
+    """Prompt format that `hashes` were computed with."""
     conversation: int = 0
-    """The same for all requests of a conversation; 0: unknown."""
+    """Number that all requests of a conversation share; 0: unknown."""
     adapter: str = ""
-    """Digest of the LoRA adapter that `hashes` are of; empty: none."""
+    """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
     is_retry: bool = False
     """An earlier attempt of this request has failed."""
 
@@ -37,34 +37,34 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 class Choice(msgspec.Struct, frozen=True):
     worker: Worker
     predicted: int | None = None
-    """Cached tokens that the index expects there; None where it was not asked."""
+    """Cached tokens that the index predicts; None if the index was not used."""
     reservation: bytes | None = None
-    """What `release` gives back; empty or None: nothing was reserved."""
+    """Reservation that `release` ends; empty or None: nothing was reserved."""
 
 
 class Policy(Protocol):
     def start(self) -> None:
-        """Begin what goes on beside the requests, on the running loop."""
+        """Start background tasks on the running loop."""
 
     async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
-        """A worker for the request, None while there is none. Never fails."""
+        """Return a worker for the request; None while there is none. Never raises."""
 
     def release(self, choice: Choice) -> None:
-        """The answer has begun or the attempt has failed: a reservation, if any, ends."""
+        """End the choice's reservation, if any: the answer has begun or the attempt has failed."""
 
     def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
-        """The worker found `cached` tokens of the prompt in its cache."""
+        """Record that the worker found `cached` tokens of the prompt in its cache."""
 
     async def close(self) -> None: ...
 
 
 def least_loaded(workers: Sequence[Worker]) -> Worker:
-    """The shortest expected wait; chance among equals, so that routers that see the same picture do not all choose the same one."""
+    """Return the worker with the shortest expected wait. Ties are random, so that routers with the same view do not herd."""
     return min(workers, key=lambda worker: (worker.expected_wait(), random.random()))
 
 
 class IndexFreePolicy:
-    """What the four share: they hold nothing between requests but the table."""
+    """Base of the policies without an index; their only state is the worker table."""
 
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
@@ -109,7 +109,7 @@ class RoundRobin(IndexFreePolicy):
 
 
 class Session(IndexFreePolicy):
-    """One worker for each `X-Session-Id` or `user`, the same from every router; least load for requests without either."""
+    """The same worker for each `X-Session-Id` or `user`, from every router; least load for requests without either."""
 
     def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         place = xxhash.xxh3_64_intdigest(wanted.session.encode())

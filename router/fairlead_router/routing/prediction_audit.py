@@ -1,4 +1,7 @@
-"""Whether the index was right: cached tokens as predicted and as the worker found them, for each worker. Who stays wrong tells all anew."""
+"""Audit of the index's predictions: predicted against actual cached tokens, for each worker.
+
+A worker with a sustained error is made to resync with the index.
+"""
 
 import asyncio
 import logging
@@ -13,20 +16,20 @@ from fairlead_router.routing.policies import Choice, RoutingRequest
 logger = logging.getLogger(__name__)
 
 MAX_ERROR = 0.25
-"""Share of the prompt, on average over recent answers, that the index may be wrong by."""
+"""Largest accepted error, as a share of the prompt, averaged over recent answers."""
 MIN_ANSWERS = 16
-"""The average's memory, and how many answers it takes to judge."""
+"""Answers that the average remembers, and fewest answers before it is used."""
 RECALL_INTERVAL_SECONDS = 10.0
-"""Between two requests for one worker; how often the index grants them, it decides itself."""
+"""Shortest interval between two resync requests for one worker. The index may grant them less often."""
 
 Held = Callable[[RoutingRequest, Worker], Awaitable[int]]
-"""Cached tokens that the index sees there now. Raises IndexUnavailable."""
+"""Return the cached tokens that the index shows for the worker now. Raises IndexUnavailable."""
 Recall = Callable[[str], Awaitable[bool]]
-"""Asks the index to have the worker at an address tell everything anew; False: not now. Raises IndexUnavailable."""
+"""Request a resync of the worker at an address; False: not granted. Raises IndexUnavailable."""
 
 
 class PredictionAudit:
-    """Compares each answer with its prediction."""
+    """Comparison of each answer with its prediction."""
 
     def __init__(self, metrics: Metrics, held: Held, recall: Recall) -> None:
         self._metrics, self._held, self._recall = metrics, held, recall
@@ -34,11 +37,11 @@ class PredictionAudit:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
-        """`cached`: prompt tokens that the worker found in its cache."""
+        """Compare an answer with its prediction. `cached`: prompt tokens that the worker found in its cache."""
         if choice.predicted is None or not len(wanted.hashes):
             return
         if choice.worker.format_tag != wanted.format_tag and choice.worker.format_tag and wanted.format_tag:
-            return  # of another model or block size (a canary, a rollout): nothing was foretold of what it holds
+            return  # another model or block size (a canary, a rollout): the prediction does not apply
         told = choice.worker.adapters.get(wanted.model)
         if (told.digest if told is not None else "") != wanted.adapter:
             return  # nor of another adapter under the same name: one was replaced there, or not yet
@@ -50,7 +53,7 @@ class PredictionAudit:
             self._record(choice.worker, error / wanted.prompt_tokens if error >= block else 0.0, 0.0)
 
     async def _check_missing(self, wanted: RoutingRequest, choice: Choice, cached: int, block: int) -> None:
-        """The worker held more than foretold. If the index knows it by now, it was news when the choice was made: no error of the index."""
+        """Record that the worker held more than predicted, unless the index shows it by now: then the prediction was only early."""
         try:
             error = cached - await self._held(wanted, choice.worker)
         except IndexUnavailable:
@@ -72,11 +75,11 @@ class PredictionAudit:
         except IndexUnavailable:
             return
         if not granted:
-            return  # another worker's turn, or this one's was a moment ago
+            return  # the index limits how often workers resync
         wrong = worker.prediction_error
         self._metrics.recalls.labels(worker.address).inc()
         logger.warning(
-            "the index was wrong about %s for %d answers (said too much by %.0f %%, too little by %.0f %% of a prompt): it tells all anew",
+            "predictions for worker %s were wrong over %d answers (too high by %.0f %%, too low by %.0f %% of a prompt): it resyncs",
             worker.address,
             wrong.answers,
             100 * wrong.over,

@@ -1,4 +1,4 @@
-"""PrefixAware: the worker that the index expects to answer soonest. Without the index: by the router's own picture, and says so."""
+"""PrefixAware: the worker with the earliest expected first token by the prefix index, with a local fallback."""
 
 import asyncio
 import logging
@@ -22,14 +22,14 @@ from fairlead_router.supervision import supervise
 logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 1.0
-"""How often Redis is asked whether it answers, besides by requests: what a router without any says of the index must be true as well."""
+"""Interval of a probe that Redis answers. It keeps the reported state of the index true in a router without requests."""
 WATCH_SECONDS = 0.25
-"""How often a copy's own look at Redis is looked at."""
+"""Interval of reading the mirror's own state of Redis."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexConfig:
-    """Which index, and how it is read."""
+    """Location of the index, and how it is read."""
 
     redis: RedisAccess
     namespace: str
@@ -38,16 +38,20 @@ class IndexConfig:
 
 
 class PrefixAware:
-    """`mirror`: by this router's copy of the index. `remote`, and until there is a copy: match, score and reserve in one round trip."""
+    """Policy by the prefix index.
+
+    With `mirror` it uses this router's copy of the index. With `remote`, and until there is a copy, one round trip to Redis matches,
+    scores and reserves.
+    """
 
     def __init__(self, table: WorkerTable, index: IndexConfig | None, metrics: Metrics, hurry: Callable[[], None] = lambda: None) -> None:
-        """`hurry`: has discovery asked again soon."""
+        """`hurry`: requests an early discovery query."""
         self._table, self._metrics = table, metrics
         self.trust = Trust(table, metrics.ignored_records, hurry)
         self._reader = index_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
         self._mirror: MirrorRouting | None = None
         if index is not None and index.mode == "mirror" and index.groups > 1:
-            logger.warning("--index-mode mirror follows one group, and --index-groups is %d: Redis is asked instead", index.groups)
+            logger.warning("--index-mode mirror supports one group, and --index-groups is %d: routing through Redis instead", index.groups)
         if index is not None and index.mode != "remote" and index.groups == 1:
             most = None if index.mode == "mirror" else AUTO_BLOCKS
             self._mirror = MirrorRouting(table, index.redis, index.namespace, most, metrics.task_failures, self.trust)
@@ -56,7 +60,7 @@ class PrefixAware:
         self._audit = PredictionAudit(metrics, self._held, self._reader.recall) if self._reader is not None else None
         self._away = False
         self.index_reason = ""
-        """Why it is unavailable, in words for people."""
+        """Why the index is unavailable, in plain text."""
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -68,14 +72,14 @@ class PrefixAware:
 
     @property
     def index(self) -> str:
-        """For people: `off`, `ok` or `unavailable`."""
+        """State of the index: `off`, `ok` or `unavailable`."""
         if self._reader is None:
             return "off"
         return "unavailable" if self._away else "ok"
 
     @property
     def read_mode(self) -> str:
-        """How the index is read now: `mirror`, `remote`, or empty."""
+        """How the index is read now: `mirror`, `remote`, or empty without an index."""
         if self._reader is None:
             return ""
         return "mirror" if self._mirror is not None and self._mirror.is_ready else "remote"
@@ -89,7 +93,7 @@ class PrefixAware:
         if self._reader is not None and (choice := await self._choose_remotely(self._reader, wanted, tried)):
             return choice
         if mirrored is not None and (choice := mirrored.choose(wanted, tried)):
-            return choice  # an old picture is better than none
+            return choice  # an outdated mirror is better than none
         worker = choose_from_table(wanted, self._table, tried)
         return Choice(worker) if worker is not None else None
 
@@ -100,7 +104,7 @@ class PrefixAware:
         asking = asyncio.ensure_future(reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded))
         try:
             route = await asyncio.shield(asking)
-        except asyncio.CancelledError:  # the client has gone; what Redis reserves for it all the same is given back
+        except asyncio.CancelledError:  # the client disconnected; Redis may still reserve for it, so that reservation is released
             self._spawn(self._release_abandoned(reader, asking))
             raise
         except IndexUnavailable as error:
@@ -112,7 +116,7 @@ class PrefixAware:
             return None
         best, chosen = route.candidates[0], None
         worker = self._table.get(best.address)
-        if worker is not None and worker.ready and worker.serves(wanted.model):  # else it went while the index was being asked
+        if worker is not None and worker.ready and worker.serves(wanted.model):  # else it became unusable during the call
             assert self._unindexed is not None  # there is a reader
             others = self._unindexed.find_sooner(wanted, route, excluded)
             if not others:
@@ -127,13 +131,13 @@ class PrefixAware:
         return lambda place: self._table.home(place, by_address)
 
     async def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Tokens of a prompt that each worker holds. Raises IndexUnavailable."""
+        """Return the prompt's tokens that each worker holds, by address. Raises IndexUnavailable."""
         if self._reader is None:
-            raise IndexUnavailable("this router was given no index (--redis-url)")
+            raise IndexUnavailable("this router has no index: set --redis-url")
         return await self._reader.match(hashes)
 
     def unique_shares(self) -> dict[str, float]:
-        """Of what each worker (by address) holds, the share that no other does; empty where no copy of the index is kept."""
+        """Return the share of each worker's blocks that no other worker holds, by address; empty without a mirror."""
         return self._mirror.unique_shares() if self._mirror is not None else {}
 
     def release(self, choice: Choice) -> None:
@@ -169,7 +173,7 @@ class PrefixAware:
             self._set_away(away=reader.away, why=str(error))  # the reservation decays by itself
 
     async def _watch(self, reader: IndexReader | GroupedReader) -> None:
-        """Somebody has to notice that Redis is away, or back, where no request asks it: because a copy answers them, or there are none."""
+        """Track whether Redis answers, also when no request queries it: a mirror serves the requests, or there are none."""
         while True:
             if self._mirror is not None and self._mirror.is_ready:
                 self._set_away(away=not self._mirror.fleet.fresh, why="Redis does not answer")
@@ -189,14 +193,14 @@ class PrefixAware:
         task.add_done_callback(self._tasks.discard)
 
     def _set_away(self, away: bool, why: str = "") -> None:
-        """One line and one gauge for each transition, not for each request."""
+        """Record whether the index is away. Only transitions are logged."""
         if away == self._away:
             return
         self._away = away
         self.index_reason = why if away else ""
         self._metrics.index_up.set(0 if away else 1)
         if away:
-            by = "the last picture of it and the workers' own loads" if self.read_mode == "mirror" else "local load and consistent hashing"
+            by = "its last snapshot and the workers' own loads" if self.read_mode == "mirror" else "local load and consistent hashing"
             logger.warning("the index is unavailable, routing by %s: %s", by, why)
         else:
             logger.info("the index answers again")

@@ -1,6 +1,7 @@
-"""Usable workers that the index does not name: it was emptied and they join again, it is another release's, or they cannot reach it.
+"""Usable workers that are missing from the index.
 
-The few that it does name must not get everybody's requests meanwhile.
+The index was emptied and they have yet to join again, it belongs to another release, or they cannot reach it. Meanwhile the few workers in
+the index must not get all requests.
 """
 
 import asyncio
@@ -16,12 +17,15 @@ from fairlead_router.routing.local_fallback import earliest_start
 from fairlead_router.routing.policies import RoutingRequest
 
 REFRESH_SECONDS = 1.0
-"""Between two questions who is named, where neither an answer's candidates nor a `FleetReader` tell."""
+"""Interval of listing the index's workers, where neither the candidates of an answer nor a `FleetReader` show them."""
 
 
 class UnindexedWorkers:
-    """An answer with fewer candidates than it could have names everybody whom the index knows. Of a larger fleet somebody has to keep
-    count: the fleet's reader where there is one, else a look of our own, once a second while requests come. Nobody waits for it."""
+    """Set of workers that are missing from the index.
+
+    An answer with fewer than MAX_CANDIDATES candidates lists all workers of the index. For a larger fleet the list comes from the fleet's
+    reader if there is one, else from a query once a second while requests come. No request waits for it.
+    """
 
     def __init__(self, table: WorkerTable, reader: IndexReader | GroupedReader, fleet: FleetReader | None) -> None:
         self._table, self._reader, self._fleet = table, reader, fleet
@@ -30,10 +34,12 @@ class UnindexedWorkers:
         self._looking: asyncio.Task[None] | None = None
 
     def find_sooner(self, wanted: RoutingRequest, route: Route, excluded: Collection[str]) -> list[Worker]:
-        """Workers that may be chosen, that the index did not compare, and the best of which starts the prompt sooner than the index's best,
-        with none of it in its cache. Empty where there are none. `excluded`: the addresses that the index was told to leave out."""
+        """Return eligible workers that the index did not score, if the best of them starts the prompt sooner than the index's best.
+
+        They are assumed to have no cached tokens of the prompt. `excluded`: addresses that the index had to leave out.
+        """
         absent = self._unindexed(route)
-        if len(absent) > CONSIDERED:  # the soonest of them: a request does not go through a large fleet
+        if len(absent) > CONSIDERED:  # only the soonest: a request must not iterate over a large fleet
             absent = [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address in absent]
         known = (self._table.get(address) for address in absent if address not in excluded)
         others = [worker for worker in known if worker is not None and worker.usable and worker.serves(wanted.model)]
@@ -48,16 +54,16 @@ class UnindexedWorkers:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     def _unindexed(self, route: Route) -> Collection[str]:
-        """Addresses that the table has and the index does not name; of a large fleet some."""
+        """Return addresses of the table that are missing from the index; of a large fleet, some of them."""
         if len(route.candidates) < MAX_CANDIDATES:
-            self._counted_at = float("-inf")  # should the next answer be full, this was no count for it
+            self._counted_at = float("-inf")  # the next answer may be full, and this one does not cover it
             named = {candidate.address for candidate in route.candidates}
             return [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address not in named]
         if self._fleet is not None and self._fleet.fresh:
             if self._counted_at != self._fleet.looks:
                 self._set_indexed(self._fleet.workers, self._fleet.looks)
         elif monotonic() - self._counted_at > REFRESH_SECONDS and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._refresh(), name="who the index names")
+            self._looking = asyncio.create_task(self._refresh(), name="list indexed workers")
         joined = [candidate.address for candidate in route.candidates if candidate.address in self._missing]  # since
         return self._missing.difference(joined) if joined else self._missing
 
@@ -65,7 +71,7 @@ class UnindexedWorkers:
         try:
             named = {state.address for state in await self._reader.workers()}
         except IndexUnavailable:
-            return  # the last count stays, and requests notice for themselves
+            return  # the last list stays in use; requests notice the outage themselves
         self._set_indexed(named, monotonic())
 
     def _set_indexed(self, named: Collection[str], at: float) -> None:

@@ -1,6 +1,7 @@
-"""`GET /fairlead/demand`: how much is asked of the service, for an autoscaler. With `wait=SECONDS` the answer comes when something is
-asked, or after that time: so who brings a service back from zero learns of its first request at once, and an idle one costs a request a
-minute.
+"""`GET /fairlead/demand`: the service's load, for an autoscaler.
+
+With `wait=SECONDS` this is a long poll: the answer comes with the next request, or after that time. The operator therefore learns of the
+first request of a service scaled to zero immediately, and an idle service costs it one request a minute.
 """
 
 import asyncio
@@ -20,24 +21,24 @@ from fairlead_router.request.client_request import Call
 
 PATH = "/fairlead/demand"
 WINDOW_SECONDS = 15
-"""Over which what comes is averaged."""
+"""Averaging window of arrival rates."""
 LONGEST_WAIT = 300.0
 BURST_SECONDS = 0.2
-"""From the first request after a rest to the answer: a burst is seen whole, and the service gets its size at once."""
+"""Delay of the answer after the first request of an idle service, so that the operator sees a whole burst and scales in one step."""
 HALF_LIFE = 600.0
-"""Seconds in which what a worker's cache has saved counts half."""
+"""Seconds after which cache hits count half."""
 
 UniqueShares = Callable[[], Mapping[str, float]]
-"""Of what each worker (by address) holds, the share that no other holds; empty where there is no copy of the index."""
+"""Return the share of each worker's cached blocks that no other worker holds, by address; empty without a copy of the index."""
 
 
 class Arrivals:
-    """Requests and their prompt tokens of the last WINDOW_SECONDS, in buckets of a second."""
+    """Requests and prompt tokens of the last WINDOW_SECONDS, in buckets of one second."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._began = clock, clock()
         self._buckets: deque[list[int]] = deque()
-        """Second, requests and their tokens."""
+        """Second, requests, prompt tokens."""
 
     def add(self, tokens: int) -> None:
         second = int(self._clock())
@@ -49,7 +50,7 @@ class Arrivals:
         last[2] += tokens
 
     def rates(self) -> tuple[float, float]:
-        """Requests and prompt tokens a second."""
+        """Return requests and prompt tokens per second."""
         self._trim()
         seconds = max(1.0, min(WINDOW_SECONDS, self._clock() - self._began))
         return sum(one[1] for one in self._buckets) / seconds, sum(one[2] for one in self._buckets) / seconds
@@ -61,13 +62,13 @@ class Arrivals:
 
 
 class CacheHits:
-    """Prompt tokens that each worker found in its cache, older ones for less."""
+    """Cached prompt tokens of each worker, with exponential decay."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._tokens: dict[str, tuple[float, float]] = {}
         self.share = 0.0
-        """Of the prompts' tokens, moving average over about 32 answers."""
+        """Cached share of prompt tokens, a moving average over about 32 answers."""
 
     def add(self, worker: str, cached: int, prompt: int) -> None:
         self._tokens[worker] = (self.tokens_of(worker) + cached, self._clock())
@@ -82,7 +83,7 @@ class CacheHits:
 
 
 class Demand:
-    """`began` and `ended` around each request. `queued`: requests and prompt tokens that wait here."""
+    """Load of the service. Call `request_started` and `request_ended` around each request."""
 
     def __init__(
         self,
@@ -101,14 +102,14 @@ class Demand:
         self._draining = False
 
     def request_started(self, tokens: int = 0) -> None:
-        """A request has come, with a prompt of so many tokens."""
+        """Record the arrival of a request with a prompt of `tokens`."""
         self._active += 1
         if tokens:
             self._arrivals.add(tokens)
         self._has_requests.set()
 
     def request_ended(self, call: Call | None = None) -> None:
-        """It is over, whatever became of it."""
+        """Record the end of a request, whatever its outcome."""
         self._active -= 1
         self._last = self._clock()
         if call is not None and call.first_byte_at is not None:
@@ -119,12 +120,12 @@ class Demand:
             self._has_requests.clear()
 
     def count_external(self, tokens: int) -> None:
-        """A request that goes its way past us."""
+        """Count a request that a gateway sends to a worker directly."""
         self.request_started(tokens)
         self.request_ended()
 
     def drain(self) -> None:
-        """Nobody is kept waiting for an answer from now on."""
+        """Answer long polls immediately from now on."""
         self._draining = True
         self._has_requests.set()
 
@@ -169,7 +170,7 @@ class Demand:
             "prompt_tokens_per_second": round(tokens, 1),
             "cached_share": round(self._hits.share, 4),
             "answer_seconds": round(self._answer_seconds, 3),
-            "prefill_rate": round(self._rate, 1),  # also when no worker is left: the next ones will be like the last
+            "prefill_rate": round(self._rate, 1),  # kept when no worker is left: the next workers will be like the last
             "draining": self._draining,
             "workers": [self._worker(worker, alone) for worker in sorted(workers, key=lambda one: one.address)],
         }

@@ -1,7 +1,7 @@
-"""`GET /fairlead/probe`: one token through a worker, for who has no key and has to know whether the service serves (the operator).
+"""`GET /fairlead/probe`: an unauthenticated check that a worker generates one token. The operator uses it.
 
-Anybody may ask, and nobody can make it expensive: the prompt is ours, one is under way at a time, and its answer serves all who ask within
-a second.
+Unauthenticated clients cannot make it expensive: the prompt is fixed, one probe runs at a time, and its answer is shared by all requests
+within a second.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ PATH = "/fairlead/probe"
 FRESH_SECONDS = 1.0
 _BODY = b'{"prompt": "Ready?", "max_tokens": 1, "temperature": 0}'
 _TEXT = b'{"input": "Ready?"}'
-"""For a model that has no head, and says so (`NO_GENERATION`)."""
+"""Probe of an embedding model, which refuses generation with `NO_GENERATION`."""
 
 
 class _BufferedReply(Reply):
-    """An answer that goes nowhere."""
+    """Reply that keeps its body in memory."""
 
     def __init__(self) -> None:
         self.status, self.body = 0, b""
@@ -45,7 +45,7 @@ class _BufferedReply(Reply):
 
 
 class Probe:
-    """The latest completion, made anew when somebody asks for it and it is old."""
+    """Cached result of the latest probe, refreshed on request once it is old."""
 
     def __init__(self, front: RequestHandler, prompts: Prompts, table: WorkerTable) -> None:
         self._front, self._prompts, self._table = front, prompts, table
@@ -53,14 +53,17 @@ class Probe:
         self._since = 0.0
 
     async def run(self) -> tuple[int, bytes]:
-        """Status and body of the completion's answer. It never waits for a worker: or anybody could bring a service back from zero."""
+        """Return the status and body of the probe's answer.
+
+        A probe never waits for a worker: else an unauthenticated client could scale a service up from zero.
+        """
         if not self._table.usable():
             refusal = unavailable("No worker is ready.", retry_after=5)
             return refusal.status, refusal.body
         old = self._task is None or (self._task.done() and monotonic() - self._since > FRESH_SECONDS)
         if self._task is None or old:
             self._task = asyncio.create_task(self._complete(), name="probe")
-        return await asyncio.shield(self._task)  # who asks may go: the others wait for it too
+        return await asyncio.shield(self._task)  # one client's disconnect must not cancel the probe that others wait for
 
     async def close(self) -> None:
         if self._task is not None:

@@ -1,4 +1,4 @@
-"""The way of one request: choose a worker, send, pass the answer's bytes on; another worker if nothing came back."""
+"""Proxying of one request: choose a worker, send, stream its answer back; retry at another worker if no answer began."""
 
 import asyncio
 import logging
@@ -25,16 +25,16 @@ from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostA
 logger = logging.getLogger(__name__)
 
 MAX_LOST = 3
-"""Workers that may die under one request before it is taken for the cause."""
+"""Workers that may die during one request before the request is considered the cause."""
 DYING_SECONDS = 0.05
-"""A worker lost this soon after it got a request was dying anyway, as when all are killed at once: it counts for half."""
+"""A worker lost this soon after it got a request was already dying, as when all are killed together: it counts for half."""
 _ERROR_EVENTS = (b'data: {"error"', protocol_errors.EVENT_NAME)
-"""How a worker ends a stream that it cannot go on with."""
+"""Markers of the event with which a worker ends a stream that it cannot continue."""
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"))
 
 
 class Proxy:
-    """Forwards calls to workers."""
+    """Proxy that forwards requests to workers."""
 
     def __init__(self, config: RouterConfig, table: WorkerTable, policy: Policy, metrics: Metrics, admission: Admission) -> None:
         self._config, self._table, self._policy, self._metrics, self._admission = config, table, policy, metrics, admission
@@ -42,9 +42,9 @@ class Proxy:
         self.draining = False
 
     async def forward(self, call: Call, prompt: Prompt, reply: Reply, ticket: Ticket) -> None:
-        """Answer the call, whose turn it is. When cancelled, the worker's connection is closed at once.
+        """Answer an admitted request. Cancellation closes the worker's connection immediately.
 
-        Raises ApiError where no worker's answer has begun.
+        Raises ApiError if no worker's answer has begun.
         """
         wanted = build_routing_request(prompt, call.caller, call.session)
         attempts = Attempts()
@@ -84,7 +84,7 @@ class Proxy:
                 retry = head.get(b"x-fairlead-retry") if head.status in (502, 503) else None
                 if retry is not None:
                     self._metrics.retries.labels("refused").inc()
-                    if retry == b"lost":  # its engine ended while it had the request
+                    if retry == b"lost":  # the worker's engine died with the request
                         attempts.lost += 1
                         self._record_no_answer(worker)
                     worker.mark_unhealthy()
@@ -106,10 +106,10 @@ class Proxy:
                 worker.pool.release(connection)
 
     async def choose(self, wanted: RoutingRequest, attempts: Attempts, busy: Sequence[int], ticket: Ticket) -> Choice:
-        """Return a worker; wait for one while there is none. `busy`: seconds that full workers asked to be left alone.
+        """Return a worker, waiting for one while there is none. `busy`: the Retry-After seconds of full workers.
 
-        Raises ApiError: 503 when the wait took too long, 429 when all are full, 502 when no worker is left that has not failed, and one of
-        these lives.
+        Raises ApiError: 503 when the wait is too long, 429 when all workers are full, 502 when only workers that failed this request are
+        left and one of them is ready.
         """
         while True:
             choice = await self._policy.choose(wanted, attempts.excluded)
@@ -117,9 +117,9 @@ class Proxy:
                 return choice
             if busy:
                 raise overloaded("The service is overloaded: the queues of all workers are full.", min(busy))
-            # One that died, and not only closed connections, is not ready at its next look: its successor is waited for.
+            # A worker that died is not ready at its next health check, so the request waits for its successor.
             if any(worker.ready and (worker.address, worker.generation) in attempts.failed for worker in self._table):
-                message = "The worker closed the connection twice without an answer, and no other worker is left to ask."
+                message = "The worker closed the connection twice without an answer, and no other worker is left."
                 raise ApiError(502, message, kind="server_error", code="bad_gateway")
             attempts.allow_retries()
             await self._admission.requeue(ticket)
@@ -127,9 +127,9 @@ class Proxy:
     async def _attempt(
         self, call: Call, prompt: Prompt, choice: Choice, ticket: Ticket, deadline: float, fresh: bool
     ) -> tuple[Connection, Head]:
-        """Send to one worker and wait for its answer's head. Counts the request as in flight there; on failure takes that back.
+        """Send to one worker and wait for its answer's head. Count the request as in flight there, except after a failure.
 
-        `deadline`: monotonic seconds by which the head of any attempt must have come. `fresh`: use a new connection.
+        `deadline`: monotonic seconds by which an answer's head must arrive, over all attempts. `fresh`: use a new connection.
         """
         worker = choice.worker
         pending = max(0, prompt.length - (choice.predicted or 0))
@@ -151,11 +151,11 @@ class Proxy:
                 worker.in_flight -= 1
 
     def _request(self, call: Call, prompt: Prompt, choice: Choice) -> list[bytes]:
-        """The request's bytes: tokenized for a worker of the format that the prompt was tokenized with, else as the client sent it."""
+        """Return the request's bytes: token ids for a worker with the prompt's format, else the text as the client sent it."""
         worker = choice.worker
         tokens = prompt.tokens if prompt.tokens is not None and worker.format_tag == prompt.format_tag else None
         if tokens is not None and len(call.body) + 4 * len(tokens) > self._config.max_body_bytes:
-            tokens = None  # the worker's bound is the same, and counts both
+            tokens = None  # the worker has the same limit and counts both
         length = len(call.body) + (4 * len(tokens) if tokens is not None else 0)
         lines = [
             call.method.encode() + b" " + call.path.encode() + b" HTTP/1.1",
@@ -171,7 +171,7 @@ class Proxy:
         return [head, tokens.tobytes(), call.body] if tokens is not None else [head, call.body]
 
     async def _stream_answer(self, call: Call, worker: Worker, connection: Connection, head: Head, reply: Reply) -> None:
-        """The worker's answer, from socket to socket as it comes; a slow client slows the worker's socket."""
+        """Stream the worker's answer to the client, with backpressure from the client to the worker's socket."""
         self._record_head(call, head)
         if call.meter is not None:
             call.meter.read_header(head.get(b"x-fairlead-usage"))
@@ -191,20 +191,20 @@ class Proxy:
                 self._canary.record_truncated(worker)
             worker.mark_unhealthy()
             self._metrics.broken_streams.inc()
-            logger.warning("request %s: the answer of %s broke off: %s", call.id, call.worker, error)
+            logger.warning("request %s: the answer of worker %s was truncated: %s", call.id, call.worker, error)
             self._end_truncated(call, head, reply, "The worker was lost while it was answering.")
-        except asyncio.CancelledError:  # the client has gone, and this goes nowhere; or the drain is over
+        except asyncio.CancelledError:  # the client disconnected, and the write has no effect; or the drain timeout has passed
             self._end_truncated(call, head, reply, "The router is shutting down.")
             raise
         finally:
             call.bytes_out = reply.sent
 
     def _end_truncated(self, call: Call, head: Head, reply: Reply, message: str) -> None:
-        """Tell the client of a stream that it is not whole. For other answers the connection is closed, which says the same."""
+        """End a truncated stream with an error event. For other answers, closing the connection tells the client."""
         if not _is_stream(head) or head.get(b"content-length") is not None:
             reply.flush()
             return
-        lead = b"" if reply.last_piece.endswith(b"\n\n") or not reply.last_piece else b"\n\n"  # an event cut in two would swallow ours
+        lead = b"" if reply.last_piece.endswith(b"\n\n") or not reply.last_piece else b"\n\n"  # a half-sent event would swallow ours
         document = error_body(message, "server_error", code="stream_cut", path=call.path)
         reply.end(lead + protocol_errors.event(call.path, document))
 
@@ -238,10 +238,10 @@ class Proxy:
         self._record_no_answer(choice.worker)
         choice.worker.breaker.record_failure()
         choice.worker.mark_unhealthy()
-        logger.info("worker %s failed a request before its first byte (%s), another is asked", choice.worker.address, error)
+        logger.info("worker %s failed a request before its first byte (%s); retrying at another worker", choice.worker.address, error)
 
     def _record_no_answer(self, worker: Worker) -> None:
-        """Count an attempt without an answer, where sides are compared."""
+        """Count an attempt without an answer for the canary's comparison."""
         if self._canary is not None:
             self._canary.record_failure(worker)
 
@@ -255,5 +255,5 @@ def _retry_seconds(retry_after: bytes | None) -> int:
 
 
 def _cached_tokens(head: Head) -> int | None:
-    said = head.get(b"x-fairlead-cached-tokens")
-    return int(said) if said is not None and said.isdigit() else None
+    count = head.get(b"x-fairlead-cached-tokens")
+    return int(count) if count is not None and count.isdigit() else None

@@ -1,4 +1,4 @@
-"""The router's front: who asks, whether they may, and when; behind it the proxy."""
+"""Request handling before the proxy: authentication, quota, charging and admission."""
 
 from collections.abc import Coroutine
 from typing import Any
@@ -24,10 +24,10 @@ _BYTES_A_TOKEN = 4
 
 
 class RequestHandler:
-    """Owns keys, accounts and the room for bodies."""
+    """Owner of the API keys, the tenants' accounts and the budget for request bodies."""
 
     def __init__(self, config: RouterConfig, admission: Admission, proxy: Proxy, metrics: Metrics, scripts: Scripts | None = None) -> None:
-        """`scripts`: of the service's namespace, where token rates are common to all routers."""
+        """`scripts`: Redis scripts in the service's namespace, through which all routers share token rates."""
         self.keys = KeyStore(config.api_keys_file, metrics)
         self._accounts = Accounts(scripts, config.router_replicas, metrics.task_failures)
         self.body_budget = InflightBodyBudget(config.max_inflight_bytes)
@@ -44,29 +44,29 @@ class RequestHandler:
         await self._accounts.close()
 
     def authenticate(self, call: Call) -> None:
-        """Before anything of the body is read. Raises ApiError 401."""
+        """Authenticate the request before its body is read. Raises ApiError 401."""
         call.caller = self.keys.authenticate(call.credential)
         call.credential = b""
         call.account = self._accounts.of(call.caller.tenant)
         call.body_budget = self.body_budget
 
     def admit_internal(self, call: Call) -> None:
-        """For a request of our own: no key, no quota, and a place in the queue like any tenant's."""
+        """Admit a request that the router itself makes: without key or quota, queued like a tenant's."""
         call.account = self._accounts.of(call.caller.tenant)
 
     def authenticate_gateway(self, credential: bytes) -> tuple[Caller, Account]:
-        """Who comes by way of a gateway. Raises ApiError 401."""
+        """Authenticate a request that comes through a gateway. Raises ApiError 401."""
         caller = self.keys.authenticate(credential)
         return caller, self._accounts.of(caller.tenant)
 
     def check_quota(self, account: Account) -> None:
-        """A tenant in debt is refused before its prompt costs anything. Raises ApiError 429."""
+        """Raise ApiError 429 for a tenant in debt, before its prompt costs anything."""
         self._admit(account, 1)
 
     def charge(self, account: Account, prompt: Prompt, size: int) -> Charge:
-        """Take out what a request of `size` bytes will probably use. Raises ApiError 429 where the tenant's bucket does not hold it."""
+        """Charge the expected tokens of a request of `size` bytes. Raises ApiError 429 when the tenant's bucket has too few."""
         asked = prompt.params
-        # Of several prompts only the first was tokenized.
+        # With several prompts, only the first was tokenized.
         tokens = prompt.length if asked.prompts == 1 else max(prompt.length, size // _BYTES_A_TOKEN)
         charge = Charge(account, tokens, asked.max_output, asked.sequences)
         self._admit(account, charge.expected)
@@ -74,7 +74,7 @@ class RequestHandler:
         return charge
 
     def forward(self, call: Call, prompt: Prompt, reply: Reply) -> Coroutine[Any, Any, None]:
-        """Charge, wait for the turn, let the proxy answer, settle. Raises ApiError where no answer has begun."""
+        """Charge the request, wait for admission, let the proxy answer, then settle the charge. Raises ApiError if no answer has begun."""
         assert call.account is not None
         charge = self.charge(call.account, prompt, len(call.body))
         call.meter = charge.meter if call.caller.tenant.name else None
@@ -83,12 +83,12 @@ class RequestHandler:
         return self._run(call, prompt, reply, charge)
 
     async def forward_unprompted(self, call: Call, reply: Reply) -> None:
-        """Forward a request that needs no engine: /tokenize, /detokenize and the counting of tokens, charged as a prompt of their length.
+        """Forward a request that needs no engine: /tokenize, /detokenize and token counting, charged as prompts of their length.
 
-        The OpenAPI document, which has no request body, is neither charged nor queued.
+        The OpenAPI document has no request body, so it is neither charged nor queued.
         """
         assert call.account is not None
-        prompt = estimate_prompt(len(call.body), call.caller.salt(""))  # what the worker remembers of texts is the tenant's alone, too
+        prompt = estimate_prompt(len(call.body), call.caller.salt(""))  # the worker's token cache is separate for each tenant too
         if call.body:
             await self._run(call, prompt, reply, self.charge(call.account, prompt, len(call.body)))
             return

@@ -1,4 +1,4 @@
-"""What is asked of workers for a prompt: by the policy, and in the headers that only we may write. The same for every way in."""
+"""Routing request and worker headers of a prompt, the same for the proxy, redirects and the endpoint picker."""
 
 from fairlead_router.errors import Headers
 from fairlead_router.request.prompts import Prompt
@@ -7,7 +7,7 @@ from fairlead_router.tenancy.tenants import Caller
 
 
 def build_routing_request(prompt: Prompt, caller: Caller, session: str) -> RoutingRequest:
-    """What a choice may depend on. `session`: what the client gave as X-Session-Id."""
+    """Return what the routing policy may depend on. `session`: the client's X-Session-Id."""
     return RoutingRequest(
         prompt.length,
         prompt.hashes,
@@ -20,7 +20,7 @@ def build_routing_request(prompt: Prompt, caller: Caller, session: str) -> Routi
 
 
 def worker_headers(prompt: Prompt, caller: Caller) -> Headers:
-    """Headers for the worker, which no client can send through us."""
+    """Return the router's own headers for the worker. Clients' headers of these names are not forwarded."""
     headers: Headers = []
     if prompt.salt:
         headers.append((b"x-fairlead-cache-salt", prompt.salt.encode()))

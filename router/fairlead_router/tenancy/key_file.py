@@ -1,4 +1,4 @@
-"""The key file, followed while the router runs: a Secret's new version is used within seconds, a broken one is not used at all."""
+"""API key file, reloaded while the router runs: a Secret's new version takes effect within seconds, an invalid one never."""
 
 import asyncio
 import logging
@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
 MAX_BYTES = 4 << 20
-"""Of the file; a Secret holds 1 MiB."""
+"""Limit of the file; a Secret holds at most 1 MiB."""
 _Stamp = tuple[int, int, int]
 
 
 class KeyStore:
-    """Who a request comes from. Without a file everybody may ask; with a file that was never readable, nobody may."""
+    """Authentication by API key. Without a file all requests are accepted; while a file was never valid, all are refused."""
 
     def __init__(self, path: str, metrics: Metrics) -> None:
         self._path = Path(path) if path else None
@@ -28,7 +28,7 @@ class KeyStore:
         self._seen: _Stamp | None = None
         self._following: asyncio.Task[None] | None = None
         self.problem = ""
-        """What is wrong with the newest version of the file; empty when it is the one in use."""
+        """Problem of the file's newest version; empty when that version is in use."""
         if self._path is not None:
             self.reload()
 
@@ -38,7 +38,7 @@ class KeyStore:
 
     @property
     def is_usable(self) -> bool:
-        """There are keys to check with, the newest or those before it."""
+        """Whether there are keys to check against, from the newest or an earlier version."""
         return self._path is None or self._callers is not None
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class KeyStore:
             await asyncio.gather(self._following, return_exceptions=True)
 
     def authenticate(self, credential: bytes) -> Caller:
-        """Whose key this is. Raises ApiError 401; 503 while there is no list of keys."""
+        """Return the key's caller. Raises ApiError 401; 503 while there is no valid list of keys."""
         if self._path is None:
             return ANONYMOUS
         if self._callers is None:
@@ -61,14 +61,14 @@ class KeyStore:
             return found
         self._metrics.refused.labels("key").inc()
         message = (
-            "Incorrect API key provided."  # never any part of it
+            "Incorrect API key provided."  # the message must never quote the key
             if credential
             else "No API key was given. Send it as `Authorization: Bearer KEY` (or `x-api-key: KEY`)."
         )
         raise ApiError(401, message, code="invalid_api_key", headers=[(b"www-authenticate", b"Bearer")])
 
     def reload(self) -> None:
-        """Read the file if it is another than the last time. Kubernetes swaps a link over it, so what it leads to is looked at."""
+        """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
         assert self._path is not None
         try:
             stat = self._path.stat()
@@ -101,4 +101,4 @@ class KeyStore:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
-            await asyncio.to_thread(self.reload)  # a Secret of thousands of keys takes longer to read than a stream may pause
+            await asyncio.to_thread(self.reload)  # parsing thousands of keys takes longer than a stream may pause

@@ -1,8 +1,8 @@
-"""What each tenant has used: a token bucket each, which all routers fill and empty together through Redis, between requests.
+"""Token quotas: one token bucket for each tenant, which all routers share through Redis.
 
-No request waits for Redis: four times a second a router tells what its tenants used, and learns what is left of their buckets. So a
-tenant can use more than its rate for a moment, at most what it sends to all routers within a quarter of a second; the bucket goes below
-zero then, and stays shut until that is paid back. Over time the rate holds exactly.
+No request waits for Redis: four times a second a router reports its tenants' usage and reads their buckets' levels. A tenant can therefore
+exceed its rate briefly, by at most what it sends to all routers within a quarter of a second. The bucket then goes below zero and refuses
+requests until the debt is paid back. Over time the rate holds exactly.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ logger = logging.getLogger(__name__)
 
 SYNC_SECONDS = 0.25
 HEARTBEAT_SECONDS = 5.0
-"""How often a router without news tells that it is there: the others divide by it once Redis is away."""
+"""Interval at which a router without usage reports its presence: the others divide rates by the number of routers without Redis."""
 FIRST_OUTPUT = 256.0
-"""Tokens of an answer expected before a tenant had any."""
+"""Expected tokens of a tenant's first answer."""
 _DECAY = 0.9
 
 
 class Account:
-    """One tenant at this router: its bucket, and what it was served (for its turn in the queue)."""
+    """One tenant at this router: its token bucket, and its served tokens for the fair queue."""
 
     def __init__(self, tenant: Tenant, share: Callable[[], float], clock: Callable[[], float] = monotonic) -> None:
         self.tenant = tenant
         self.served_tokens = 0.0
-        """Tokens by weight: the virtual counter of the fair queue."""
+        """Served tokens divided by weight: the virtual counter of the fair queue."""
         self.unreported = 0.0
-        """Used, and not told to Redis yet."""
+        """Used tokens that were not reported to Redis yet."""
         self.prompt_tokens = self.output_tokens = 0
-        """Used since the start."""
+        """Tokens used since the start."""
         self.level = tenant.burst * share()
         self._share, self._clock = share, clock
         self._stamp = clock()
@@ -54,30 +54,30 @@ class Account:
         return self.tenant.burst * self._share()
 
     def set_tenant(self, tenant: Tenant) -> None:
-        """The key file has a new version."""
+        """Apply a new version of the tenant from the key file."""
         self.refill()
         self.level += (tenant.burst - self.tenant.burst) * self._share()
         self.tenant = tenant
 
     def refill(self) -> float:
-        """Tokens left now; below zero where more was used than there was."""
+        """Refill the bucket and return its level; negative while the tenant is in debt."""
         now = self._clock()
         self.level = min(self.capacity, self.level + (now - self._stamp) * self.tenant.rate * self._share())
         self._stamp = now
         return self.level
 
     def apply_shared_level(self, level: float, sent: float) -> None:
-        """What all routers together have left, with `sent` of ours counted in."""
+        """Apply the level shared by all routers, which includes `sent` tokens of this router's usage."""
         self.unreported -= sent
         self.level, self._stamp = level - self.unreported, self._clock()
 
     def estimate_cost(self, prompt: int, asked: int | None, choices: int) -> float:
-        """Tokens that a request will probably use: its prompt, and answers as long as this tenant's were of late."""
+        """Return a request's expected tokens: its prompt, and answers as long as this tenant's recent ones."""
         each = self._output if asked is None else min(self._output, asked)
         return prompt + each * choices
 
     def check(self, cost: float) -> None:
-        """Raises ApiError 429 unless the bucket holds `cost`, or is full: what is larger than the bucket leaves it in debt."""
+        """Raise ApiError 429 unless the bucket holds `cost` or is full: a cost larger than the bucket leaves it in debt."""
         if not self.is_limited:
             return
         lacking = min(cost, self.capacity) - self.refill()
@@ -94,24 +94,24 @@ class Account:
         )
 
     def use(self, tokens: float) -> None:
-        """Take tokens out; fewer than none puts back what was expected and not used."""
+        """Take tokens out of the bucket. A negative number puts unused ones back."""
         if self.is_limited:
             self.refill()
             self.level -= tokens
             self.unreported += tokens
 
     def serve(self, tokens: float) -> None:
-        """Count what is done for it, or take it back: the next turn is theirs who had less."""
+        """Add to the fair queue's counter, or subtract: tenants with a lower counter go first."""
         self.served_tokens += tokens / self.tenant.weight
 
     def record_usage(self, prompt: int, output: int) -> None:
-        """What a request used in the end."""
+        """Record a request's actual usage."""
         self.prompt_tokens += prompt
         self.output_tokens += output
         self._output = _DECAY * self._output + (1 - _DECAY) * output
 
     def headers(self) -> Headers:
-        """OpenAI's x-ratelimit-*-tokens."""
+        """Return OpenAI's x-ratelimit-*-tokens headers."""
         if not self.is_limited:
             return []
         left = self.refill()
@@ -124,19 +124,19 @@ class Account:
 
 
 class Accounts:
-    """Every tenant seen. With Redis one bucket for all routers; without, each router has its share of it."""
+    """Accounts of all tenants. With Redis the routers share one bucket for each; without it each router has its fraction."""
 
     def __init__(self, scripts: Scripts | None, replicas: int, failures: Counter) -> None:
-        """`failures`: of tasks, by name."""
+        """`failures`: counter of task failures, by name."""
         self._accounts: dict[str, Account] = {}
         self._replicas = replicas
         self._name = os.urandom(8).hex()
         self._sent: list[tuple[Account, float]] = []
         self._number = 0
-        """Of the call that tells `_sent`. A call without a reply is sent again, unchanged, and charges once."""
+        """Number of the call that reports `_sent`. A call without a reply is repeated unchanged, and charges once."""
         self._scripts, self._failures = scripts, failures
         self.is_shared = False
-        """The buckets are common to all routers: Redis answered the last time."""
+        """Whether all routers share the buckets: Redis answered the last call."""
         self._syncing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class Accounts:
             await self._scripts.close()
 
     def usage(self) -> list[tuple[str, int, int]]:
-        """Tenants with their prompt and output tokens since the start."""
+        """Return the tenants with their prompt and output tokens since the start."""
         return [(name, one.prompt_tokens, one.output_tokens) for name, one in self._accounts.items() if name]
 
     def of(self, tenant: Tenant) -> Account:
@@ -175,7 +175,7 @@ class Accounts:
                     told = monotonic()
                 except REDIS_ERRORS as error:
                     self._fall_back(error)
-                except Exception as error:  # our own fault: until it is begun again nobody tells what the others leave
+                except Exception as error:  # a bug: until the task restarts, the shared levels are unknown
                     self._fall_back(error)
                     raise
             await asyncio.sleep(SYNC_SECONDS)
@@ -198,7 +198,9 @@ class Accounts:
     def _fall_back(self, error: Exception) -> None:
         if self.is_shared:
             logger.warning(
-                "token quotas: no answer from Redis (%s); this router gives each tenant 1/%d", type(error).__name__, self._replicas
+                "token quotas: no answer from Redis (%s); this router grants each tenant 1/%d of its rate",
+                type(error).__name__,
+                self._replicas,
             )
             for account in self._accounts.values():
                 account.refill()
@@ -206,7 +208,7 @@ class Accounts:
 
 
 def _span(seconds: float) -> bytes:
-    """As OpenAI writes it: `350ms`, `6m0s`."""
+    """Format a duration as OpenAI does: `350ms`, `6m0s`."""
     if seconds < 1:
         return b"%dms" % round(seconds * 1000)
     minutes, rest = divmod(math.ceil(seconds), 60)

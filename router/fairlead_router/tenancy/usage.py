@@ -1,4 +1,4 @@
-"""What an answer used, as the worker says: in a header of a whole answer, in a comment near the end of a stream."""
+"""Token usage of an answer, which the worker reports in a header of a complete answer, or in a comment near the end of a stream."""
 
 import re
 
@@ -8,7 +8,7 @@ TAIL = 128
 
 
 class UsageMeter:
-    """Reads over the shoulder of one answer. `prompt` and `output`: tokens; estimated where the worker did not come to say them."""
+    """Observer of one answer. `prompt` and `output` are tokens, estimated if the worker's report did not arrive."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.output = prompt, 0
@@ -16,12 +16,12 @@ class UsageMeter:
         self._tail = b""
 
     def read_header(self, said: bytes | None) -> None:
-        """The header of a whole answer."""
+        """Read the usage header of a complete answer."""
         if said is not None and (found := _HEADER.fullmatch(said)):
             self._set(found)
 
     def feed(self, piece: bytes) -> None:
-        """A piece of a stream. Until the worker says better, every event is a token: in JSON a line break is never two in a row."""
+        """Read a piece of a stream. Until the worker's report, each event counts as a token: JSON contains no two line breaks in a row."""
         if self.is_exact:
             return
         self._tail = self._tail[-TAIL:] + piece if len(piece) < TAIL else piece

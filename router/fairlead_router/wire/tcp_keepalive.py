@@ -1,6 +1,6 @@
-"""A connection whose peer's machine is gone must end, also while we only wait for its bytes: the kernel asks, and gives up in bounded time.
+"""TCP keep-alive, so that the kernel ends a connection whose peer's machine is gone, also while the router only waits for bytes.
 
-A stopped or busy process is not gone: its kernel answers for it. That a process is silent is for the poller to notice.
+It does not detect a stopped or busy process, since that machine's kernel still answers. The health checks detect a silent process.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ _OPTIONS = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT")
 
 
 def enable_tcp_keepalive(transport: asyncio.BaseTransport, seconds: float) -> None:
-    """Let the kernel end the connection (ETIMEDOUT) once nothing was acknowledged for about `seconds`.
+    """Let the kernel end the connection (ETIMEDOUT) after about `seconds` without an acknowledgement.
 
-    Probes begin after a third of it; Linux' TCP_USER_TIMEOUT then decides by time, for probes and for unacknowledged data alike
-    (RFC 5482; tcp(7)). Without it the default is two hours for an idle connection, and a quarter of an hour for one that sends.
+    Probes begin after a third of that time. Linux' TCP_USER_TIMEOUT then bounds the time of probes and of unacknowledged data alike
+    (RFC 5482; tcp(7)). The defaults are two hours for an idle connection and a quarter of an hour for one that sends.
     """
     wire = transport.get_extra_info("socket")
     if wire is None or wire.family == socket.AF_UNIX or not all(hasattr(socket, name) for name in _OPTIONS):

@@ -258,8 +258,8 @@ async def test_a_worker_is_used_when_discovery_names_it_and_not_before(fleet: Fl
     assert not newer.received
     page = (await router.client.get("/fairlead/workers")).json()
     assert [one["address"] for one in page["workers"]] == [known.address]
-    await eventually(lambda: bool(router.server.router.policy.trust.shown()), "it is shown")  # type: ignore[union-attr]
-    [ignored] = router.server.router.policy.trust.shown()  # type: ignore[union-attr]
+    await eventually(lambda: bool(router.server.router.policy.trust.recent()), "it is shown")  # type: ignore[union-attr]
+    [ignored] = router.server.router.policy.trust.recent()  # type: ignore[union-attr]
     assert (ignored["address"], ignored["reason"]) == (newer.address, "unknown_address")
     fleet.list_in_file(known, newer)
     began = asyncio.get_running_loop().time()
@@ -278,7 +278,7 @@ async def test_a_worker_that_joined_again_is_believed_within_a_poll(fleet: Fleet
     before = worker._index.incarnation
     redis.command("FLUSHALL")
     await eventually(lambda: worker.joined and worker._index.incarnation != before, "it joined again")  # type: ignore[union-attr]
-    await asyncio.sleep(0.1)  # POLL_AGAIN_SECONDS after the last poll
+    await asyncio.sleep(0.1)  # MIN_CHECK_INTERVAL_SECONDS after the last poll
 
     async def steered() -> bool:
         return "x-fairlead-predicted-tokens" in (await router.complete("a" * 40)).headers
