@@ -1,4 +1,4 @@
-"""One picked request and what is counted for it, from the pick until Envoy says that the answer is over."""
+"""Accounting of one picked request, from the pick until the end of its answer."""
 
 from time import monotonic
 
@@ -10,7 +10,7 @@ from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
 
 
 class PickSession:
-    """A request counts at its worker as one of the proxy's does: its tokens until the answer begins, itself until the answer ends."""
+    """Session of one request. As in the proxy, its tokens are pending until the answer begins, and it is in flight until its end."""
 
     def __init__(self, table: WorkerTable, policy: Policy, metrics: Metrics, wanted: RoutingRequest, choice: Choice) -> None:
         self._table, self._policy, self._metrics = table, policy, metrics
@@ -25,8 +25,10 @@ class PickSession:
         self._has_answer = self._has_ended = False
 
     def start_answer(self, status: int, headers: Headers, served: str) -> None:
-        """The answer's head is there. `served` names the endpoint that Envoy got it from, where it says so; another than the first
-        one picked means that Envoy could not use that."""
+        """Record the answer's head. `served`: the endpoint that Envoy got it from, if reported.
+
+        An endpoint other than the first one picked means that Envoy could not use the first.
+        """
         if self._has_answer or self._has_ended:
             return
         self._release()
@@ -39,7 +41,7 @@ class PickSession:
         elif status in (502, 503, 504) and b"x-fairlead-pod" not in said:
             first.mark_unhealthy()
             if b"x-fairlead-retry" not in said:
-                first.breaker.record_failure()  # nobody answered: these are the gateway's own words
+                first.breaker.record_failure()  # no worker answered: this status is the gateway's own
                 self._record_no_answer(first)
         else:
             first.breaker.record_success()
@@ -52,7 +54,7 @@ class PickSession:
             self._policy.record_answer(self._request, self.choice, int(cached))
 
     def end(self) -> None:
-        """The answer has ended, or the gateway has hung up. May be said again."""
+        """Record that the answer has ended or the gateway has disconnected. Idempotent."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -67,7 +69,7 @@ class PickSession:
         self._policy.release(self.choice)
 
     def _record_no_answer(self, worker: Worker) -> None:
-        """Count a request that had no answer there, where sides are compared."""
+        """Count a request without an answer for the canary's comparison."""
         if self._canary is not None:
             self._canary.record_failure(worker)
 

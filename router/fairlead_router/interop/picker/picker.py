@@ -1,4 +1,4 @@
-"""Which worker a gateway's request goes to: the proxy's own policy, over endpoints that the gateway may use."""
+"""Choice of the worker for a gateway's request: the proxy's policy, limited to the endpoints that the gateway may use."""
 
 import ipaddress
 import math
@@ -24,17 +24,17 @@ from fairlead_router.serving.upstream_request import build_routing_request, work
 from fairlead_router.tenancy.tenants import read_credential
 
 FALLBACKS = 2
-"""Endpoints named after the first one: a gateway that retries goes down the list."""
+"""Endpoints listed after the first one, for a gateway's retries."""
 MOST_RETRY_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class PickRequest:
-    """What a gateway says of a request. `subset`: the endpoints that it may go to; None: all."""
+    """Request as a gateway describes it. `subset`: the allowed endpoints; None: all."""
 
     path: str
     body: bytes | None
-    """None where the gateway does not show it before it has to know the worker."""
+    """None if the gateway does not send the body before the choice."""
     length: int
     session: str
     subset: list[str] | None
@@ -43,7 +43,7 @@ class PickRequest:
 
 @dataclass(frozen=True, slots=True)
 class PickResult:
-    """`endpoints`: IP:PORT, best first. `tokens`: the prompt's in the format of that tag, where every one of them has it."""
+    """Choice for one request. `endpoints`: IP:PORT, best first. `tokens`: of the prompt, if all endpoints have the format `format_tag`."""
 
     endpoints: list[str]
     session: PickSession
@@ -53,7 +53,7 @@ class PickResult:
 
 
 class Picker:
-    """Picks for every stream of the process."""
+    """Endpoint picker shared by all streams of the process."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Picker:
         came: Callable[[int], None] = lambda tokens: None,
         coming: ScaleUpStatus | None = None,
     ) -> None:
-        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `came` is told of each prompt's tokens.
-        `coming`: what is known of workers that start, for those that find none."""
+        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `came`: called with each prompt's tokens.
+        `coming`: status of starting workers, for the error without a worker."""
         self._config, self._table, self._policy, self._handler, self._prompts = config, table, policy, front, prompts
         self._metrics, self.not_ready_reason, self._count_prompt, self._scale_up = (
             metrics,
@@ -92,7 +92,7 @@ class Picker:
         return self._config.max_header_bytes
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> GatewayRequest:
-        """Before anything of the body is read. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
+        """Authenticate a request before its body is read. Raises ApiError: 401; 429 for a tenant in debt."""
         caller, account = self._handler.authenticate_gateway(
             read_credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
         )
@@ -100,7 +100,10 @@ class Picker:
         return GatewayRequest(caller, account, self._handler.body_budget)
 
     async def pick(self, asked: PickRequest) -> PickResult:
-        """Raises ApiError: 400 and 404 for what no worker would take, 503 without a usable endpoint, 429 when the wait is too long."""
+        """Choose the endpoints of a request.
+
+        Raises ApiError: 400 and 404 for a request that no worker accepts, 503 without a usable endpoint, 429 when the wait is too long.
+        """
         try:
             prompt = await self._prompt(asked)
             wanted = build_routing_request(prompt, asked.client.caller, asked.session)
@@ -114,7 +117,7 @@ class Picker:
         turn = PickSession(self._table, self._policy, self._metrics, wanted, choice)
         first = choice.worker
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
-        # A request for the others never falls to a canary; its own may fall to them.
+        # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
         others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _is_allowed(w.address, asked.subset)]
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
@@ -145,7 +148,7 @@ class Picker:
         while (choice := await self._policy.choose(wanted, tried)) is not None:
             if _is_allowed(choice.worker.address, subset):
                 return choice
-            self._policy.release(choice)  # discovery named that one meanwhile, so it was not ruled out above
+            self._policy.release(choice)  # discovery added this worker meanwhile, so it was not excluded above
             tried.add((choice.worker.address, choice.worker.generation))
         where = "" if subset is None else f" among the {len(subset)} endpoints that the gateway allows"
         said, again = self._scale_up.description, self._scale_up.retry_after
@@ -159,19 +162,19 @@ class Picker:
         retry = min(MOST_RETRY_SECONDS, max(1, math.ceil(wait - limit)))
         raise ApiError(
             429,
-            f"A prompt would wait {wait:.0f} s for its turn, and at most {limit:g} s are allowed (--picker-max-wait). Try again later.",
+            f"The expected wait is {wait:.0f} s, above the limit of {limit:g} s (--picker-max-wait). Try again in {retry} s.",
             kind="overloaded_error",
             code="overloaded",
             headers=[(b"retry-after", b"%d" % retry)],
         )
 
     async def wait_for_change(self, timeout: float) -> None:
-        """Something about the workers changed, or `timeout` seconds are over."""
+        """Return at the next change of the workers, or after `timeout` seconds."""
         await self._table.wait_for_change(timeout)
 
 
 def _is_allowed(address: str, subset: Collection[str] | None) -> bool:
-    """Whether a gateway can send there: only to IP addresses (proposal 004), and only to those that it names, if it does."""
+    """Return whether a gateway can use the address: only IP addresses (proposal 004), and only those in its subset, if any."""
     host, _ = split_address(address)
     try:
         ipaddress.ip_address(host)

@@ -1,11 +1,11 @@
-"""One stream is one HTTP request: what Envoy tells of it, phase by phase, and what it is answered.
+"""Stream of one HTTP request: Envoy's messages, phase by phase, and the answers to them.
 
-How much Envoy tells depends on its filter's body mode, which it names in its first message (older ones do not: then it is the mode that
-the inference extension demands).
+The messages depend on the body mode of Envoy's filter, which its first message names. Older versions do not name it; then it is the mode
+that the inference extension requires.
 
 | request body mode | the worker is picked | from |
 | --- | --- | --- |
-| FULL_DUPLEX_STREAMED | when the body is whole; headers and body wait for it | the prompt |
+| FULL_DUPLEX_STREAMED | when the body is complete; headers and body wait for it | the prompt |
 | BUFFERED, BUFFERED_PARTIAL | with the body, which Envoy sends after an answer to the headers | the prompt |
 | STREAMED, NONE, a request without a body, other paths | with the headers | load alone |
 """
@@ -37,7 +37,7 @@ _OURS = "x-fairlead-"
 
 
 class Stream:
-    """`answer` each message in turn, then `close`."""
+    """State of one stream. `answer` each message in turn, then `close`."""
 
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
@@ -48,15 +48,15 @@ class Stream:
         self._body = bytearray()
         self._picked: PickResult | None = None
         self.is_refused = False
-        """The last answer was the whole answer: nothing may follow."""
+        """The last answer was a complete response, so nothing may follow."""
 
     async def answer(self, message: ProcessingRequest) -> Answers:
-        """What Envoy is told of one message. Empty where it has to wait for more of its own."""
+        """Return the answers to one message; empty if Envoy has to send more first."""
         if message.HasField("protocol_config"):
             self._request_mode = message.protocol_config.request_body_mode
             self._response_mode = message.protocol_config.response_body_mode
         if message.observability_mode:
-            return []  # it only shows us what it does
+            return []  # observability mode: Envoy only reports what it does
         try:
             match message.WhichOneof("request"):
                 case "request_headers":
@@ -82,12 +82,12 @@ class Stream:
             return [messages.refusal(error, self._request_id(), self._path())]
 
     def record_written(self) -> None:
-        """The answers to the last message are written: a body that was among them is not kept any longer."""
+        """Record that the answers to the last message are written, and release the body that was among them."""
         if self._gateway_request is not None and not self._body:
             self._gateway_request.release_body()
 
     def close(self) -> None:
-        """The request is over, or Envoy has gone. May be said again."""
+        """End the request, or record that Envoy disconnected. Idempotent."""
         self._body.clear()
         self.record_written()
         if self._picked is not None:
@@ -117,7 +117,7 @@ class Stream:
         return [messages.request_headers(self._request_mutation(picked), messages.destination(picked.endpoints))]
 
     async def _on_request_body(self, said: HttpBody) -> Answers:
-        if self._picked is not None:  # it goes its way already
+        if self._picked is not None:  # the request was already routed
             if self._request_mode == FULL_DUPLEX_STREAMED:
                 return [messages.request_body(piece) for piece in messages.pieces(said.body, said.end_of_stream)]
             return [messages.request_body()]
@@ -133,14 +133,14 @@ class Stream:
         return [messages.request_body(None, self._request_mutation(picked), messages.destination(picked.endpoints))]
 
     async def _pick_and_release(self, end_of_stream: bool) -> Answers:
-        """The body is whole and waits with us: pick, then let headers and body go, tokenized where the workers take that."""
+        """Pick a worker for the buffered body, then release headers and body, with token ids if the workers accept them."""
         body = bytes(self._body)
         self._body.clear()
         picked = await self._pick(body)
         way, tokens = self._request_mutation(picked), picked.tokens
         if tokens is not None and len(body) + 4 * len(tokens) <= self._picker.max_body_bytes:
             said = [("x-fairlead-prompt-tokens", str(len(tokens))), ("x-fairlead-prompt-format", picked.format_tag)]
-            way.MergeFrom(messages.changes(said))  # the tag, so that a worker which has changed since can take the text
+            way.MergeFrom(messages.changes(said))  # the tag lets a worker whose format has changed use the text
             body = tokens.tobytes() + body
         head = messages.request_headers(way, messages.destination(picked.endpoints))
         return [head, *(messages.request_body(piece) for piece in messages.pieces(body, end_of_stream))]
@@ -159,7 +159,7 @@ class Stream:
         return messages.changes(ours, self._untrusted_headers())
 
     def _untrusted_headers(self) -> list[str]:
-        """Headers that no worker may see: in our name, which it would believe, and the key that was meant for us."""
+        """Return headers that no worker may see: forged names of the router's own headers, and the client's API key."""
         ours = [name.decode("latin-1") for name in self._headers if name.startswith(_OURS.encode())]
         return [*ours, "authorization", "x-api-key"] if self._client.caller.tenant.name else ours
 
@@ -173,7 +173,7 @@ class Stream:
 
     def _request_id(self) -> str:
         said = request_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
-        self._headers[b"x-request-id"] = said.encode()  # once made, it stays
+        self._headers[b"x-request-id"] = said.encode()  # a generated id is kept
         return said
 
     def _too_large(self, length: int | None) -> ApiError:
