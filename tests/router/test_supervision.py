@@ -1,4 +1,4 @@
-"""Tasks of the router's life: a fault ends none of them for good, and is told."""
+"""Background tasks of the router: each is restarted after an exception, which is logged and counted."""
 
 import asyncio
 from collections.abc import Callable, Iterator

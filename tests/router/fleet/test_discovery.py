@@ -1,4 +1,4 @@
-"""Finding workers, and learning how their model reads prompts."""
+"""Discovery of workers, and of their prompt formats."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What somebody with a worker's Redis credential can do: steer badly within its own service, and nothing else."""
+"""Limits of an attacker with a worker's Redis credential: it can only degrade the routing of its own service."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Prompts that take much memory and time to tokenize: one at a time, tenants by turns, and nobody's short prompt behind them."""
+"""Prompts that take much memory and time to tokenize: one at a time, fairly between tenants, without delaying short prompts."""
 
 import asyncio
 import threading
@@ -67,7 +67,7 @@ async def test_large_bodies_are_read_one_at_a_time_and_short_ones_beside_them(fl
         assert len(slow.order) == 1 and len(worker.received) == 8
         asking[0].cancel()  # its client goes, and the thread works on
         await eventually(lambda: not router.server._under_way() or len(router.server._under_way()) == 4, "its request has ended")
-        assert len(slow.order) == 1, "so nobody else's turn has come"
+        assert len(slow.order) == 1, "the lock is still held"
     finally:
         slow.go_on.set()
     answers = await asyncio.gather(*asking[1:])

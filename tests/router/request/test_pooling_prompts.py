@@ -1,4 +1,4 @@
-"""Embeddings and scores through the router: with their tokens where there is one text, and without a word of prefixes."""
+"""Embeddings and scores through the router: token ids are sent for a single text, and no prefix match is predicted."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""A canary's share: its weight of the conversations and no more, the other side where one fails, and how both fare."""
+"""Canary routing: the canary gets its weight of the conversations, failures fall back to the other side, and both are counted."""
 
 import asyncio
 import json
@@ -178,7 +178,7 @@ async def test_neither_side_is_missed(fleet: Fleet, tmp_path: Path) -> None:
     await router.usable(1)
     assert {(await router.complete(f"b{number}")).headers["x-fairlead-pod"] for number in range(10)} == {canary.pod}
     canary.behaviour = fails
-    assert (await router.complete("c")).status_code == 500, "with nobody else to ask, its answer stands"
+    assert (await router.complete("c")).status_code == 500, "without another worker, its answer stands"
 
 
 async def test_a_canary_without_a_weight_is_a_last_resort_and_a_weight_is_followed(fleet: Fleet, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ async def test_requests_by_way_of_a_gateway_count_by_their_answers_heads_and_nev
         await eventually(lambda: split.report().weight == 100, "the router read it")
         assert (await asked(200, x_fairlead_pod=canary.pod))[0] == canary.address
         assert (await asked(500, x_fairlead_pod=canary.pod))[0] == canary.address
-        assert (await asked(503))[0] == canary.address  # the gateway's own words: nobody answered
+        assert (await asked(503))[0] == canary.address  # the gateway's own status: no worker answered
         seen = split.report()
         assert (seen.stable.requests, seen.stable.errors, seen.stable.ttft.count) == (1, 0, 1)
         assert (seen.canary.requests, seen.canary.errors, seen.canary.ttft.count) == (3, 2, 1)

@@ -145,7 +145,7 @@ async def test_while_a_rollout_renames_the_model_each_name_goes_to_workers_that_
     assert [worker.received[0].json["model"] for worker in (before, after)] == ["before", "after"]
     assert all({one.json["model"] for one in worker.received} == {name} for worker, name in ((before, "before"), (after, "after")))
     answer = await router.client.post("/v1/completions", json={"model": "alias", "prompt": "x"})
-    assert answer.status_code == 200, "a name that no format has bars nobody"
+    assert answer.status_code == 200, "a name that no format has excludes no worker"
 
 
 async def test_waiting_for_a_change_ends_with_it(table: WorkerTable) -> None:

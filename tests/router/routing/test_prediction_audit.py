@@ -1,4 +1,4 @@
-"""What the index foretold against what workers found: figures, and a worker that is wrong for long tells all anew."""
+"""Predicted against actual cached tokens: the metrics, and the resync of a worker with a sustained error."""
 
 import asyncio
 import uuid
@@ -126,7 +126,7 @@ async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: Redis
         assert await shows(10)
         granted = await asyncio.gather(*(reader.recall(address) for reader in readers for address in ("a:1", "b:1")))
         assert sum(granted) == 1 and granted[0]
-        await eventually(lambda: shows(40), "it told all anew", 10)
+        await eventually(lambda: shows(40), "it resynced", 10)
         assert writers[0].stats.joins == 2 and writers[1].stats.joins == 1
         assert not await readers[1].recall("a:1") and not await readers[1].recall("nobody:1")
     finally:

@@ -208,7 +208,7 @@ async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fl
     answers = [await router.complete(talk + "and the next turn") for talk in talks]
     assert [answer.headers["x-fairlead-pod"] for answer in answers] == homes
     assert all(int(answer.headers["x-fairlead-predicted-tokens"]) > 400 for answer in answers)
-    workers[0].ready = False  # the router's own view of who lives
+    workers[0].ready = False  # the router's own health check
     await router.usable(3)
     answers = [await router.complete(talk + "and one more") for talk in talks]
     assert workers[0].pod not in {answer.headers["x-fairlead-pod"] for answer in answers}

@@ -1,4 +1,4 @@
-"""The index names only some of the workers that serve: they share the work all the same, however the index is read."""
+"""The index lists only some of the serving workers: all of them still share the load, in every index mode."""
 
 import asyncio
 from collections import Counter
@@ -92,7 +92,7 @@ async def test_nor_are_many_of_a_larger_fleet(fleet: Fleet, redis: RedisServer, 
         await router.complete("one more " * 20)
         return len(unnamed._missing) == 9
 
-    await eventually(counted, "it is known who is not named")
+    await eventually(counted, "the unindexed workers are known")
     taken = await burst(fleet, router)
     assert len(taken) == 18 and max(taken.values()) <= 2 * REQUESTS / 18, taken
 

@@ -1,4 +1,4 @@
-"""Who goes when: the order under pressure, what is shed, and what is held while there is no worker."""
+"""Admission control: the order under load, shedding, and holding requests while there is no worker."""
 
 import asyncio
 import json
@@ -95,15 +95,15 @@ def test_the_one_who_has_most_makes_room() -> None:
     assert queue.find_victim(Item(anna, 8)) is None, "not for its own tenant"
     victim = queue.find_victim(newcomer)
     assert victim is not None and (victim.number, victim.priority) == (3, 1), "the newest of the least urgent"
-    assert queue.find_victim(Item(boris, 9, priority=2)) is None, "not for somebody less urgent"
+    assert queue.find_victim(Item(boris, 9, priority=2)) is None, "not for a less urgent request"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 1), st.sampled_from(["push", "pop", "discard", "back"]))))
 def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> None:
     standings, queue, inside, out = [Standing() for _ in range(4)], FairQueue[Item](), [], []
-    for number, (who, priority, step) in enumerate(steps):
+    for number, (tenant, priority, step) in enumerate(steps):
         if step == "push":
-            inside.append(Item(standings[who], number, priority, size=number))
+            inside.append(Item(standings[tenant], number, priority, size=number))
             queue.push(inside[-1])
         elif step == "pop" and inside:
             item = popped(queue)
@@ -112,7 +112,7 @@ def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> No
             inside.remove(item)
             out.append(item)
         elif step == "discard" and inside:
-            queue.discard(inside.pop(who % len(inside)))
+            queue.discard(inside.pop(tenant % len(inside)))
         elif step == "back" and out:
             inside.append(out.pop())
             queue.push(inside[-1])

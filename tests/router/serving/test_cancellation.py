@@ -1,4 +1,4 @@
-"""Clients that go at any moment, workers that fail at any moment: nothing stays counted, held, reserved or charged."""
+"""Clients disconnect and workers fail at any moment: nothing stays counted, held, reserved or charged."""
 
 import asyncio
 import random
@@ -58,7 +58,7 @@ async def one_client(router: RunningRouter, chance: random.Random, headers: tupl
 
 
 def at_rest(router: RunningRouter) -> dict[str, float]:
-    """Every count that is to be zero when nobody asks for anything; those that are not."""
+    """Return the counters that are not zero although there are no requests."""
     parts, server = router.server.router, router.server
     queue, bodies = parts.admission._queue, parts.handler.body_budget
     counts: dict[str, float] = {
@@ -89,7 +89,7 @@ async def come_and_go(workers: list[StandIn], router: RunningRouter, seed: int, 
         if wave == WAVES - 1:
             for worker in workers:
                 worker.ready = False
-            await eventually(lambda: not router.table.usable(), "nobody is ready")
+            await eventually(lambda: not router.table.usable(), "no worker is ready")
             clients += [asyncio.create_task(one_client(router, chance, headers)) for _ in range(CLIENTS)]
             await asyncio.wait(clients, timeout=MAX_SECONDS / 2)
             for worker in workers:

@@ -1,4 +1,4 @@
-"""What a router says of its demand, when it says it, and what it tells those that wait while workers are being started."""
+"""`/fairlead/demand`: its figures, its long poll, and the errors of requests that wait while workers start."""
 
 import asyncio
 from typing import Any
@@ -48,7 +48,7 @@ async def test_a_long_poll_is_answered_by_the_first_request_and_otherwise_by_tim
     burst = [asyncio.create_task(router.complete("hello")) for _ in range(20)]
     said = await asyncio.wait_for(asking, 5)
     assert said["active"] == 20 and said["queued"] >= 19 and said["idle_seconds"] == 0 and said["prompt_tokens_per_second"] > 0
-    assert (await demand(router, "?wait=60"))["active"] == 20, "at once, while somebody waits"
+    assert (await demand(router, "?wait=60"))["active"] == 20, "immediately, while requests wait"
     worker = await fleet.worker()
     fleet.list_in_file(worker)
     assert {answer.status_code for answer in await asyncio.gather(*burst)} == {200}

@@ -1,4 +1,4 @@
-"""What clients see when workers fail: nothing, as long as nothing of an answer was sent."""
+"""Worker failures are invisible to clients, unless a part of the answer was sent."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Who may ask: keys from a file that changes, tenants that cannot be forged, and nothing secret in the logs."""
+"""Authentication: keys from a file that changes, tenants that cannot be forged, and no secrets in the logs."""
 
 import asyncio
 import logging
@@ -201,7 +201,7 @@ async def test_nothing_confidential_is_logged_at_any_level(fleet: Fleet, tmp_pat
     said = "\n".join(
         f"{record.name} {record.getMessage()} {record.exc_text or ''}" for record in caplog.records if not record.name.startswith("http")
     )
-    assert "caller=anna/anna-1" in said, "who asked is there, by name"
+    assert "caller=anna/anna-1" in said, "the log names the caller"
     salt = cache_salt(SECRET.encode(), "tenant:anna")
     for secret in ("xyzzy", "secret", ANNA, BORIS, sha256(ANNA.encode()).hexdigest(), SECRET, salt, "4000123456"):
         assert secret not in said, secret

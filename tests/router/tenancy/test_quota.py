@@ -1,4 +1,4 @@
-"""Token rates: what a tenant uses is what the worker says, common to all routers, and nobody else pays for it."""
+"""Token rates: usage is what the worker reports, is shared by all routers, and is charged to its own tenant only."""
 
 import asyncio
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ async def test_what_the_worker_says_is_what_is_charged(fleet: Fleet, tmp_path: P
     assert refused.status_code == 429 and error["code"] == "rate_limit_exceeded" and error["type"] == "tokens"
     assert int(refused.headers["retry-after"]) >= 240 and refused.headers["x-ratelimit-remaining-tokens"] == "0"
     assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
-    assert (await ask(router, BORIS)).status_code == 200, "nobody else's"
+    assert (await ask(router, BORIS)).status_code == 200, "other tenants are unaffected"
     text = (await router.client.get("/metrics")).text
     assert 'fairlead_router_tenant_tokens_total{kind="output",tenant="anna"} 650.0' in text
     assert await router.metric("fairlead_router_refused_total") == 1

@@ -303,7 +303,7 @@ async def test_a_client_that_takes_nothing_is_dropped(fleet: Fleet) -> None:
 
 
 async def test_what_a_get_brings_is_not_kept(fleet: Fleet) -> None:
-    """Nobody takes it, and this answer takes its time: without a bound it would be the memory's."""
+    """No handler reads this body, and the answer takes long: without a limit the body would fill memory."""
     router = await fleet.router(await fleet.worker())
     async with wire(router) as (reader, writer):
         writer.write(b"GET /fairlead/demand?wait=60 HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n" + b"x" * 9_000_000)
