@@ -1,4 +1,4 @@
-"""What the router's front costs a request while there is no pressure, in microseconds of one core: with keys and quotas, and without.
+"""What the request handler costs a request while there is no pressure, in microseconds of one core: with keys and quotas, and without.
 
 The proxy behind it is one that answers at once; medians of 9 runs that take turns, so that a busy machine slows both alike.
 """
@@ -54,18 +54,18 @@ def front_of(key_file: str) -> RequestHandler:
     return RequestHandler(config, admission, Behind(admission), metrics)
 
 
-async def run(front: RequestHandler, keyed: bool) -> float:
+async def run(handler: RequestHandler, keyed: bool) -> float:
     """Microseconds a request."""
     began = perf_counter()
     prompt = Prompt(length=100, params=RequestParams(max_output=16))
     for _ in range(REQUESTS):
         call = Call("POST", "/v1/completions", "id", [], 100, "", KEY.encode() if keyed else b"")
-        front.authenticate(call)
+        handler.authenticate(call)
         assert call.account is not None
-        front.check_quota(call.account)
+        handler.check_quota(call.account)
         call.reserve_body(400)
         call.caller.salt("")
-        await front.forward(call, prompt, None)  # type: ignore[arg-type]  # nobody writes to it
+        await handler.forward(call, prompt, None)  # type: ignore[arg-type]  # the reply is never written
         call.release_body()
     return 1e6 * (perf_counter() - began) / REQUESTS
 
@@ -77,8 +77,8 @@ async def measure(folder: Path) -> dict[str, float]:
     fronts = {"without keys": (front_of(""), False), "keys, quotas, salts": (front_of(str(path)), True)}
     times: dict[str, list[float]] = {name: [] for name in fronts}
     for _ in range(RUNS):
-        for name, (front, keyed) in fronts.items():
-            times[name].append(await run(front, keyed))
+        for name, (handler, keyed) in fronts.items():
+            times[name].append(await run(handler, keyed))
     return {name: round(statistics.median(found), 2) for name, found in times.items()}
 
 

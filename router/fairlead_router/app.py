@@ -57,12 +57,12 @@ class App:
 
     async def __call__(self, request: Request, reply: Reply) -> None:
         path = request.path
-        front, page = self._router.handler, self._pages.get(path)
+        handler, page = self._router.handler, self._pages.get(path)
         served = self._serves(path)
         if served and request.method in ("GET", "HEAD"):
             if path.startswith(MODEL):
                 page = partial(self._model, path.removeprefix(MODEL))
-            if page is not None and not (front.keys.is_required and path.startswith("/v1/")):
+            if page is not None and not (handler.keys.is_required and path.startswith("/v1/")):
                 page(reply)
                 return
             if path == PROBE:
@@ -75,7 +75,7 @@ class App:
         call, counted = Call.from_request(request), False
         try:
             if path in _POSTED or path == OPENAPI or path.startswith("/v1/"):
-                front.authenticate(call)
+                handler.authenticate(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
                 raise ApiError(404, f"There is no {brief(path)} here.", code="not_found")
@@ -88,11 +88,11 @@ class App:
                 page(reply)
                 return
             if path == OPENAPI:
-                await front.forward_unprompted(call, reply)
+                await handler.forward_unprompted(call, reply)
                 return
             if path not in _QUERIES:
                 assert call.account is not None
-                front.check_quota(call.account)
+                handler.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
             if path not in _QUERIES and not self._router.table.any_usable():
                 await self._router.prompts.validate(path, call.body)
@@ -102,13 +102,13 @@ class App:
                 counted = True
                 if self._router.redirector.is_enabled and not has_opted_out(request.headers):
                     raise await self._router.redirector.redirect(call, prompt)
-                await front.forward(call, prompt, reply)
+                await handler.forward(call, prompt, reply)
             elif path in _QUERIES:
                 await self._query(call, reply)
             else:
                 self._router.demand.request_started()
                 counted = True
-                await front.forward_unprompted(call, reply)
+                await handler.forward_unprompted(call, reply)
         except ApiError as error:
             await self._refuse(call, error, request, reply)
         except asyncio.CancelledError:

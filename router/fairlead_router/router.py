@@ -125,9 +125,17 @@ class Router:
         from fairlead_router.interop.picker.picker import Picker
         from fairlead_router.interop.picker.server import PickerServer  # imported late: gRPC costs 20 MB, and only gateways need it
 
-        front, came, coming = self.handler, self.demand.count_external, self.scale_up
+        handler, count_prompt, scale_up = self.handler, self.demand.count_external, self.scale_up
         picker = Picker(
-            self.config, self.table, self._routing_policy, front, self.prompts, self.metrics, self.not_ready_reason, came, coming
+            self.config,
+            self.table,
+            self._routing_policy,
+            handler,
+            self.prompts,
+            self.metrics,
+            self.not_ready_reason,
+            count_prompt,
+            scale_up,
         )
         return PickerServer(picker, self.config)
 

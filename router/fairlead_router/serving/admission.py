@@ -76,8 +76,8 @@ def admissible_tokens(worker: Worker) -> float:
 class Admission:
     """Admission queue. Call `enter`, then `record_sent` at each attempt, `record_answer` at the first byte, and `leave` in every case."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, coming: ScaleUpStatus) -> None:
-        self._config, self._table, self._metrics, self._scale_up = config, table, metrics, coming
+    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, scale_up: ScaleUpStatus) -> None:
+        self._config, self._table, self._metrics, self._scale_up = config, table, metrics, scale_up
         self._queue: FairQueue[Ticket] = FairQueue()
         self._numbers = itertools.count()
         self._granted = 0

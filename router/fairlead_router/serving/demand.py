@@ -88,12 +88,12 @@ class Demand:
     def __init__(
         self,
         table: WorkerTable,
-        coming: ScaleUpStatus,
+        scale_up: ScaleUpStatus,
         queued: Callable[[], tuple[int, int]],
-        alone: UniqueShares,
+        unique_shares: UniqueShares,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._table, self._scale_up, self._queued, self._unique_shares, self._clock = table, coming, queued, alone, clock
+        self._table, self._scale_up, self._queued, self._unique_shares, self._clock = table, scale_up, queued, unique_shares, clock
         self._arrivals, self._hits = Arrivals(clock), CacheHits(clock)
         self._active = 0
         self._last = clock()
@@ -160,7 +160,7 @@ class Demand:
         self._hits.retain({worker.address for worker in workers})
         requests, tokens = self._arrivals.rates()
         waiting, waiting_tokens = self._queued()
-        alone = self._unique_shares() if worth else {}
+        unique_shares = self._unique_shares() if worth else {}
         return {
             "idle_seconds": 0.0 if self._busy else round(self._clock() - self._last, 1),
             "active": self._active,
@@ -172,10 +172,10 @@ class Demand:
             "answer_seconds": round(self._answer_seconds, 3),
             "prefill_rate": round(self._rate, 1),  # kept when no worker is left: the next workers will be like the last
             "draining": self._draining,
-            "workers": [self._worker(worker, alone) for worker in sorted(workers, key=lambda one: one.address)],
+            "workers": [self._worker(worker, unique_shares) for worker in sorted(workers, key=lambda one: one.address)],
         }
 
-    def _worker(self, worker: Worker, alone: Mapping[str, float]) -> dict[str, Any]:
+    def _worker(self, worker: Worker, unique_shares: Mapping[str, float]) -> dict[str, Any]:
         load = worker.load
         return {
             "pod": worker.pod,
@@ -191,7 +191,7 @@ class Demand:
             "pages_free": load.pages_free,
             "pages_total": load.pages_total,
             "hit_tokens": round(self._hits.tokens_of(worker.address)),
-            "held_alone_share": alone.get(worker.address),
+            "held_alone_share": unique_shares.get(worker.address),
         }
 
 

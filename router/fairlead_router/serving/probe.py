@@ -47,8 +47,8 @@ class _BufferedReply(Reply):
 class Probe:
     """Cached result of the latest probe, refreshed on request once it is old."""
 
-    def __init__(self, front: RequestHandler, prompts: Prompts, table: WorkerTable) -> None:
-        self._front, self._prompts, self._table = front, prompts, table
+    def __init__(self, handler: RequestHandler, prompts: Prompts, table: WorkerTable) -> None:
+        self._handler, self._prompts, self._table = handler, prompts, table
         self._task: asyncio.Task[tuple[int, bytes]] | None = None
         self._since = 0.0
 
@@ -79,9 +79,9 @@ class Probe:
         call = Call("POST", path, f"probe-{monotonic():.0f}", [kind], len(body), "")
         reply = _BufferedReply()
         try:
-            self._front.admit_internal(call)
+            self._handler.admit_internal(call)
             call.body = body
-            await self._front.forward(call, await self._prompts.read(call.path, body), reply)
+            await self._handler.forward(call, await self._prompts.read(call.path, body), reply)
         except ApiError as error:
             return error.status, error.body
         finally:

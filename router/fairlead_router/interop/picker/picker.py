@@ -60,21 +60,22 @@ class Picker:
         config: RouterConfig,
         table: WorkerTable,
         policy: Policy,
-        front: RequestHandler,
+        handler: RequestHandler,
         prompts: Prompts,
         metrics: Metrics,
         not_ready_reason: Callable[[], str],
-        came: Callable[[int], None] = lambda tokens: None,
-        coming: ScaleUpStatus | None = None,
+        count_prompt: Callable[[int], None] = lambda tokens: None,
+        scale_up: ScaleUpStatus | None = None,
     ) -> None:
-        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `came`: called with each prompt's tokens.
-        `coming`: status of starting workers, for the error without a worker."""
-        self._config, self._table, self._policy, self._handler, self._prompts = config, table, policy, front, prompts
+        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `count_prompt`: called with each prompt's
+        tokens. `scale_up`: status of starting workers, for the error without a worker.
+        """
+        self._config, self._table, self._policy, self._handler, self._prompts = config, table, policy, handler, prompts
         self._metrics, self.not_ready_reason, self._count_prompt, self._scale_up = (
             metrics,
             not_ready_reason,
-            came,
-            coming or ScaleUpStatus(),
+            count_prompt,
+            scale_up or ScaleUpStatus(),
         )
 
     @property
