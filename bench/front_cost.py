@@ -1,4 +1,4 @@
-"""What the router's front costs a request while there is no pressure, in microseconds of one core: with keys and quotas, and without.
+"""What the request handler costs a request while there is no pressure, in microseconds of one core: with keys and quotas, and without.
 
 The proxy behind it is one that answers at once; medians of 9 runs that take turns, so that a busy machine slows both alike.
 """
@@ -16,15 +16,15 @@ import uvloop
 
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.config import RouterConfig
-from fairlead_router.fleet.scale_up_status import Coming
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompt
-from fairlead_router.request.request_params import Asked
+from fairlead_router.request.request_params import RequestParams
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.serving.request_handler import Front
+from fairlead_router.serving.request_handler import RequestHandler
 
 KEY = "fl-a-key-for-the-benchmark-only-0123456789"
 REQUESTS, RUNS, WORKERS = 20_000, 9, 64
@@ -38,35 +38,35 @@ class Behind(Proxy):
 
     async def forward(self, call: Call, prompt: Prompt, reply: object, ticket: Ticket) -> None:
         call.attempts, call.status = 1, 200
-        self._admission.sent(ticket)
-        self._admission.begun(ticket)
+        self._admission.record_sent(ticket)
+        self._admission.record_answer(ticket)
 
 
-def front_of(key_file: str) -> Front:
+def front_of(key_file: str) -> RequestHandler:
     table = WorkerTable(lambda: 0.0)
     for number in range(WORKERS):
-        table.discovered({*(worker.address for worker in table), f"10.0.0.{number + 1}:8000"})
+        table.set_addresses({*(worker.address for worker in table), f"10.0.0.{number + 1}:8000"})
     for worker in table:
         worker.ready, worker.load = True, WorkerLoad(prefill_rate=8000.0)
     metrics = Metrics(table)
     config = RouterConfig(workers="static://127.0.0.1:1", api_keys_file=key_file)
-    admission = Admission(config, table, metrics, Coming())
-    return Front(config, admission, Behind(admission), metrics)
+    admission = Admission(config, table, metrics, ScaleUpStatus())
+    return RequestHandler(config, admission, Behind(admission), metrics)
 
 
-async def run(front: Front, keyed: bool) -> float:
+async def run(handler: RequestHandler, keyed: bool) -> float:
     """Microseconds a request."""
     began = perf_counter()
-    prompt = Prompt(length=100, asked=Asked(output=16))
+    prompt = Prompt(length=100, params=RequestParams(max_output=16))
     for _ in range(REQUESTS):
         call = Call("POST", "/v1/completions", "id", [], 100, "", KEY.encode() if keyed else b"")
-        front.identify(call)
+        handler.authenticate(call)
         assert call.account is not None
-        front.check_quota(call.account)
-        call.keep(400)
+        handler.check_quota(call.account)
+        call.reserve_body(400)
         call.caller.salt("")
-        await front.forward(call, prompt, None)  # type: ignore[arg-type]  # nobody writes to it
-        call.let_go()
+        await handler.forward(call, prompt, None)  # type: ignore[arg-type]  # the reply is never written
+        call.release_body()
     return 1e6 * (perf_counter() - began) / REQUESTS
 
 
@@ -77,8 +77,8 @@ async def measure(folder: Path) -> dict[str, float]:
     fronts = {"without keys": (front_of(""), False), "keys, quotas, salts": (front_of(str(path)), True)}
     times: dict[str, list[float]] = {name: [] for name in fronts}
     for _ in range(RUNS):
-        for name, (front, keyed) in fronts.items():
-            times[name].append(await run(front, keyed))
+        for name, (handler, keyed) in fronts.items():
+            times[name].append(await run(handler, keyed))
     return {name: round(statistics.median(found), 2) for name, found in times.items()}
 
 

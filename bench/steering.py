@@ -18,8 +18,8 @@ from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.routing.policies import Wanted
-from fairlead_router.routing.prefix_aware import IndexAt, PrefixAware
+from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
 
 BLOCK_TOKENS, TURNS, EACH = 64, 20, 50
 HASHES = block_hashes(7, range(256 * BLOCK_TOKENS), BLOCK_TOKENS)
@@ -38,15 +38,15 @@ async def measure(url: str, count: int) -> dict[str, list[float]]:
     policies: dict[str, PrefixAware] = {}
     for mode in ("remote", "mirror"):
         table = WorkerTable()
-        table.discovered(addresses)
+        table.set_addresses(addresses)
         for worker, writer in zip(table, writers, strict=True):
             worker.ready, worker.incarnation = True, writer.incarnation  # type: ignore[attr-defined]
-        policies[mode] = PrefixAware(table, IndexAt(url, namespace, mode), Metrics(table))  # type: ignore[arg-type]
+        policies[mode] = PrefixAware(table, IndexConfig(url, namespace, mode), Metrics(table))  # type: ignore[arg-type]
         policies[mode].start()
-    mirrored = policies["mirror"]._mirrored
+    mirrored = policies["mirror"]._mirror
     assert mirrored is not None
-    wanted = Wanted(len(HASHES) * BLOCK_TOKENS, HASHES)
-    await eventually(lambda: mirrored.preferred and len(mirrored.fleet.workers) == count, "the workers are in the copy", 60)
+    wanted = RoutingRequest(len(HASHES) * BLOCK_TOKENS, HASHES)
+    await eventually(lambda: mirrored.is_preferred and len(mirrored.fleet.workers) == count, "the workers are in the copy", 60)
     await eventually(lambda: all(mirrored.held(wanted, address) for address in addresses), "their blocks too", 60)
     found: dict[str, list[float]] = {mode: [] for mode in policies}
     for _ in range(TURNS):

@@ -19,8 +19,8 @@ from fairlead_index.redis.scripts import Scripts, script_source
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.routing.policies import Wanted
-from fairlead_router.routing.prefix_aware import IndexAt, PrefixAware
+from fairlead_router.routing.policies import RoutingRequest
+from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
 
 WORKERS = (16, 64, 500)
 CASES = ("cold", "few", "all")
@@ -67,18 +67,18 @@ async def measure(server: RedisServer, count: int, rounds: int, each: int) -> di
     policies: dict[str, PrefixAware] = {}
     for way in ("mirror", "alone"):
         table = WorkerTable()
-        table.discovered(addresses)
+        table.set_addresses(addresses)
         for worker in table:
             worker.load = WorkerLoad(backlog_tokens=random.Random(worker.address).randrange(4000), prefill_rate=8000.0)
             worker.ready, worker.incarnation = True, incarnations[worker.address]  # type: ignore[attr-defined]
-        policies[way] = PrefixAware(table, IndexAt(server.url, namespace, "mirror") if way == "mirror" else None, Metrics(table))
+        policies[way] = PrefixAware(table, IndexConfig(server.url, namespace, "mirror") if way == "mirror" else None, Metrics(table))
     policies["mirror"].start()
-    mirrored = policies["mirror"]._mirrored
+    mirrored = policies["mirror"]._mirror
     assert mirrored is not None
 
     def in_the_copy() -> bool:
         named = len(mirrored.fleet.workers) == count
-        return mirrored.preferred and named and bool(mirrored.held(Wanted(1, asked["all"]), addresses[-1]))
+        return mirrored.is_preferred and named and bool(mirrored.held(RoutingRequest(1, asked["all"]), addresses[-1]))
 
     await eventually(in_the_copy, "the workers are in the copy", 60)
     tail = [b""] if "epoch" in script_source("route") else []  # the schema before takes no slots to leave out
@@ -95,7 +95,7 @@ async def measure(server: RedisServer, count: int, rounds: int, each: int) -> di
             found["route"][case].append((spent(server) - before) / each)
             for reservation in reservations:
                 await scripts.call("release", reservation)
-            wanted = Wanted(BLOCKS * BLOCK_TOKENS, hashes)
+            wanted = RoutingRequest(BLOCKS * BLOCK_TOKENS, hashes)
             for way, policy in policies.items():
                 choices, began = [], time.perf_counter()
                 for _ in range(each):

@@ -1,4 +1,4 @@
-"""One endpoint for each InferenceService: match, score, reserve, proxy.
+"""Router of one InferenceService: match, score, reserve, proxy.
 
-Imports `fairlead_index` and no other room, and no torch.
+Imports `fairlead_index` and `fairlead_common`, no other package of Fairlead, and no torch.
 """

@@ -1,4 +1,7 @@
-"""The access log: a line for each request, written in batches: through `logging` and a write of its own, each cost 20 microseconds."""
+"""Access log: one line for each request, written in batches.
+
+A `logging` call and a write for each line cost 20 microseconds a request.
+"""
 
 import asyncio
 import logging
@@ -11,8 +14,8 @@ FLUSH_SECONDS = 0.1
 FLUSH_LINES = 512
 
 
-def unadorned(name: str, stream: TextIO) -> None:
-    """The logger's records go to `stream` as they are, and nowhere else."""
+def write_bare_lines(name: str, stream: TextIO) -> None:
+    """Send the logger's records to `stream` without any prefix, and to no other handler."""
     logger, handler = logging.getLogger(name), logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
@@ -20,9 +23,9 @@ def unadorned(name: str, stream: TextIO) -> None:
 
 
 class AccessLog:
-    """Lines gather for `FLUSH_SECONDS`, then go to the log as one record, each with all that the log's other lines begin with.
+    """Buffer of log lines that are flushed as one record every `FLUSH_SECONDS`.
 
-    So the logger needs a handler that adds nothing (`unadorned`). Silent where the logger is.
+    Each line carries its own prefix, so the logger needs a handler that adds none (`write_bare_lines`).
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.time) -> None:
@@ -32,11 +35,11 @@ class AccessLog:
         self._second, self._stamp = 0, ""
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         return self._logger.isEnabledFor(logging.INFO)
 
     def write(self, line: str) -> None:
-        """Call it on a running loop."""
+        """Append a line. Call this on a running loop."""
         now = self._clock()
         if int(now) != self._second:
             self._second = int(now)
@@ -48,7 +51,7 @@ class AccessLog:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Write what has gathered."""
+        """Write the buffered lines."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

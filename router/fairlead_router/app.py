@@ -1,4 +1,4 @@
-"""What the router answers: paths, errors, and one line of access log for each request (no prompts, tokens or keys in it)."""
+"""HTTP application: paths, errors, and one access log line for each request (without prompts, tokens or keys)."""
 
 import asyncio
 import importlib.metadata
@@ -15,9 +15,9 @@ from fairlead_router import access_log
 from fairlead_router.access_log import AccessLog
 from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.interop import queries
-from fairlead_router.interop.redirect import opted_out
+from fairlead_router.interop.redirect import has_opted_out
 from fairlead_router.request.client_request import Call, linger
-from fairlead_router.request.prompts import PASSED, PROMPTED, Prompt
+from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt
 from fairlead_router.router import Router
 from fairlead_router.serving.demand import PATH as DEMAND
 from fairlead_router.serving.probe import PATH as PROBE
@@ -27,19 +27,19 @@ from fairlead_router.wire.response import Reply
 logger = logging.getLogger(__name__)
 
 OPENAPI = "/openapi.json"
-"""A worker's to say, as what requests may hold is."""
+"""Proxied: the workers own the schema of requests."""
 MODEL = "/v1/models/"
 ON_BOTH = frozenset(("/health", "/ready", "/version"))
 ADMIN = frozenset(("/metrics", "/fairlead/workers", "/fairlead/split", PROBE, DEMAND))
-"""Served on `--admin-port` alone where that is given."""
-_POSTED = frozenset((*PROMPTED, *PASSED, *queries.PATHS))
+"""Paths that only `--admin-port` serves where that flag is given."""
+_POSTED = frozenset((*PROMPTED, *UNPROMPTED, *queries.PATHS))
 """Paths of requests with a body."""
 _PROMPTED, _QUERIES = frozenset(PROMPTED), frozenset(queries.PATHS)
 Part = Literal["all", "inference", "admin"]
 
 
 class App:
-    """`await app(request, reply)`, as a client's connection calls it, in a task that is cancelled when the client goes."""
+    """Callable that answers one request: `await app(request, reply)`. The connection cancels its task when the client disconnects."""
 
     def __init__(self, router: Router, part: Part = "all") -> None:
         """`part`: the paths that this port serves; all others are answered with 404."""
@@ -57,25 +57,25 @@ class App:
 
     async def __call__(self, request: Request, reply: Reply) -> None:
         path = request.path
-        front, page = self._router.front, self._pages.get(path)
+        handler, page = self._router.handler, self._pages.get(path)
         served = self._serves(path)
         if served and request.method in ("GET", "HEAD"):
             if path.startswith(MODEL):
                 page = partial(self._model, path.removeprefix(MODEL))
-            if page is not None and not (front.keys.required and path.startswith("/v1/")):
+            if page is not None and not (handler.keys.is_required and path.startswith("/v1/")):
                 page(reply)
                 return
             if path == PROBE:
-                status, body = await self._router.probe.ask()
-                reply.whole(status, body)
+                status, body = await self._router.probe.run()
+                reply.send(status, body)
                 return
             if path == DEMAND:
                 await self._demand(request, reply)
                 return
-        call, counted = Call.of(request), False
+        call, counted = Call.from_request(request), False
         try:
             if path in _POSTED or path == OPENAPI or path.startswith("/v1/"):
-                front.identify(call)
+                handler.authenticate(call)
             allowed = self._allowed(path) if served else ()
             if not allowed:
                 raise ApiError(404, f"There is no {brief(path)} here.", code="not_found")
@@ -88,52 +88,52 @@ class App:
                 page(reply)
                 return
             if path == OPENAPI:
-                await front.pass_on(call, reply)
+                await handler.forward_unprompted(call, reply)
                 return
             if path not in _QUERIES:
                 assert call.account is not None
-                front.check_quota(call.account)
+                handler.check_quota(call.account)
             await call.read_body(request, self._router.config.max_body_bytes)
             if path not in _QUERIES and not self._router.table.any_usable():
-                await self._router.prompts.check(path, call.body)
+                await self._router.prompts.validate(path, call.body)
             if path in _PROMPTED:
                 prompt = await self._prompt(call)
-                self._router.demand.began(prompt.length)
+                self._router.demand.request_started(prompt.length)
                 counted = True
-                if self._router.redirector.on and not opted_out(request.headers):
+                if self._router.redirector.is_enabled and not has_opted_out(request.headers):
                     raise await self._router.redirector.redirect(call, prompt)
-                await front.forward(call, prompt, reply)
+                await handler.forward(call, prompt, reply)
             elif path in _QUERIES:
                 await self._query(call, reply)
             else:
-                self._router.demand.began()
+                self._router.demand.request_started()
                 counted = True
-                await front.pass_on(call, reply)
+                await handler.forward_unprompted(call, reply)
         except ApiError as error:
             await self._refuse(call, error, request, reply)
         except asyncio.CancelledError:
-            if request.gone:
+            if request.is_disconnected:
                 call.ending = "client_gone"
-            else:  # the drain is over
+            else:  # the drain timeout has passed
                 call.ending = "broken"
-                if not reply.started or call.waits:
+                if not reply.started or call.is_held:
                     await self._refuse(call, unavailable("The router is shutting down.", retry_after=1), request, reply)
         except Exception:
-            logger.exception("request %s: a fault of the router", call.id)
+            logger.exception("request %s: internal error of the router", call.id)
             call.ending = "broken"
-            if not reply.started or call.waits:  # else the connection is closed, as a sign that the answer is not whole
+            if not reply.started or call.is_held:  # else closing the connection tells the client that the answer is truncated
                 await self._refuse(call, ApiError(500, "The router failed.", kind="server_error", code="internal"), request, reply)
         finally:
             if counted:
-                self._router.demand.ended(call)
-            call.let_go()
+                self._router.demand.request_ended(call)
+            call.release_body()
             self._log(call)
 
     def _serves(self, path: str) -> bool:
         return self._part == "all" or path in ON_BOTH or (path in ADMIN) == (self._part == "admin")
 
     def _allowed(self, path: str) -> tuple[str, ...]:
-        """The methods of a path; none: there is no such path."""
+        """Return the methods of a path; empty for an unknown path."""
         if path in _POSTED:
             return ("POST",)
         if path == OPENAPI:
@@ -141,19 +141,19 @@ class App:
         return ("GET", "HEAD") if path in (*self._pages, PROBE, DEMAND) or path.startswith(MODEL) else ()
 
     def close(self) -> None:
-        """What is left of the access log is written."""
+        """Flush the access log."""
         self._access.flush()
 
     async def _demand(self, request: Request, reply: Reply) -> None:
         try:
-            reply.whole(200, await self._router.demand.answer(request.query))
+            reply.send(200, await self._router.demand.answer(request.query))
         except ApiError as error:
-            reply.whole(error.status, error.body, error.headers)
+            reply.send(error.status, error.body, error.headers)
 
     async def _query(self, call: Call, reply: Reply) -> None:
         body = msgspec.json.encode(await self._router.queries.answer(call.path, call.body, call.caller.salt))
         call.status = 200
-        reply.whole(200, body, [(b"x-request-id", call.id.encode())])
+        reply.send(200, body, [(b"x-request-id", call.id.encode())])
 
     async def _prompt(self, call: Call) -> Prompt:
         began = monotonic()
@@ -165,8 +165,8 @@ class App:
     async def _refuse(self, call: Call, error: ApiError, request: Request, reply: Reply) -> None:
         call.status = error.status
         body = error.document(call.path)
-        if call.waits and call.held is not None:
-            call.held.fail(body)
+        if call.is_held and call.held_stream is not None:
+            call.held_stream.fail(body)
             return
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         reply.start(error.status, [*headers, *error.headers, (b"x-request-id", call.id.encode())])
@@ -179,48 +179,49 @@ class App:
         now = monotonic()
         path = call.path if call.path in _POSTED else "other"
         status = str(call.status) if call.status else "499"
-        self._router.metrics.finished(path, status)
+        self._router.metrics.count_request(path, status)
         if self._router.stack_metrics is not None and path in _PROMPTED and call.prompt_tokens is not None:
-            self._router.stack_metrics.finished(call)
-        if self._access.on:
+            self._router.stack_metrics.record(call)
+        if self._access.is_enabled:
             self._access.write(
-                f"{call.id} {call.method} {path} {status} caller={call.sender} worker={call.worker or '-'} attempts={call.attempts}"
-                f" prompt_tokens={_or_dash(call.prompt_tokens)} predicted={_or_dash(call.predicted)} cached={_or_dash(call.cached)}"
-                f" ttfb_ms={'-' if call.first_byte is None else f'{1000 * (call.first_byte - call.began):.1f}'}"
-                f" total_ms={1000 * (now - call.began):.1f} bytes={call.bytes_out} end={call.ending}"
+                f"{call.id} {call.method} {path} {status} caller={call.log_name} worker={call.worker or '-'} attempts={call.attempts}"
+                f" prompt_tokens={_or_dash(call.prompt_tokens)} predicted={_or_dash(call.predicted_tokens)}"
+                f" cached={_or_dash(call.cached_tokens)}"
+                f" ttfb_ms={'-' if call.first_byte_at is None else f'{1000 * (call.first_byte_at - call.started_at):.1f}'}"
+                f" total_ms={1000 * (now - call.started_at):.1f} bytes={call.bytes_out} end={call.ending}"
             )
 
     # Pages
 
     def _health(self, reply: Reply) -> None:
-        reply.whole(200, b'{"status":"ok"}')
+        reply.send(200, b'{"status":"ok"}')
 
     def _ready(self, reply: Reply) -> None:
         reason = self._router.not_ready_reason()
-        reply.whole(503 if reason else 200, msgspec.json.encode({"ready": not reason, "reason": reason}))
+        reply.send(503 if reason else 200, msgspec.json.encode({"ready": not reason, "reason": reason}))
 
     def _version(self, reply: Reply) -> None:
-        reply.whole(200, msgspec.json.encode({"version": importlib.metadata.version("fairlead")}))
+        reply.send(200, msgspec.json.encode({"version": importlib.metadata.version("fairlead")}))
 
     def _metrics(self, reply: Reply) -> None:
-        reply.whole(200, self._router.metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+        reply.send(200, self._router.metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
     def _workers(self, reply: Reply) -> None:
-        reply.whole(200, msgspec.json.encode(self._router.picture()))
+        reply.send(200, msgspec.json.encode(self._router.describe_workers()))
 
     def _split(self, reply: Reply) -> None:
-        reply.whole(200, msgspec.json.encode(self._router.split.report() if self._router.split is not None else SplitReport()))
+        reply.send(200, msgspec.json.encode(self._router.canary.report() if self._router.canary is not None else SplitReport()))
 
     def _models(self, reply: Reply) -> None:
-        reply.whole(200, msgspec.json.encode({"object": "list", "data": self._router.models()}))
+        reply.send(200, msgspec.json.encode({"object": "list", "data": self._router.models()}))
 
     def _model(self, name: str, reply: Reply) -> None:
         for model in self._router.models():
             if model["id"] == name:
-                reply.whole(200, msgspec.json.encode(model))
+                reply.send(200, msgspec.json.encode(model))
                 return
         error = ApiError(404, f"There is no model {quoted(name)} here; GET /v1/models lists them.", param="model", code="model_not_found")
-        reply.whole(error.status, error.body, error.headers)
+        reply.send(error.status, error.body, error.headers)
 
 
 def _or_dash(value: int | None) -> str:

@@ -28,7 +28,7 @@ class RouterConfig(BaseSettings):
     )
 
     service_name: str = Field("fairlead", description="name of the InferenceService")
-    served_model_name: str = Field("", description="model name that clients ask for (empty: what the workers say)")
+    served_model_name: str = Field("", description="model name that clients send (empty: the workers' model names)")
     host: str = Field("0.0.0.0", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: any free one)")
     admin_port: OptionalPort = Field(
@@ -46,17 +46,19 @@ class RouterConfig(BaseSettings):
     redis_key_file: str = Field("", description="PEM file of its private key")
     workers: str = Field(description="dns://HOST:PORT, file:///path (one host:port a line) or static://a:1,b:2")
     policy: PolicyName = Field("PrefixAware", description="how a worker is chosen")
-    split_file: str = Field("", description="file of the canary's revision and weight, followed while it changes (empty: no canaries)")
-    api_keys_file: str = Field("", description="file of tenants and hashed API keys, followed while it changes (empty: anybody may ask)")
-    router_replicas: int = Field(1, ge=1, description="routers of the service, to divide token rates by where there is no Redis")
+    split_file: str = Field("", description="file with the canary's revision and weight, reloaded when it changes (empty: no canaries)")
+    api_keys_file: str = Field("", description="file with tenants and hashed API keys, reloaded when it changes (empty: no authentication)")
+    router_replicas: int = Field(1, ge=1, description="number of routers; without Redis each enforces this fraction of the token rates")
     steering: Literal["proxy", "redirect"] = Field("proxy", description="redirect: 307 to the worker, for clients inside the cluster")
     index_mode: IndexMode = Field(
-        "auto", description="PrefixAware asks Redis (remote) or keeps a copy (mirror); auto: a copy while it is small"
+        "auto", description="PrefixAware queries Redis (remote) or keeps a copy (mirror); auto: a copy while it is small"
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="largest request body, bytes; larger ones get 413")
-    drain_timeout: float = Field(120.0, ge=0, description="seconds that streams may take to finish after SIGTERM")
-    drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still taken: endpoints lag")
-    request_timeout: float = Field(600.0, gt=0, description="seconds for an answer to begin, over all attempts, and of silence in it")
+    drain_timeout: float = Field(120.0, ge=0, description="seconds that requests in flight may take to finish after SIGTERM")
+    drain_grace: float = Field(3.0, ge=0, description="seconds after SIGTERM in which new connections are still accepted: endpoints lag")
+    request_timeout: float = Field(
+        600.0, gt=0, description="seconds until an answer begins, over all attempts, and longest silence within it"
+    )
     max_header_bytes: int = Field(64 * 1024, ge=1024, description="largest request line and headers, bytes; larger ones get 431")
     max_headers: int = Field(128, ge=8, description="most headers of a request; more get 431")
     header_timeout: float = Field(10.0, gt=0, description="seconds for a request's headers to come; then 408")
@@ -64,18 +66,20 @@ class RouterConfig(BaseSettings):
     max_connections: int = Field(10_000, ge=1, description="most connections of clients; further ones get 503")
     max_inflight_bytes: int = Field(256 * 1024 * 1024, ge=1024, description="most bytes of bodies kept until their answers begin")
     max_expected_ttft: float = Field(0.0, ge=0, description="seconds to the first token above which requests get 429 (0: never)")
-    max_queue_requests: int = Field(1024, ge=0, description="most requests that wait for their turn or for a worker")
-    max_queue_bytes: int = Field(128 * 1024 * 1024, ge=0, description="most bytes of their bodies")
-    queue_timeout: float = Field(60.0, ge=0, description="seconds that a request waits for its turn before 429")
-    hold_keepalive: float = Field(5.0, gt=0, description="seconds between the comments that a stream gets while it waits")
-    silence_timeout: float = Field(15.0, ge=2, description="seconds without a sign of life from a worker after which its streams end")
+    max_queue_requests: int = Field(1024, ge=0, description="most requests in the queue")
+    max_queue_bytes: int = Field(128 * 1024 * 1024, ge=0, description="most bytes of queued request bodies")
+    queue_timeout: float = Field(60.0, ge=0, description="seconds that a request waits in the queue before 429")
+    hold_keepalive: float = Field(5.0, gt=0, description="seconds between keep-alive comments on a stream that is held")
+    silence_timeout: float = Field(15.0, ge=2, description="seconds without a byte from a worker after which its streams end")
     hold_timeout: float | None = Field(
         None, ge=0, description="seconds that a request waits for a worker before 503 (empty: 30, and up to 600 while workers advance)"
     )
-    ready_without_workers: bool = Field(False, description="ready before the first worker was: its requests are held (scale to zero)")
-    metrics_names: Literal["fairlead", "vllm"] = Field("fairlead", description="vllm: also as vLLM's production-stack router names them")
-    token_cache_bytes: int = Field(64 * 1024 * 1024, ge=0, description="memory for token ids of earlier prompts; 0: none are kept")
-    poll_interval: float = Field(1.0, gt=0, description="seconds between looks at discovery and at each worker")
+    ready_without_workers: bool = Field(False, description="ready before the first worker is: requests are held (scale to zero)")
+    metrics_names: Literal["fairlead", "vllm"] = Field(
+        "fairlead", description="vllm: add the metric names of vLLM's production-stack router"
+    )
+    token_cache_bytes: int = Field(64 * 1024 * 1024, ge=0, description="memory for token ids of earlier prompts, bytes; 0: no cache")
+    poll_interval: float = Field(1.0, gt=0, description="seconds between discovery queries, and between health checks of a worker")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least important lines that are logged")
 
     picker_port: int | None = Field(
@@ -97,17 +101,17 @@ class RouterConfig(BaseSettings):
 
     @property
     def redis(self) -> RedisAccess | None:
-        """Raises ValueError for what can never work."""
+        """Access to Redis; None without `--redis-url`. Raises ValueError for an invalid combination."""
         if not self.redis_url:
             return None
         files = (self.redis_password_file, self.redis_ca_file, self.redis_cert_file, self.redis_key_file, self.redis_username_file)
         return RedisAccess(self.redis_url, self.redis_username, *files)
 
     def shown(self) -> dict[str, object]:
-        """For the log at start: the password of the Redis URL is left out."""
+        """Return the configuration for the log at start, without the password of the Redis URL."""
         return self.model_dump() | {"redis_url": shown(self.redis_url)}
 
 
 def read_config(arguments: list[str]) -> RouterConfig:
-    """From the command line and the environment. Exits for an unknown flag; raises ValidationError for a bad value."""
+    """Read the command line and the environment. Exits for an unknown flag; raises ValidationError for a bad value."""
     return RouterConfig(_cli_parse_args=arguments)

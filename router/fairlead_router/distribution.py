@@ -1,4 +1,7 @@
-"""A histogram for the event loop alone: prometheus_client's takes a lock and walks its bounds at each value, 1.5 microseconds."""
+"""Lock-free histogram for one event loop.
+
+prometheus_client's own takes a lock and walks its bounds for each value, which costs 1.5 microseconds.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -11,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Distribution(Collector):
-    """`observe` on one thread; read at scrape time on the same. `bounds`: the buckets' upper ends, rising, without infinity."""
+    """Histogram that one thread observes and scrapes. `bounds`: upper ends of the buckets, ascending, without infinity."""
 
     def __init__(self, name: str, documentation: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self._name, self._documentation, self._bounds = name, documentation, [float(bound) for bound in bounds]

@@ -1,4 +1,4 @@
-"""Errors: OpenAI's shape, or that of the path's API."""
+"""Error answers, in OpenAI's format or in that of the path's API."""
 
 from fairlead_common.protocols import errors as protocol_errors
 
@@ -6,7 +6,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ApiError(Exception):
-    """An answer that is an error: status, OpenAI's fields, and headers of its own. `body`: where no other API was asked."""
+    """Error answer: status, OpenAI's fields, and extra headers. `body` holds it in OpenAI's format."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ApiError(Exception):
         self.body = error_body(message, kind, param, code)
 
     def document(self, path: str) -> bytes:
-        """The error in the form of the API that `path` belongs to."""
+        """Return the error in the format of the API that `path` belongs to."""
         return error_body(str(self), self._kind, self._param, self.code, path, self.status)
 
 

@@ -1,4 +1,4 @@
-"""`fairlead-router`."""
+"""Entry point of `fairlead-router`."""
 
 import json
 import logging
@@ -15,14 +15,14 @@ from fairlead_router.server import RouterServer
 
 
 def main() -> None:
-    """Run until SIGTERM; exit 0 after the drain, 2 for a configuration that cannot be."""
+    """Run until SIGTERM. Exit with 0 after the drain, with 2 for an invalid configuration."""
     try:
         config = read_config(sys.argv[1:])
         server = RouterServer(config)
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             flag = "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-            if problem["type"] == "missing":  # its input is the whole configuration, passwords and all
+            if problem["type"] == "missing":  # the error's input is the whole configuration, with passwords
                 said = f"--{flag} is missing; give it, or set FAIRLEAD_{flag.replace('-', '_').upper()}"
             else:
                 said = f"--{flag} {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
@@ -32,12 +32,12 @@ def main() -> None:
         print(f"fairlead-router: {error}", file=sys.stderr)
         sys.exit(2)
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
-    access_log.unadorned(access_log.NAME, sys.stdout)
+    access_log.write_bare_lines(access_log.NAME, sys.stdout)
     logging.getLogger(__name__).info("configuration %s", json.dumps(config.shown(), default=str))
     if has_password(config.redis_url):
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two sockets a stream; the usual soft limit is 1,024
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream needs two sockets, and the usual soft limit is 1,024
     settle_collector()
     try:
         server.run()

@@ -1,4 +1,4 @@
-"""What /metrics says, in a registry of its own for each router."""
+"""Prometheus metrics of /metrics, in a separate registry for each router."""
 
 from collections.abc import Callable, Iterable
 
@@ -23,8 +23,10 @@ class Metrics:
         self.retries = Counter(
             "fairlead_router_retries", "Attempts given up before the first byte, by reason", ["reason"], registry=registry
         )
-        self.picks = Counter("fairlead_router_picks", "Gateway requests by what the endpoint picker said", ["code"], registry=registry)
-        self.broken_streams = Counter("fairlead_router_broken_streams", "Answers that ended before their end", registry=registry)
+        self.picks = Counter("fairlead_router_picks", "Gateway requests by the endpoint picker's status code", ["code"], registry=registry)
+        self.broken_streams = Counter(
+            "fairlead_router_broken_streams", "Answers truncated because the worker's connection was lost", registry=registry
+        )
         self._held = Gauge("fairlead_router_held_requests", "Requests that wait for a worker", registry=registry)
         self.ttfb = Distribution("fairlead_router_ttfb_seconds", "From a whole request to the first byte of its answer", _SECONDS, registry)
         self.overhead = Distribution(
@@ -36,15 +38,20 @@ class Metrics:
             "fairlead_router_prediction_error_tokens", "|predicted - actual| cached tokens", _TOKENS, registry
         )
         self.recalls = Counter(
-            "fairlead_router_recalls", "Times that a worker was made to tell the index all anew", ["worker"], registry=registry
+            "fairlead_router_recalls",
+            "Times that a worker was made to resync with the index after sustained prediction error",
+            ["worker"],
+            registry=registry,
         )
         self.task_failures = Counter(
-            "fairlead_router_task_failures", "Times that a task of the process failed and was begun again", ["task"], registry=registry
+            "fairlead_router_task_failures", "Failures of background tasks, each restarted after a backoff", ["task"], registry=registry
         )
-        self.index_unavailable = Counter("fairlead_router_index_unavailable", "Requests routed while the index was away", registry=registry)
+        self.index_unavailable = Counter(
+            "fairlead_router_index_unavailable", "Requests routed while the index was unavailable", registry=registry
+        )
         self.ignored_records = Counter(
             "fairlead_router_ignored_records",
-            "Index records not used: their address is unknown to discovery, or the worker there reports another incarnation",
+            "Index records ignored: discovery does not list the address, or its worker reports another incarnation",
             ["reason"],
             registry=registry,
         )
@@ -59,37 +66,37 @@ class Metrics:
         self.key_file_ok = Gauge("fairlead_router_key_file_ok", "0 while the newest key file cannot be used", registry=registry)
         self.key_file_ok.set(1)
         self.body_bytes = Gauge("fairlead_router_body_bytes", "Bytes of request bodies kept", registry=registry)
-        self._queued = Gauge("fairlead_router_queued_requests", "Requests that wait for their turn or a worker", registry=registry)
-        self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of their bodies", registry=registry)
+        self._queued = Gauge("fairlead_router_queued_requests", "Requests in the queue", registry=registry)
+        self._queued_bytes = Gauge("fairlead_router_queued_bytes", "Bytes of queued request bodies", registry=registry)
         registry.register(_WorkerGauges(table))
         self._requests: dict[tuple[str, str], Counter] = {}
 
-    def compared(self, predicted: int | None, cached: int) -> None:
-        """Count what an answer's worker had in its cache, beside what the index had foretold, if it was asked."""
+    def record_prediction(self, predicted: int | None, cached: int) -> None:
+        """Record the cached tokens that a worker reported, and the prediction if the index made one."""
         self.actual.inc(cached)
         if predicted is not None:
             self.predicted.inc(predicted)
             self.prediction_error.observe(abs(predicted - cached))
 
-    def finished(self, path: str, code: str) -> None:
-        """Count a request that is over. `path` and `code` as they are shown. A pair's child is looked up once: that takes a lock."""
+    def count_request(self, path: str, code: str) -> None:
+        """Count a finished request by its labels `path` and `code`. Each pair's child counter is looked up once: a lookup takes a lock."""
         child = self._requests.get((path, code))
         if child is None:
             child = self._requests[path, code] = self.requests.labels(path, code)
         child.inc()
 
-    def tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
-        """Where to read each tenant's prompt and output tokens at scrape time: a counter of its own would cost each request more."""
+    def watch_tenants(self, used: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        """Read each tenant's prompt and output tokens from `used` at scrape time: labelled counters would cost each request more."""
         self.registry.register(_TenantTokens(used))
 
-    def waiting(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
-        """Where to read the queue's length at scrape time."""
+    def watch_queue(self, count: Callable[[], float], size: Callable[[], float], held: Callable[[], float]) -> None:
+        """Read the queue's requests, bytes and held requests at scrape time."""
         self._queued.set_function(count)
         self._queued_bytes.set_function(size)
         self._held.set_function(held)
 
     def watch_token_cache(self, cache: TokenCache) -> None:
-        """Show how many prompt tokens were known from earlier prompts, and how many were not."""
+        """Export the hits and misses of the token cache."""
         self.registry.register(_TokenCacheMetrics(cache))
 
     def text(self) -> bytes:
@@ -134,8 +141,8 @@ class _WorkerGauges(Collector):
             labels=["worker", "direction"],
         )
         for worker in self._table:
-            wrong.add_metric([worker.address, "over"], worker.prediction.over)
-            wrong.add_metric([worker.address, "under"], worker.prediction.under)
+            wrong.add_metric([worker.address, "over"], worker.prediction_error.over)
+            wrong.add_metric([worker.address, "under"], worker.prediction_error.under)
             flying.add_metric([worker.address], worker.in_flight)
             usable.add_metric([worker.address], float(worker.usable))
         return [flying, usable, wrong]

@@ -1,4 +1,4 @@
-"""The parts of one router, put together."""
+"""Assembly of one router from its parts."""
 
 import asyncio
 import logging
@@ -14,27 +14,27 @@ from fairlead_common.discovery import source_of
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
-from fairlead_router.fleet.discovery import follow
+from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.poller import Poller
 from fairlead_router.fleet.prompt_formats import PromptFormats
-from fairlead_router.fleet.scale_up_status import Coming
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.interop.queries import Queries
 from fairlead_router.interop.redirect import Redirector
 from fairlead_router.interop.stack_metrics import StackMetrics
 from fairlead_router.metrics import Metrics
 from fairlead_router.request.prompts import Prompts
-from fairlead_router.routing.canary_file import SplitFile
-from fairlead_router.routing.canary_metrics import SplitMetrics
-from fairlead_router.routing.canary_split import SplitPolicy
+from fairlead_router.routing.canary_file import CanaryFile
+from fairlead_router.routing.canary_metrics import CanaryMetrics
+from fairlead_router.routing.canary_split import CanaryPolicy
 from fairlead_router.routing.policies import LeastLoad, Policy, Random, RoundRobin, Session
-from fairlead_router.routing.prefix_aware import IndexAt, PrefixAware
+from fairlead_router.routing.prefix_aware import IndexConfig, PrefixAware
 from fairlead_router.serving.admission import Admission
 from fairlead_router.serving.demand import Demand
 from fairlead_router.serving.probe import Probe
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.serving.request_handler import Front
-from fairlead_router.supervision import keep
+from fairlead_router.serving.request_handler import RequestHandler
+from fairlead_router.supervision import supervise
 
 if TYPE_CHECKING:
     from fairlead_router.interop.picker.server import PickerServer
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUOTA_SECONDS = 0.5
-"""For Redis to answer about token rates, which nobody waits for."""
+"""Deadline of a Redis call for token rates. No request waits for that call."""
 
 
 class Router:
-    """Owns what lives as long as the process. Build it, `start` it on a running loop, `close` it there."""
+    """Owner of the state that lives as long as the process. Build it, then `start` and `close` it on a running loop."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
@@ -56,66 +56,66 @@ class Router:
         self.metrics = Metrics(self.table)
         self.formats = PromptFormats(self._threads, TokenCache(config.token_cache_bytes))
         self.metrics.watch_token_cache(self.formats.cache)
-        self._hurry = asyncio.Event()
+        self._refresh_discovery = asyncio.Event()
         tokenize = config.policy == "PrefixAware"
         self.policy = self._make_policy()
-        self.split = self._make_split()
+        self.canary = self._make_split()
         canary_for = None
-        if self.split is not None:
-            canary_for = self.split.canary_for
-            self.metrics.registry.register(SplitMetrics(self.split.report))
+        if self.canary is not None:
+            canary_for = self.canary.canary_for
+            self.metrics.registry.register(CanaryMetrics(self.canary.report))
         self.prompts = Prompts(self.formats, self._threads, tokenize, config.served_model_name, self.table.adapters, canary_for)
         self.stack_metrics: StackMetrics | None = None
         if config.metrics_names == "vllm":
             self.stack_metrics = StackMetrics(self.table, lambda: next(iter(self.prompts.model_names()), ""))
             self.metrics.registry.register(self.stack_metrics)
         self._poller = Poller(self.table, self.formats, config.poll_interval, config.silence_timeout, self.metrics.task_failures)
-        self._following: asyncio.Task[None] | None = None
+        self._discovery_task: asyncio.Task[None] | None = None
         self._created = int(time.time())
-        self._steering: Policy = self.split or self.policy
-        self.coming = Coming()
-        self.admission = Admission(config, self.table, self.metrics, self.coming)
-        alone = self.policy.held_alone if isinstance(self.policy, PrefixAware) else dict
-        self.demand = Demand(self.table, self.coming, self.admission.queued, alone)
-        self.proxy = Proxy(config, self.table, self._steering, self.metrics, self.admission)
+        self._routing_policy: Policy = self.canary or self.policy
+        self.scale_up = ScaleUpStatus()
+        self.admission = Admission(config, self.table, self.metrics, self.scale_up)
+        alone = self.policy.unique_shares if isinstance(self.policy, PrefixAware) else dict
+        self.demand = Demand(self.table, self.scale_up, self.admission.queued, alone)
+        self.proxy = Proxy(config, self.table, self._routing_policy, self.metrics, self.admission)
         redis = config.redis if config.api_keys_file else None
         scripts = Scripts(redis, config.namespace, timeout=QUOTA_SECONDS) if redis else None
-        self.front = Front(config, self.admission, self.proxy, self.metrics, scripts)
-        self.probe = Probe(self.front, self.prompts, self.table)
+        self.handler = RequestHandler(config, self.admission, self.proxy, self.metrics, scripts)
+        self.probe = Probe(self.handler, self.prompts, self.table)
         self.redirector = Redirector(config, self.proxy, self.admission)
         match = self.policy.match if isinstance(self.policy, PrefixAware) and config.redis else None
         self.queries = Queries(self.formats, self.table, match, self._threads)
         self.picker = self._make_picker()
 
     async def start(self) -> None:
-        self.front.start()
-        self._steering.start()
+        self.handler.start()
+        self._routing_policy.start()
         if self.picker is not None:
             await self.picker.start()
-        following = lambda: follow(self._source, self.table, self.config.poll_interval, self._hurry)  # noqa: E731
-        self._following = keep("discovery", following, self.metrics.task_failures)
+        following = lambda: follow_discovery(self._source, self.table, self.config.poll_interval, self._refresh_discovery)  # noqa: E731
+        self._discovery_task = supervise("discovery", following, self.metrics.task_failures)
 
     async def close(self) -> None:
         if self.picker is not None:
             await self.picker.close()
-        if self._following is not None:
-            self._following.cancel()
+        if self._discovery_task is not None:
+            self._discovery_task.cancel()
         await self._poller.close()
         await self.probe.close()
-        await self.front.close()
-        await self._steering.close()
+        await self.handler.close()
+        await self._routing_policy.close()
         for worker in self.table:
             worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
-        """Not ready from now on, so that endpoints drop this router; what still comes is served, on connections that then close."""
+        """Turn unready, so that Kubernetes removes this router's endpoint. Later requests are served, and then their connections close."""
         self.proxy.draining = True
         self.demand.drain()
         self.admission.drain(max(0.0, self.config.drain_grace + self.config.drain_timeout - 1))
 
-    def leave(self) -> None:
-        """The drain's grace is over: nothing new is taken."""
+    def stop_accepting(self) -> None:
+        """Refuse new requests: the drain's grace period is over."""
         if self.picker is not None:
             self.picker.drain()
 
@@ -123,23 +123,33 @@ class Router:
         if self.config.picker_port is None:
             return None
         from fairlead_router.interop.picker.picker import Picker
-        from fairlead_router.interop.picker.server import PickerServer  # gRPC costs 20 MB that a router without a gateway need not pay
+        from fairlead_router.interop.picker.server import PickerServer  # imported late: gRPC costs 20 MB, and only gateways need it
 
-        front, came, coming = self.front, self.demand.came, self.coming
-        picker = Picker(self.config, self.table, self._steering, front, self.prompts, self.metrics, self.not_ready_reason, came, coming)
+        handler, count_prompt, scale_up = self.handler, self.demand.count_external, self.scale_up
+        picker = Picker(
+            self.config,
+            self.table,
+            self._routing_policy,
+            handler,
+            self.prompts,
+            self.metrics,
+            self.not_ready_reason,
+            count_prompt,
+            scale_up,
+        )
         return PickerServer(picker, self.config)
 
-    def _make_split(self) -> SplitPolicy | None:
+    def _make_split(self) -> CanaryPolicy | None:
         if not self.config.split_file:
             return None
-        return SplitPolicy(self.table, self.policy, SplitFile(Path(self.config.split_file)), self.metrics.task_failures)
+        return CanaryPolicy(self.table, self.policy, CanaryFile(Path(self.config.split_file)), self.metrics.task_failures)
 
     def _make_policy(self) -> Policy:
         match self.config.policy:
             case "PrefixAware":
                 config = self.config
-                index = IndexAt(config.redis, config.namespace, config.index_mode, config.index_groups) if config.redis else None
-                return PrefixAware(self.table, index, self.metrics, self._hurry.set)
+                index = IndexConfig(config.redis, config.namespace, config.index_mode, config.index_groups) if config.redis else None
+                return PrefixAware(self.table, index, self.metrics, self._refresh_discovery.set)
             case "LeastLoad":
                 return LeastLoad(self.table)
             case "Random":
@@ -150,34 +160,34 @@ class Router:
                 return Session(self.table)
 
     def not_ready_reason(self) -> str:
-        """Empty when ready: a worker was there, and its prompt format was fetched.
+        """Return why the router is not ready; empty when it is: a worker was ready once, and its prompt format was fetched.
 
-        Workers that went away do not make it unready: it holds their requests for a while, and then answers 503 with Retry-After.
-        An unready router would be taken out of the Service, and clients would be refused the connection.
+        Losing all workers does not make the router unready: it holds requests for a while, then answers 503 with Retry-After.
+        Kubernetes would remove an unready router from the Service, and clients would get no connection at all.
         """
         if self.proxy.draining:
             return "draining"
-        if not self.front.keys.usable:
-            return f"the key file cannot be used: {self.front.keys.problem}"
+        if not self.handler.keys.is_usable:
+            return f"the key file cannot be used: {self.handler.keys.problem}"
         if self.formats.current or self.config.ready_without_workers:
             return ""
         return "no prompt format yet" if self.table.usable() else "no worker is ready"
 
     def models(self) -> list[dict[str, Any]]:
-        """OpenAI's model objects."""
+        """Return the served models as OpenAI's model objects."""
         adapters = self.table.adapters()
 
         def described(name: str) -> dict[str, Any]:
             own = self.formats.describe(name)
-            return adapters[name].described(own["max_model_len"]) if name in adapters else own
+            return adapters[name].model_fields(own["max_model_len"]) if name in adapters else own
 
         return [
             {"id": name, "object": "model", "created": self._created, "owned_by": "fairlead", **described(name)}
             for name in self.prompts.model_names()
         ]
 
-    def picture(self) -> dict[str, Any]:
-        """The table that `fairlead status` shows."""
+    def describe_workers(self) -> dict[str, Any]:
+        """Return the table that `fairlead status` shows."""
         workers = [
             {
                 "pod": worker.pod,
@@ -190,7 +200,7 @@ class Router:
                 "incarnation": worker.incarnation,
                 "canary": worker.canary,
                 "load": msgspec.to_builtins(worker.load),
-                "prediction": worker.prediction.shown(),
+                "prediction": worker.prediction_error.to_dict(),
             }
             for worker in sorted(self.table, key=lambda worker: worker.address)
         ]
@@ -202,6 +212,6 @@ class Router:
             "index_read": "",
         }
         if isinstance(self.policy, PrefixAware):
-            known |= {"index": self.policy.index, "index_reason": self.policy.index_reason, "index_read": self.policy.reading}
-            known["ignored_records"] = self.policy.trust.shown()
+            known |= {"index": self.policy.index, "index_reason": self.policy.index_reason, "index_read": self.policy.read_mode}
+            known["ignored_records"] = self.policy.trust.recent()
         return {**known, "workers": workers}

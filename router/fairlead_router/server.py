@@ -1,4 +1,4 @@
-"""The listening side: takes connections, looks after them, and drains in a way that Kubernetes can rely on."""
+"""Listening server: accepts connections, closes idle ones, and drains as Kubernetes expects."""
 
 import asyncio
 import logging
@@ -13,22 +13,23 @@ from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
 from fairlead_router.router import Router
-from fairlead_router.supervision import keep
+from fairlead_router.supervision import supervise
 from fairlead_router.wire.client_connection import ClientConnection
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-LOOK_SECONDS = 1.0
-"""Between looks at clients that are idle, slow or take nothing."""
+IDLE_CHECK_SECONDS = 1.0
+"""Interval between checks for clients that are idle, slow, or do not read their answers."""
 FLUSH_SECONDS = 1.0
-"""For the last bytes of answers that were cut."""
+"""Time to send the last bytes of answers that the shutdown truncated."""
 
 
 class RouterServer:
-    """On SIGTERM or SIGINT: not ready, accept for `drain_grace` more, then close the listener and finish what is under way.
+    """Server of one process.
 
-    A second signal ends at once.
+    On SIGTERM or SIGINT it turns unready, accepts connections for `drain_grace` more seconds, closes the listener and finishes the
+    requests in flight. A second signal ends the process immediately.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -38,34 +39,34 @@ class RouterServer:
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
         self._admin_guard: Guard[ClientConnection] = Guard(config)
-        """Of its own: clients that fill the other port keep nobody from this one."""
+        """Separate limits: clients that exhaust the inference port do not block the admin port."""
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
         self._admin_listener: asyncio.Server | None = None
         self._leaving: asyncio.Event | None = None
 
     def run(self) -> None:
-        """Until a signal, on uvloop."""
+        """Serve on uvloop until a signal."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self.serve())
 
     @property
     def started(self) -> bool:
-        """It listens."""
+        """Whether the server listens."""
         return self._listener is not None
 
     @property
     def port(self) -> int:
-        """The one it listens on, once it has started."""
+        """Port of the inference listener, once it has started."""
         return _port(self._listener)
 
     @property
     def admin_port(self) -> int:
-        """Where it serves admin paths, once it has started."""
+        """Port that serves the admin paths, once it has started."""
         return _port(self._admin_listener or self._listener)
 
     async def serve(self) -> None:
-        """Listen until `leave`, then drain. Raises OSError for an address that cannot be listened on."""
+        """Listen until `leave`, then drain. Raises OSError for an address that cannot be bound."""
         loop = asyncio.get_running_loop()
         self._leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,7 +84,7 @@ class RouterServer:
                 loop.remove_signal_handler(number)
 
     def leave(self) -> None:
-        """Take no more connections, finish what is under way, end."""
+        """Accept no more connections, finish the requests in flight, then end."""
         if self._leaving is not None:
             self._leaving.set()
 
@@ -93,7 +94,7 @@ class RouterServer:
             logger.info("admin paths on http://%s:%d", self._config.host, self.admin_port)
         self._listener = await self._listen(loop, self._config.port, self._app, self._guard)
         logger.info("running on http://%s:%d", self._config.host, self.port)
-        looking = keep("connections", self._look_after, self.router.metrics.task_failures)
+        looking = supervise("connections", self._look_after, self.router.metrics.task_failures)
         await leaving.wait()
         looking.cancel()
         for listener in (self._listener, self._admin_listener):
@@ -112,7 +113,7 @@ class RouterServer:
     async def _listen(self, loop: asyncio.AbstractEventLoop, port: int, app: App, guard: "Guard[ClientConnection]") -> asyncio.Server:
         make = lambda: ClientConnection(app, self._connections, loop, guard)  # noqa: E731
         host = self._config.host
-        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # every address: in an IPv6 cluster a pod has no other
+        if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
             both = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
             bound_unsent(both)
             return await loop.create_server(make, sock=both, backlog=BACKLOG)
@@ -124,12 +125,12 @@ class RouterServer:
 
     async def _look_after(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
             now = monotonic()
             self._guard.look(now)
             self._admin_guard.look(now)
             for connection in list(self._connections):
-                connection.look(now)
+                connection.close_if_stalled(now)
 
     def _on_signal(self, number: int) -> None:
         if not self.started or self.router.proxy.draining:
@@ -142,7 +143,7 @@ class RouterServer:
         asyncio.get_running_loop().call_later(self._config.drain_grace, self._leave)
 
     def _leave(self) -> None:
-        self.router.leave()
+        self.router.stop_accepting()
         self.leave()
 
     def _under_way(self) -> set[asyncio.Task[None]]:
@@ -150,7 +151,7 @@ class RouterServer:
 
     @staticmethod
     def _cut(tasks: set[asyncio.Task[None]]) -> None:
-        """Streams get an error event, the others a 503: nobody is left without an answer."""
+        """Cancel the tasks: streams end with an error event, other requests get a 503."""
         for task in tasks:
             task.cancel()
 

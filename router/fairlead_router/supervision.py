@@ -1,4 +1,4 @@
-"""Tasks of the process's life, which nobody awaits: one that fails by a fault of ours says so, and goes on."""
+"""Supervision of background tasks: a task that raises is logged, counted, and restarted after a backoff."""
 
 import asyncio
 import logging
@@ -12,22 +12,22 @@ from fairlead_index.redis.backoff import Pause
 
 logger = logging.getLogger(__name__)
 
-PAUSE_SECONDS = (1.0, 30.0)
-"""After the first failure, and the longest after many in a row."""
-WELL_SECONDS = 60.0
-"""What has run for so long counts as well again."""
+BACKOFF_SECONDS = (1.0, 30.0)
+"""Shortest and longest backoff, seconds."""
+HEALTHY_SECONDS = 60.0
+"""Uptime that resets the backoff."""
 
 
-def keep(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> asyncio.Task[None]:
-    """A task that does `work`, and begins it again after a pause when it raises. It ends when `work` returns, or cancelled.
+def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> asyncio.Task[None]:
+    """Start a task that runs `work` and restarts it after a backoff when it raises. The task ends when `work` returns or is cancelled.
 
-    `failures`: counts what it raised, by `name` (its label `task`).
+    `failures`: counter of exceptions, with `name` as its label `task`.
     """
-    return asyncio.create_task(_kept(name, work, failures), name=name)
+    return asyncio.create_task(_run_and_restart(name, work, failures), name=name)
 
 
-async def _kept(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> None:
-    shortest, longest = PAUSE_SECONDS
+async def _run_and_restart(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> None:
+    shortest, longest = BACKOFF_SECONDS
     pause = Pause(first=shortest, longest=longest)
     while True:
         began = monotonic()
@@ -35,9 +35,9 @@ async def _kept(name: str, work: Callable[[], Coroutine[Any, Any, None]], failur
             await work()
             return
         except Exception as error:
-            if monotonic() - began >= WELL_SECONDS:
+            if monotonic() - began >= HEALTHY_SECONDS:
                 pause.succeeded()
             seconds = pause.failed(repr(error))
             failures.labels(name).inc()
-            logger.exception("task %r failed, and begins again in %.0f s", name, seconds)
+            logger.exception("task %r failed; restarting it in %.0f s", name, seconds)
         await asyncio.sleep(seconds)

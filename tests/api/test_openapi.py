@@ -6,7 +6,7 @@ import pytest
 from tests.api.fleet import Pair
 from tests.api.fuzz import GOOD
 
-from fairlead_router.app import PASSED
+from fairlead_router.app import UNPROMPTED
 from fairlead_router.request.prompts import PROMPTED
 
 METHODS = {"get", "post"}
@@ -26,7 +26,7 @@ def test_worker_and_router_serve_it(pair: Pair) -> None:
 
 def test_every_body_has_a_schema(document: dict) -> None:
     posts = {path: said["post"] for path, said in document["paths"].items() if "post" in said}
-    assert {*PROMPTED, *PASSED} <= posts.keys(), "what a router takes for its workers is in it too"
+    assert {*PROMPTED, *UNPROMPTED} <= posts.keys(), "what a router takes for its workers is in it too"
     for path, post in posts.items():
         reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]

@@ -19,7 +19,7 @@ collect_ignore = [] if importlib.util.find_spec("langchain_openai") else ["frame
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    """Started for this session, or what `FAIRLEAD_CLIENTS` describes: for suites that another session runs, and for who writes them."""
+    """Start a deployment for this session, or use the one in `FAIRLEAD_CLIENTS`: for suites that another session runs, or a developer."""
     given = os.environ.get("FAIRLEAD_CLIENTS")
     if given:
         yield Endpoints(**json.loads(given))

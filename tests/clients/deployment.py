@@ -69,9 +69,9 @@ def deployed(folder: Path) -> Iterator[Endpoints]:
             stack.callback(process.kill)
             return f"http://127.0.0.1:{port}"
 
-        nobody = stack.enter_context(socket.socket())
-        nobody.bind(("127.0.0.1", 0))  # and never listens: a port that is merely free is soon that of another test's worker
-        there, nowhere = (f"static://127.0.0.1:{port}" for port in (worker.port, nobody.getsockname()[1]))
+        unused = stack.enter_context(socket.socket())
+        unused.bind(("127.0.0.1", 0))  # and never listens: another test's worker could take a port that is merely free
+        there, nowhere = (f"static://127.0.0.1:{port}" for port in (worker.port, unused.getsockname()[1]))
         endpoints = Endpoints(
             worker=worker.url,
             router=router("--workers", there, *index),

@@ -13,7 +13,7 @@ from tests.clients.either import all_of, opened, settled
 from tests.clients.endpoints import MODEL, Endpoints
 from tests.router.harness import eventually
 
-from fairlead_router.tenancy.usage import Meter
+from fairlead_router.tenancy.usage import UsageMeter
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ASKED: dict[str, Any] = {"model": MODEL, "system": "Be brief.", "messages": [{"role": "user", "content": "Tell me of the sea."}]}
@@ -131,7 +131,7 @@ async def test_a_stream_says_its_usage_where_the_router_asks(deployment: Endpoin
     }
     async with httpx.AsyncClient(base_url=deployment.worker, timeout=60, headers={"x-fairlead-usage": "1"}) as client:
         for path, body in asked.items():
-            meter = Meter(0)
+            meter = UsageMeter(0)
             meter.feed((await client.post(path, json=body | {"stream": True})).content)
             assert meter.known and meter.output == 5 and meter.prompt > 5
 

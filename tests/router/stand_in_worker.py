@@ -142,7 +142,7 @@ class StandIn:
     """URL and namespace of an index to write to."""
     received: list[Received] = field(default_factory=list)
     stopped: bool = False
-    """Looks get no answer, as after SIGSTOP."""
+    """Health checks get no answer, as after SIGSTOP."""
     backlog: int = 0
     """Prompt tokens to compute, of requests whose answer has not begun."""
     lease: float = 2.0
@@ -154,9 +154,9 @@ class StandIn:
     format_fetches: int = 0
     formats_sent: int = 0
     packs: bool = True
-    """It sends its format under gzip to who takes that."""
+    """It sends its format under gzip to clients that accept it."""
     tells: bool = True
-    """It tells the index what it stores."""
+    """It publishes its stored blocks to the index."""
     address: str = ""
     host: str = "127.0.0.1"
 

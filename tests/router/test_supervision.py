@@ -1,4 +1,4 @@
-"""Tasks of the router's life: a fault ends none of them for good, and is told."""
+"""Background tasks of the router: each is restarted after an exception, which is logged and counted."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,17 +16,17 @@ from fairlead_index.mirror.workers import FleetReader
 from fairlead_router import supervision as background
 from fairlead_router.fleet.prompt_formats import PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.routing.canary_file import SplitFile
+from fairlead_router.routing.canary_file import CanaryFile
 from fairlead_router.routing.prefix_aware import PrefixAware
 from fairlead_router.serving.admission import Admission
-from fairlead_router.supervision import keep
-from fairlead_router.tenancy.key_file import Keys
+from fairlead_router.supervision import supervise
+from fairlead_router.tenancy.key_file import KeyStore
 from fairlead_router.tenancy.quota import Accounts
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "PAUSE_SECONDS", (0.01, 0.04))
+    monkeypatch.setattr(background, "BACKOFF_SECONDS", (0.01, 0.04))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def test_what_fails_is_told_and_begun_again_until_it_returns(failures: Cou
         if turns < 4:
             raise RuntimeError(f"fault {turns}")
 
-    await asyncio.wait_for(keep("a loop", work, failures), 10)
+    await asyncio.wait_for(supervise("a loop", work, failures), 10)
     assert turns == 4 and counted(failures) == {"a loop": 3}
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
     assert all("'a loop' failed" in record.message and record.exc_info for record in caplog.records)
@@ -60,7 +60,7 @@ async def test_it_ends_when_it_is_cancelled(failures: Counter) -> None:
         running.set()
         await asyncio.Event().wait()
 
-    task = keep("a loop", work, failures)
+    task = supervise("a loop", work, failures)
     await asyncio.wait_for(running.wait(), 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -69,12 +69,12 @@ async def test_it_ends_when_it_is_cancelled(failures: Counter) -> None:
 
 
 async def test_it_ends_when_it_is_cancelled_in_its_pause(failures: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "PAUSE_SECONDS", (3600.0, 3600.0))
+    monkeypatch.setattr(background, "BACKOFF_SECONDS", (3600.0, 3600.0))
 
     async def work() -> None:
         raise RuntimeError("a fault")
 
-    task = keep("a loop", work, failures)
+    task = supervise("a loop", work, failures)
     await eventually(lambda: bool(counted(failures)), "it failed")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -123,27 +123,27 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
     )
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware)
-    await eventually(lambda: policy.reading == "mirror", "the index is read as wanted")
+    await eventually(lambda: policy.read_mode == "mirror", "the index is read as wanted")
     faults = {
         "token quotas": Once(Accounts._sync, "token quotas"),
-        "key file": Once(Keys.look, None),  # in a thread
-        "split file": Once(SplitFile.look, "split file"),
+        "key file": Once(KeyStore.reload, None),  # in a thread
+        "split file": Once(CanaryFile.reload, "split file"),
         "mirror guard": Once(vars(FleetReader)["capacity"].fget, "mirror guard"),
-        "index watch": Once(PrefixAware._say, "index watch"),
-        "looks": Once(PromptFormats.elect, "looks"),
-        "queue": Once(Admission._call, "queue"),
+        "index watch": Once(PrefixAware._set_away, "index watch"),
+        "looks": Once(PromptFormats.choose_current, "looks"),
+        "queue": Once(Admission._admit_waiting, "queue"),
         "connections": Once(Guard.look, "connections"),
-        "discovery": Once(WorkerTable.discovered, "discovery"),
+        "discovery": Once(WorkerTable.set_addresses, "discovery"),
     }
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
-    monkeypatch.setattr(Keys, "look", faults["key file"])
-    monkeypatch.setattr(SplitFile, "look", faults["split file"])
+    monkeypatch.setattr(KeyStore, "reload", faults["key file"])
+    monkeypatch.setattr(CanaryFile, "reload", faults["split file"])
     monkeypatch.setattr(FleetReader, "capacity", property(lambda reader: faults["mirror guard"].__get__(reader)()))
-    monkeypatch.setattr(PrefixAware, "_say", faults["index watch"])
-    monkeypatch.setattr(PromptFormats, "elect", faults["looks"])
-    monkeypatch.setattr(Admission, "_call", faults["queue"])
+    monkeypatch.setattr(PrefixAware, "_set_away", faults["index watch"])
+    monkeypatch.setattr(PromptFormats, "choose_current", faults["looks"])
+    monkeypatch.setattr(Admission, "_admit_waiting", faults["queue"])
     monkeypatch.setattr(Guard, "look", faults["connections"])
-    monkeypatch.setattr(WorkerTable, "discovered", faults["discovery"])
+    monkeypatch.setattr(WorkerTable, "set_addresses", faults["discovery"])
     worker.ready = False  # a look that finds another worker than before; and a request that has to wait
     await router.usable(0)
     waiting = asyncio.create_task(ask(router, ANNA))
@@ -161,6 +161,6 @@ async def test_a_poller_ends_though_a_look_is_asked_for_in_the_same_turn(fleet: 
     """Until Python 3.12, asyncio.wait_for lost the cancellation, and a router that drained never ended."""
     router = await fleet.router(await fleet.worker(), poll_interval=60.0)
     for worker in router.table:
-        worker.look_now.set()
+        worker.check_requested.set()
     async with asyncio.timeout(5):
         await router.server.router._poller.close()

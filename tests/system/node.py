@@ -54,7 +54,7 @@ class Node:
         _ip("netns", "del", self._name)
 
     def lose_power(self) -> None:
-        """Nobody there answers for its address: connecting says "no route to host" after a while."""
+        """No host answers for its address: connecting fails with "no route to host" after a while."""
         _ip("-n", self._name, "link", "set", "eth0", "down")
 
     def lose_answers(self) -> None:

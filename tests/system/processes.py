@@ -28,7 +28,7 @@ def until(holds: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
 
 
 def fetch(url: str) -> Any:
-    """The JSON there; None while nobody answers with status 200."""
+    """Return the JSON of a page; None until it answers with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return json.load(answer)

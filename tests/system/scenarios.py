@@ -1,4 +1,4 @@
-"""What is done to a fleet under load, and what its clients may see of it."""
+"""Fault scenarios for a fleet under load, and what its clients may observe."""
 
 import asyncio
 import os
@@ -96,7 +96,7 @@ class Scenario:
     cuts: bool = False
     resets: bool = False
     holds: bool = False
-    """There is nobody to serve them for a while."""
+    """No worker can serve the requests for a while."""
     for_good: bool = False
     """The fleet is not whole again afterwards."""
 
@@ -215,7 +215,7 @@ async def everything(scene: Scene) -> None:
 
 
 async def nodes_vanish(scene: Scene) -> None:
-    """The first loses its power, the answers of the others get lost: their kernels say nothing, or something that nobody hears."""
+    """The first node loses power, and the others' packets are lost: their kernels send nothing, or nothing that arrives."""
     for node in scene.nodes:
         (pod,) = (pod for pod, address in scene.fleet.pods.items() if address.startswith(f"{node.address}:"))
         await scene.busy(pod)

@@ -36,7 +36,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 async def pause_and_engine_killed(scene: Scene) -> None:
-    """A pause shorter than the silence timeout, which nobody is cut for; an engine killed under its worker, which then ends."""
+    """A pause shorter than the silence timeout truncates no stream; a worker whose engine is killed then ends."""
     paused = await scene.unharmed_pod()
     scene.fleet.worker(paused).signal(signal.SIGSTOP)
     await asyncio.sleep(PAUSE_SECONDS)

@@ -80,10 +80,10 @@ class Server:
         self.make = lambda: connections.protocol(config=config, server_state=state, app_state={}, _loop=loop)
 
     async def _reply(self, request: Request, reply: Reply) -> None:
-        while not request.whole:
-            await request.more()
+        while not request.is_complete:
+            await request.wait_for_body()
         self.messages.append(_message(request.method.encode(), request.target, request.take()))
-        reply.whole(404, b"{}")
+        reply.send(404, b"{}")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", True

@@ -33,7 +33,7 @@ ANSWER_SECONDS = 10.0
 GROWTH_MIB = 64
 GROWTH_DESCRIPTORS = 16
 FLAGS = ("--header-timeout", "5", "--body-timeout", "5")
-FAULTS = ("a fault of the router", "Exception in ASGI application", "Traceback", "Fatal")
+FAULTS = ("internal error of the router", "Exception in ASGI application", "Traceback", "Fatal")
 COMPLETION = {"prompt": "x", "max_tokens": 1}
 
 

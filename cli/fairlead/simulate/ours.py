@@ -9,8 +9,8 @@ from fairlead_index.hashing import hash_bytes
 from fairlead_index.score import ScoredWorker, best_starts
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker
-from fairlead_router.routing.local_fallback import soonest_alone
-from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.local_fallback import choose_soonest
+from fairlead_router.routing.policies import RoutingRequest
 
 ARRIVAL_SECONDS = 0.25  # route.lua: a reservation older than the load by this much is in it
 LOOK_SECONDS = 1.0  # --poll-interval of the router
@@ -75,7 +75,7 @@ class WithoutRedis:
             worker.in_flight = len(account.flights[number])
             worker.pending_tokens = int(account.pending(number))
         whole = request.blocks[: request.prompt_tokens // self._fleet.block_tokens]
-        chosen = soonest_alone(Wanted(request.prompt_tokens, whole), self._workers, self._home, now)
+        chosen = choose_soonest(RoutingRequest(request.prompt_tokens, whole), self._workers, self._home, now)
         return self._workers.index(chosen), 0
 
     def _home(self, place: int) -> Worker:

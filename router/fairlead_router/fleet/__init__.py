@@ -1,1 +1,1 @@
-"""The workers as this router sees them: who they are, how they are, how loaded, and what form their prompts have."""
+"""The router's view of the workers: discovery, health, load, and prompt formats."""

@@ -1,4 +1,4 @@
-"""The LoRA adapters that workers tell of: which name is which content."""
+"""LoRA adapters that the workers report, by name and content digest."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,26 +8,26 @@ import msgspec
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """One adapter of one worker, as `/load` says it."""
+    """One adapter of one worker, as `/load` reports it."""
 
     digest: str = ""
-    """Of its content: part of the root of its blocks' hashes."""
+    """Digest of the adapter's content; part of the root of its block hashes."""
     root: str = ""
-    """Where it comes from."""
+    """Source of the adapter."""
     parent: str = ""
-    """The model that it changes."""
+    """Base model."""
 
-    def described(self, max_model_len: int | None) -> dict[str, Any]:
-        """As in vLLM's model objects."""
+    def model_fields(self, max_model_len: int | None) -> dict[str, Any]:
+        """Return the fields of vLLM's model objects."""
         return {"root": self.root, "parent": self.parent or None, "max_model_len": max_model_len}
 
 
-Told = Mapping[str, Adapter]
-"""By name."""
+AdaptersByName = Mapping[str, Adapter]
+"""A worker's adapters by name."""
 
 
-def merged(told: Iterable[Told]) -> dict[str, Adapter]:
-    """Every name; where workers differ in what it is (one was reloaded, the others not yet), as most of them have it."""
+def merge_adapters(told: Iterable[AdaptersByName]) -> dict[str, Adapter]:
+    """Return all adapters by name. If workers differ (during a reload), the most common version counts."""
     found: dict[str, Counter[Adapter]] = {}
     for adapters in told:
         for name, adapter in adapters.items():

@@ -1,4 +1,4 @@
-"""A breaker for each worker: after failures in a row it is left alone for a while, longer each time."""
+"""Circuit breaker of one worker: consecutive failures exclude it for a time, longer each time."""
 
 from collections.abc import Callable
 
@@ -6,21 +6,21 @@ FAILURES_TO_OPEN = 3
 OPEN_SECONDS = (1.0, 10.0)
 
 
-class Breaker:
-    """Closed: requests may go. Opened by failures in a row; after its time, a good look (`probed`) or a good answer closes it again."""
+class CircuitBreaker:
+    """Circuit breaker. Consecutive failures open it; after its timeout, a healthy check or a good answer closes it."""
 
     def __init__(self, clock: Callable[[], float], on_change: Callable[[], None] = lambda: None) -> None:
-        """`on_change`: called when it has opened or closed."""
+        """`on_change`: called when the breaker opens or closes."""
         self._clock, self._on_change = clock, on_change
         self._failures = 0
         self._openings = 0
         self._open_until: float | None = None
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._open_until is None
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         self._failures += 1
         if self._failures >= FAILURES_TO_OPEN and self._open_until is None:
             shortest, longest = OPEN_SECONDS
@@ -28,14 +28,14 @@ class Breaker:
             self._openings += 1
             self._on_change()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         self._failures = self._openings = 0
         if self._open_until is not None:
             self._open_until = None
             self._on_change()
 
-    def probed(self) -> None:
-        """A look found the worker well: half open once its time is over, so that one more failure opens it again."""
+    def record_healthy_check(self) -> None:
+        """Record a healthy check. It half-opens the breaker after the timeout, so that one more failure opens it again."""
         if self._open_until is not None and self._clock() >= self._open_until:
             self._open_until = None
             self._failures = FAILURES_TO_OPEN - 1

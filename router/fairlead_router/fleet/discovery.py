@@ -1,4 +1,4 @@
-"""Follows discovery: the addresses that requests may go to."""
+"""Discovery loop: keeps the worker table's addresses current."""
 
 import asyncio
 import contextlib
@@ -9,26 +9,27 @@ from fairlead_router.fleet.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
 
-HURRY_SECONDS = 0.25
-"""Between two questions, at least: the index may speak of an address that discovery does not know for long."""
+MIN_INTERVAL_SECONDS = 0.25
+"""Shortest interval between queries: the index may hold an address that discovery does not know for a long time."""
 
 
-async def follow(source: Source, table: WorkerTable, interval: float, hurry: asyncio.Event) -> None:
-    """Ask again every `interval` seconds, for ever, and sooner when there is `hurry`; says so once when the source stops and starts to
-    answer."""
+async def follow_discovery(source: Source, table: WorkerTable, interval: float, hurry: asyncio.Event) -> None:
+    """Query discovery every `interval` seconds, and earlier when `hurry` is set. Log once when the source stops or resumes answering."""
     lost = False
     while True:
         hurry.clear()
         try:
-            table.discovered(await source.addresses())
+            table.set_addresses(await source.addresses())
             if lost:
                 logger.info("discovery answers again")
             lost = False
-        except Exception as error:  # whatever it is, the next answer may be good, and without this task none would come
+        except Exception as error:  # any error: the next query may succeed, so this task must go on
             if not lost:
-                logger.warning("discovery has no answer, the known workers stay: %s", error, exc_info=not isinstance(error, Unresolved))
+                logger.warning(
+                    "discovery does not answer; the known workers stay in use: %s", error, exc_info=not isinstance(error, Unresolved)
+                )
             lost = True
-        await asyncio.sleep(min(interval, HURRY_SECONDS))
+        await asyncio.sleep(min(interval, MIN_INTERVAL_SECONDS))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, interval - HURRY_SECONDS)):
+            async with asyncio.timeout(max(0.0, interval - MIN_INTERVAL_SECONDS)):
                 await hurry.wait()

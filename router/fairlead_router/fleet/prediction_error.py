@@ -1,27 +1,27 @@
-"""How far predictions of one worker's cached tokens were off, lately."""
+"""Recent prediction error of one worker's cached tokens."""
 
 from typing import Any
 
 WEIGHT = 1 / 16
 
 
-class Prediction:
-    """Moving averages of the error as a share of the prompt: `over`, the index said too much; `under`, too little."""
+class PredictionError:
+    """Moving averages of the error, as a share of the prompt. `over`: the index predicted too much; `under`: too little."""
 
     def __init__(self) -> None:
         self.recalls = 0
-        self._life = 0
-        self.forget()
+        self._generation = 0
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.answers = 0
         self.over = self.under = 0.0
 
-    def note(self, life: int, over: float, under: float) -> None:
-        """One answer of this life of the worker."""
-        if life != self._life:
-            self._life = life
-            self.forget()
+    def record(self, life: int, over: float, under: float) -> None:
+        """Record one answer of this generation of the worker."""
+        if life != self._generation:
+            self._generation = life
+            self.reset()
         self.answers += 1
         weight = max(WEIGHT, 1 / self.answers)  # a plain mean at first
         self.over += weight * (over - self.over)
@@ -31,5 +31,5 @@ class Prediction:
     def worst(self) -> float:
         return max(self.over, self.under)
 
-    def shown(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"answers": self.answers, "over": round(self.over, 4), "under": round(self.under, 4), "recalls": self.recalls}

@@ -1,4 +1,4 @@
-"""Prompt formats, fetched from the workers: how this model's prompts become tokens and block hashes. The router needs no model volume."""
+"""Prompt formats, fetched from the workers: how prompts become tokens and block hashes. The router therefore needs no model volume."""
 
 import asyncio
 import hashlib
@@ -15,7 +15,7 @@ import msgspec
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_index.hashing import prompt_root
-from fairlead_router.wire.connection_pool import Pool
+from fairlead_router.wire.connection_pool import ConnectionPool
 from fairlead_router.wire.upstream import Head, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PATH = "/internal/prompt-format"
 FETCH_SECONDS = 20.0
 MAX_BYTES = 256 << 20
-"""Of a format once it is unpacked. The largest tokenizers have 40 MB."""
+"""Limit of an uncompressed format. The largest tokenizers have 40 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,50 +39,50 @@ class KnownFormat:
 
 
 class PromptFormats:
-    """Formats by tag; `current` is the one that most usable workers have (two during a rollout that changes the model).
+    """Formats by tag. `current` is the one that most usable workers have (two exist during a rollout that changes the model).
 
-    A canary's counts only for what is sent to canaries, and where there are no others.
+    A canary's format is used only for requests to canaries, and if there are no other workers.
     """
 
     def __init__(self, threads: Executor, cache: TokenCache) -> None:
         self._threads, self.cache = threads, cache
         self._known: dict[str, KnownFormat] = {}
-        self._having: Counter[str] = Counter()
-        """Of each model name, how many formats have it. Replaced, never changed: threads read it."""
-        self._coming: dict[str, asyncio.Event] = {}
-        """Formats being read from one worker: those that have the same wait for it, however many begin at once."""
-        self._refused: set[str] = set()
-        """Formats that cannot be used here: not fetched again."""
+        self._formats_by_name: Counter[str] = Counter()
+        """Number of formats with each model name. It is replaced, never mutated, because threads read it."""
+        self._loading: dict[str, asyncio.Event] = {}
+        """Formats being loaded from one worker. Other workers with the same format wait for it."""
+        self._unusable: set[str] = set()
+        """Formats that cannot be used here and are not fetched again."""
         self.current: KnownFormat | None = None
         self._of_canary: dict[str, KnownFormat] = {}
-        """By the revision that they are the canaries of."""
+        """Formats of canaries, by revision."""
 
-    async def learn(self, pool: Pool, tag: str) -> str:
-        """The tag of one worker's format, fetched if it is new; empty where it cannot be used: then the worker gets text.
+    async def fetch(self, pool: ConnectionPool, tag: str) -> str:
+        """Return the tag of one worker's format, fetched if it is new; empty if it cannot be used: then the worker gets text.
 
-        Where the worker could not be asked, the tag known before. It goes with the token ids, and a worker that has another format by now
-        does not take them.
+        If the worker does not answer, return `tag`. The tag is sent with token ids, and a worker with another format by then does not
+        accept them.
         """
         try:
-            said = await self._fetch(pool)
+            said = await self._fetch_tag(pool)
             return said if said in self._known else ""
         except (UpstreamError, TimeoutError) as error:
             logger.warning("the prompt format of %s could not be fetched: %s", pool.address, error or f"nothing within {FETCH_SECONDS:g} s")
             return tag
 
-    async def _fetch(self, pool: Pool) -> str:
-        """The tag that the worker says. Raises UpstreamError, TimeoutError."""
+    async def _fetch_tag(self, pool: ConnectionPool) -> str:
+        """Return the tag that the worker reports. Raises UpstreamError, TimeoutError."""
         headers = {"accept-encoding": "gzip"}
-        if tags := [*self._known, *self._refused]:
+        if tags := [*self._known, *self._unusable]:
             headers["if-none-match"] = ", ".join(tags)
         mine: list[str] = []
 
         def read_body(head: Head) -> bool:
             tag = _tag(head)
-            if head.status == 200 and tag in self._coming:
+            if head.status == 200 and tag in self._loading:
                 return False
             if head.status == 200 and tag:
-                self._coming[tag] = asyncio.Event()
+                self._loading[tag] = asyncio.Event()
                 mine.append(tag)
             return True
 
@@ -94,32 +94,32 @@ class PromptFormats:
             if head.status != 200:
                 raise UpstreamError(f"status {head.status}")
             if tag and not mine:
-                if coming := self._coming.get(tag):  # another may have ended in the meantime
+                if coming := self._loading.get(tag):  # else the other fetch has ended meanwhile
                     async with asyncio.timeout(FETCH_SECONDS):
                         await coming.wait()
                 return tag
             tag = tag or hashlib.blake2b(body, digest_size=16).hexdigest()
-            if tag not in self._known and tag not in self._refused:
+            if tag not in self._known and tag not in self._unusable:
                 await self._load(tag, pool.address, body, head.get(b"content-encoding") == b"gzip")
             return tag
         finally:
             for tag in mine:
-                self._coming.pop(tag).set()
+                self._loading.pop(tag).set()
 
     async def _load(self, tag: str, address: str, body: bytes, packed: bool) -> None:
         try:
             loop = asyncio.get_running_loop()
             known = await loop.run_in_executor(self._threads, _read, tag, body, packed, self.cache)
-            self._keep({**self._known, tag: known})
+            self._set_known({**self._known, tag: known})
             logger.info("prompt format %s of %s: models %s", tag, address, known.format.model_names)
         except (msgspec.MsgspecError, PromptError, zlib.error, ValueError) as error:
-            self._refused.add(tag)
+            self._unusable.add(tag)
             logger.warning("the prompt format %s of %s cannot be used, prompts go to such workers as text: %s", tag, address, error)
 
-    def elect(self, said: Iterable[tuple[str, str]]) -> None:
-        """Choose the current format by what the usable workers have; forget those that none has, but the last one.
+    def choose_current(self, said: Iterable[tuple[str, str]]) -> None:
+        """Choose the current format by the usable workers' majority, and drop formats that none of them has, but never the last one.
 
-        `said`: of each, the revision that it is the canary of (empty: none), and its tag.
+        `said`: for each worker the revision whose canary it is (empty: none), and its tag.
         """
         by_canary: dict[str, Counter[str]] = {}
         for canary, tag in said:
@@ -128,22 +128,22 @@ class PromptFormats:
         if not by_canary:
             return
         every = sum(by_canary.values(), Counter[str]())
-        best = {canary: self._known[self._commonest(count)] for canary, count in by_canary.items()}
-        self.current = best.pop("", None) or self._known[self._commonest(every)]
+        best = {canary: self._known[self._most_common(count)] for canary, count in by_canary.items()}
+        self.current = best.pop("", None) or self._known[self._most_common(every)]
         self._of_canary = best
-        self._keep({tag: known for tag, known in self._known.items() if tag in every})
+        self._set_known({tag: known for tag, known in self._known.items() if tag in every})
 
-    def _keep(self, known: dict[str, KnownFormat]) -> None:
+    def _set_known(self, known: dict[str, KnownFormat]) -> None:
         self._known = known
-        self._having = Counter(name for one in known.values() for name in set(one.format.model_names))
+        self._formats_by_name = Counter(name for one in known.values() for name in set(one.format.model_names))
 
-    def _commonest(self, count: "Counter[str]") -> str:
+    def _most_common(self, count: "Counter[str]") -> str:
         return max(count, key=lambda tag: (count[tag], tag == (self.current.tag if self.current else "")))
 
     def of_model(self, name: Any, canary: str = "") -> KnownFormat | None:
-        """The format to read a prompt for this model in: the current one, unless only another knows the name.
+        """Return the format for this model's prompts: the current one, unless only another format has the name.
 
-        `canary`: for the canaries of this revision, in theirs if they have one of their own.
+        `canary`: use the format of this revision's canaries, if they have one.
         """
         current = self._of_canary.get(canary, self.current)
         if current is None or not isinstance(name, str) or name in current.format.model_names:
@@ -151,28 +151,28 @@ class PromptFormats:
         return next((known for known in self._known.values() if name in known.format.model_names), current)
 
     def names_of(self, tag: str) -> frozenset[str]:
-        """Model names of one format; none where it is not known."""
+        """Return the model names of one format; empty for an unknown tag."""
         known = self._known.get(tag)
         return frozenset(known.format.model_names) if known is not None else frozenset()
 
-    def divided_by(self, name: str) -> bool:
-        """Whether some formats have this model name and others have not, as while a rollout renames the model."""
-        return 0 < self._having[name] < len(self._known)
+    def is_name_partial(self, name: str) -> bool:
+        """Return whether only some formats have this model name, as while a rollout renames the model."""
+        return 0 < self._formats_by_name[name] < len(self._known)
 
     def model_names(self) -> list[str]:
-        """Every served model name, sorted."""
-        return sorted(self._having)
+        """Return all served model names, sorted."""
+        return sorted(self._formats_by_name)
 
-    def knows(self, name: str) -> bool:
-        """Some worker's model has this name."""
-        return name in self._having
+    def has_model(self, name: str) -> bool:
+        """Return whether some worker's model has this name."""
+        return name in self._formats_by_name
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What the workers that serve this name say of it, as in vLLM's model objects: the smallest length, which all of them take."""
+        """Return the fields of vLLM's model objects for a name. `max_model_len` is its workers' smallest, which all of them accept."""
         serving = [known.format for known in self._known.values() if name in known.format.model_names]
         known = self.of_model(name)
         if not serving and known is not None:
-            serving = [known.format]  # --served-model-name: a name that only the router has
+            serving = [known.format]  # --served-model-name: only the router knows this name
         root = known.format.model_uri if known is not None else ""
         return {"root": root or name, "parent": None, "max_model_len": min((one.max_model_len for one in serving), default=None)}
 

@@ -1,7 +1,7 @@
-"""Which records of the index a router uses: discovery authorises addresses, and the worker itself says which incarnation it is.
+"""Validation of the index's records: discovery authorises addresses, and each worker reports its own incarnation.
 
-Whoever can write to Redis can write a record of any address. A record counts only while discovery names its address and the worker there
-reports the record's incarnation to this router's own poll.
+A client with write access to Redis can forge a record of any address. A record counts only while discovery lists its address and the
+worker there reports the record's incarnation in this router's own health check.
 """
 
 import logging
@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from prometheus_client import Counter
 
-from fairlead_router.fleet.workers import UNSEEN, WorkerTable
+from fairlead_router.fleet.workers import NOT_CHECKED, WorkerTable
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_ADDRESS: Final = "unknown_address"
 OTHER_INCARNATION: Final = "other_incarnation"
-MOST_SHOWN: Final = 128
-"""Ignored records that are remembered. Past that number they are counted and neither shown nor logged."""
-SHOWN_SECONDS: Final = 60.0
-"""How long a record that is not met again is remembered."""
+MAX_REMEMBERED: Final = 128
+"""Most ignored records that are remembered. Further ones are counted, but neither shown nor logged."""
+REMEMBERED_SECONDS: Final = 60.0
+"""Seconds after its last occurrence that a record is forgotten."""
 
 
 class _Ignored:
@@ -32,52 +32,52 @@ class _Ignored:
 
 
 class Trust:
-    """Called with each record's address and incarnation; False: the record is ignored, counted and remembered."""
+    """Callable with each record's address and incarnation. False: the record is ignored, counted and remembered."""
 
     def __init__(self, table: WorkerTable, ignored: Counter, resolve: Callable[[], None], clock: Callable[[], float] = monotonic) -> None:
-        """`ignored`: counts records by reason. `resolve`: has discovery asked again soon, as a pod that is new may be missing from it."""
-        self._table, self._resolve, self._clock = table, resolve, clock
+        """`ignored`: counter of records by reason. `resolve`: requests an early discovery query, since a new pod may be missing from it."""
+        self._table, self._refresh_discovery, self._clock = table, resolve, clock
         self._counters = {reason: ignored.labels(reason) for reason in (UNKNOWN_ADDRESS, OTHER_INCARNATION)}
-        self._met: dict[tuple[str, str], _Ignored] = {}
+        self._seen: dict[tuple[str, str], _Ignored] = {}
 
     def __call__(self, address: str, incarnation: str) -> bool:
         worker = self._table.get(address)
         if worker is not None and incarnation and worker.incarnation == incarnation:
             return True
         if worker is None:
-            self._resolve()
+            self._refresh_discovery()
             self._ignore(address, UNKNOWN_ADDRESS, incarnation)
-        elif worker.reason != UNSEEN:  # else every router that has just started would report its own workers
-            worker.poll_soon()
+        elif worker.reason != NOT_CHECKED:  # else a router that has just started would report its own workers
+            worker.request_check()
             self._ignore(address, OTHER_INCARNATION, incarnation)
         return False
 
-    def shown(self) -> list[dict[str, Any]]:
-        """The records ignored lately, for `/fairlead/workers`; `seconds` since each was first met."""
+    def recent(self) -> list[dict[str, Any]]:
+        """Return the recently ignored records for `/fairlead/workers`, with `seconds` since each first occurred."""
         now = self._clock()
-        self._forget(now)
+        self._drop_expired(now)
         return [
             {"address": address, "reason": reason, "incarnation": met.incarnation, "count": met.count, "seconds": round(now - met.since, 1)}
-            for (address, reason), met in self._met.items()
+            for (address, reason), met in self._seen.items()
         ]
 
     def _ignore(self, address: str, reason: str, incarnation: str) -> None:
         self._counters[reason].inc()
         address, now = address[:200], self._clock()
-        met = self._met.get((address, reason))
+        met = self._seen.get((address, reason))
         if met is None:
-            if len(self._met) >= MOST_SHOWN:
-                self._forget(now)
-                if len(self._met) >= MOST_SHOWN:
+            if len(self._seen) >= MAX_REMEMBERED:
+                self._drop_expired(now)
+                if len(self._seen) >= MAX_REMEMBERED:
                     return
-            met = self._met[address, reason] = _Ignored(now)
+            met = self._seen[address, reason] = _Ignored(now)
             why = (
-                "discovery does not name that address"
+                "discovery does not list that address"
                 if reason == UNKNOWN_ADDRESS
                 else "the worker there does not report that incarnation: it has joined again, or the record is forged"
             )
             logger.warning("the index's record of %r (incarnation %s) is ignored: %s", address, incarnation or "none", why)
         met.count, met.last, met.incarnation = met.count + 1, now, incarnation
 
-    def _forget(self, now: float) -> None:
-        self._met = {key: met for key, met in self._met.items() if now - met.last < SHOWN_SECONDS}
+    def _drop_expired(self, now: float) -> None:
+        self._seen = {key: met for key, met in self._seen.items() if now - met.last < REMEMBERED_SECONDS}

@@ -1,4 +1,4 @@
-"""The router's own picture of the workers: what discovery named, what each last said of itself, and how our requests fared there."""
+"""The router's view of the workers: addresses from discovery, each worker's last report, and the outcome of requests there."""
 
 import asyncio
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
@@ -13,126 +13,126 @@ from fairlead_index.hash_ring import Ring
 from fairlead_index.mirror.start_order import Order
 from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_index.worker_load import WorkerLoad
-from fairlead_router.fleet.adapters import Adapter, Told, merged
-from fairlead_router.fleet.circuit_breaker import Breaker
-from fairlead_router.fleet.prediction_error import Prediction
-from fairlead_router.wire.connection_pool import SILENCE_SECONDS, Pool
+from fairlead_router.fleet.adapters import Adapter, AdaptersByName, merge_adapters
+from fairlead_router.fleet.circuit_breaker import CircuitBreaker
+from fairlead_router.fleet.prediction_error import PredictionError
+from fairlead_router.wire.connection_pool import SILENCE_SECONDS, ConnectionPool
 
 UNKNOWN_RATE = 2000.0
-"""Prompt tokens a second assumed of a worker that has not measured its own; only compared between workers."""
-POLL_AGAIN_SECONDS = 0.1
-"""Between two polls that are asked for because the index speaks of another incarnation."""
-MOST_VIEWS = 64
-"""Models whose usable workers are remembered."""
-UNSEEN = "not looked at yet"
-"""The reason of a worker that no look has reached."""
+"""Prefill rate assumed for a worker that has not measured its own, tokens per second. It only serves to compare workers."""
+MIN_CHECK_INTERVAL_SECONDS = 0.1
+"""Shortest interval between health checks that the index's records of another incarnation cause."""
+MAX_VIEWS = 64
+"""Most models whose usable workers are cached."""
+NOT_CHECKED = "not looked at yet"
+"""Reason of a worker before its first health check."""
 
 
-def _of_choice(name: str) -> Any:
-    """Return a property that calls the worker's `on_choice` when its value changes. For what decides whether the worker may be chosen."""
+def _eligibility_attribute(name: str) -> Any:
+    """Return a property that calls `on_eligibility_change` when its value changes: it decides whether the worker may be chosen."""
     kept = "_" + name
 
     def put(worker: "Worker", value: object) -> None:
         changed = getattr(worker, kept, None) != value
         setattr(worker, kept, value)
-        if changed:  # each look sets them all: 500 workers would else clear the views 2,500 times a second
-            worker.on_choice()
+        if changed:  # each check sets all: else 500 workers would clear the cache 2,500 times a second
+            worker.on_eligibility_change()
 
-    return property(attrgetter(kept), put)  # reading it costs no call of Python
+    return property(attrgetter(kept), put)  # attrgetter: a read costs no Python call
 
 
-def _of_wait(name: str) -> Any:
-    """Return a property that calls the worker's `on_wait` whenever it is set. For what decides how soon the worker could begin a prompt."""
+def _load_attribute(name: str) -> Any:
+    """Return a property that calls `on_load_change` whenever it is set: it decides how soon the worker can begin a prompt."""
     kept = "_" + name
 
     def put(worker: "Worker", value: object) -> None:
         setattr(worker, kept, value)
-        worker.on_wait(worker.address)
+        worker.on_load_change(worker.address)
 
     return property(attrgetter(kept), put)
 
 
 class Worker:
-    """One address. `ready`, `draining`, `load` are what it said last; `silent` means that it has ceased to answer at all.
+    """Worker at one address. `ready`, `draining` and `load` are its last report; `silent`: it no longer answers at all.
 
-    Its table is told when an attribute changes that choices depend on, so that a request need not go through all workers.
+    The table gets a callback when an attribute changes that choices depend on, so that a request need not iterate over all workers.
     """
 
-    ready: bool = _of_choice("ready")
-    draining: bool = _of_choice("draining")
-    silent: bool = _of_choice("silent")
-    role: str = _of_choice("role")
-    """What it is for; empty or `both`: whole requests."""
-    adapters: Told = _of_choice("adapters")
-    """Model names beyond its model's own that it answers to."""
-    models: frozenset[str] = _of_choice("models")
-    """Its model's own names, as its prompt format says."""
-    load: WorkerLoad = _of_wait("load")
-    pending_tokens: int = _of_wait("pending_tokens")
-    """Prompt tokens of our attempts whose answer has not begun: the part of its backlog that no report can show yet."""
+    ready: bool = _eligibility_attribute("ready")
+    draining: bool = _eligibility_attribute("draining")
+    silent: bool = _eligibility_attribute("silent")
+    role: str = _eligibility_attribute("role")
+    """Role of the worker; empty or `both`: it serves whole requests."""
+    adapters: AdaptersByName = _eligibility_attribute("adapters")
+    """LoRA adapters that it serves, beside its model."""
+    models: frozenset[str] = _eligibility_attribute("models")
+    """Names of its model, from its prompt format."""
+    load: WorkerLoad = _load_attribute("load")
+    pending_tokens: int = _load_attribute("pending_tokens")
+    """Prompt tokens of this router's unanswered attempts: the part of the backlog that no report shows yet."""
 
     def __init__(
         self, address: str, clock: Callable[[], float], silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
     ) -> None:
-        self.on_choice: Callable[[], None] = lambda: None
-        self.on_wait: Callable[[str], None] = lambda address: None
+        self.on_eligibility_change: Callable[[], None] = lambda: None
+        self.on_load_change: Callable[[str], None] = lambda address: None
         self.address = address
-        self.pool = Pool(address, silence_timeout)
-        self.admin = self.pool if admin_port is None else Pool(with_port(address, admin_port), silence_timeout)
-        """Where it is polled."""
-        self.breaker = Breaker(clock, lambda: self.on_choice())
+        self.pool = ConnectionPool(address, silence_timeout)
+        self.admin = self.pool if admin_port is None else ConnectionPool(with_port(address, admin_port), silence_timeout)
+        """Connections for health checks."""
+        self.breaker = CircuitBreaker(clock, lambda: self.on_eligibility_change())
         self.incarnation = ""
-        """Of its records in the index, as it says itself; empty: it is in no index."""
-        self.looked_at = 0.0
+        """Incarnation of its records in the index, as it reports itself; empty: it is in no index."""
+        self.checked_at = 0.0
         self.pod = ""
         self.ready = False
         self.draining = False
         self.silent = False
-        self.life = 0
-        """A new number each time a look finds it ready after one that did not: another process, or one that has recovered."""
-        self.seen_down = True
-        """The last look did not find it ready."""
-        self.reason = UNSEEN
-        """Why the last look did not find it ready; empty when it did."""
+        self.generation = 0
+        """New number each time a check finds it ready after an unready one: a new process, or a recovered one."""
+        self.was_unready = True
+        """The last check did not find it ready."""
+        self.reason = NOT_CHECKED
+        """Why the last check did not find it ready; empty when it did."""
         self.load = WorkerLoad()
         self.load_at = monotonic()
         self.canary = ""
-        """The revision that it is the canary of; empty for all others."""
+        """Revision whose canary it is; empty for stable workers."""
         self.role = ""
         self.adapters = {}
         self.models = frozenset()
-        self.prediction = Prediction()
+        self.prediction_error = PredictionError()
         self.format_tag = ""
         self.in_flight = 0
         self.pending_tokens = 0
         self.unanswered = 0
-        """Our attempts whose answer has not begun."""
+        """This router's attempts whose answer has not begun."""
         self.max_running = 0
-        """Requests that it can run at once, as it says; 0: unknown."""
-        self.look_now = asyncio.Event()
-        self.suspected = False
-        """A request of ours failed there since the last look began, so that look's answer may be older than the failure."""
+        """Most requests that it runs concurrently, as reported; 0: unknown."""
+        self.check_requested = asyncio.Event()
+        self.marked_unhealthy = False
+        """A request failed there since the last check began, so that check's answer may be older than the failure."""
 
     @property
     def usable(self) -> bool:
-        return self.ready and not self.draining and not self.silent and self.breaker.closed
+        return self.ready and not self.draining and not self.silent and self.breaker.is_closed
 
     @property
-    def last_resort(self) -> bool:
-        """It was ready when last heard, and only slow to answer since: better than no worker at all."""
-        return self.ready and not self.draining and self.breaker.closed
+    def is_last_resort(self) -> bool:
+        """Whether it was ready at its last answer and only fell silent since: better than no worker."""
+        return self.ready and not self.draining and self.breaker.is_closed
 
     def serves(self, model: str) -> bool:
-        """Whether such a request may go there at all, however loaded it is. `model`: as in `Wanted`."""
+        """Return whether the worker can serve such a request, regardless of its load. `model`: as in `RoutingRequest`."""
         return self.role in ("", "both") and (not model or model in self.models or model in self.adapters)
 
     def expected_wait(self) -> float:
-        """Seconds until a prompt sent now would be begun, as this router knows it."""
+        """Return the seconds until a prompt sent now would begin, by this router's view."""
         backlog = max(self.load.backlog_tokens, self.pending_tokens)
         return backlog / self.rate + self.load.step_seconds + 1e-3 * max(self.in_flight, self.load.running + self.load.waiting)
 
     def ready_at(self, now: float) -> float:
-        """When it could begin a prompt, as this router knows it `now`, monotonic seconds; later where it has no room for a usual prompt."""
+        """Return when it could begin a prompt, monotonic seconds, by this router's view; later without free KV pages for a usual one."""
         load, waiting = self.load, max(self.in_flight, self.load.running + self.load.waiting)
         begins = max(self.load_at + load.backlog_tokens / self.rate, now + self.pending_tokens / self.rate)
         full = load.pages_total and load.page_size and load.pages_free * load.page_size < USUAL_TOKENS
@@ -143,61 +143,61 @@ class Worker:
         return self.load.prefill_rate if self.load.prefill_rate > 0 else UNKNOWN_RATE
 
     def close(self) -> None:
-        """Close the connections that are idle."""
+        """Close the idle connections."""
         self.pool.close()
         self.admin.close()
 
-    def suspect(self) -> None:
-        """A request of ours found it refusing or gone: not chosen until the next look, which is asked for at once."""
-        self.ready, self.suspected = False, True
-        self.look_now.set()
+    def mark_unhealthy(self) -> None:
+        """Exclude the worker until its next health check, which is requested immediately: a request failed there."""
+        self.ready, self.marked_unhealthy = False, True
+        self.check_requested.set()
 
-    def poll_soon(self) -> None:
-        """The index speaks of another incarnation than it last reported: ask it now, unless that has just been done."""
-        if monotonic() - self.looked_at > POLL_AGAIN_SECONDS:
-            self.look_now.set()
+    def request_check(self) -> None:
+        """Request a health check, unless one has just been made: the index holds another incarnation than it last reported."""
+        if monotonic() - self.checked_at > MIN_CHECK_INTERVAL_SECONDS:
+            self.check_requested.set()
 
 
-class _Untried:
-    """Addresses without those of excluded workers. Each address is tested when asked for, so a second attempt copies no large fleet."""
+class _NotExcluded:
+    """Addresses without excluded workers. Membership is tested lazily, so that a retry does not copy a large fleet."""
 
     def __init__(self, addresses: frozenset[str], workers: Mapping[str, Worker], excluded: Collection[tuple[str, int]]) -> None:
         self._addresses, self._workers, self._excluded = addresses, workers, excluded
 
     def __contains__(self, address: object) -> bool:
-        return address in self._addresses and (address, self._workers[address].life) not in self._excluded
+        return address in self._addresses and (address, self._workers[address].generation) not in self._excluded
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """What may be chosen for a model, until a worker changes."""
+class _Eligibility:
+    """Eligible workers of a model, cached until a worker changes."""
 
     usable: list[Worker]
     last_resort: list[Worker]
-    """Those that have only fallen silent."""
+    """Workers that have only fallen silent."""
     addresses: frozenset[str]
-    """Of the usable ones."""
-    barred: frozenset[str]
+    """Addresses of the usable workers."""
+    ineligible: frozenset[str]
     """All other addresses."""
 
 
 class WorkerTable:
-    """The workers that discovery names, by address. Requests go to no other."""
+    """Workers that discovery lists, by address. Requests go to no other."""
 
     def __init__(
         self, clock: Callable[[], float] = monotonic, silence_timeout: float = SILENCE_SECONDS, admin_port: int | None = None
     ) -> None:
-        """`admin_port`: at which workers are polled; None: at the port that discovery names."""
+        """`admin_port`: port of the workers' health checks; None: the port from discovery."""
         self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
-        self._views: dict[str, _View] = {}
-        self._order, self._moved = Order(), set[str]()
+        self._eligibility_by_model: dict[str, _Eligibility] = {}
+        self._order, self._load_changed = Order(), set[str]()
         self._ring = Ring()
         self._adapters: dict[str, Adapter] = {}
-        self._pulse = asyncio.Event()
+        self._change_event = asyncio.Event()
         self.on_added: Callable[[Worker], None] = lambda worker: None
         self.on_incarnation: Callable[[], None] = lambda: None
-        """Called when a worker reports another incarnation than before."""
+        """Callback for a worker that reports another incarnation than before."""
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))  # a copy: tasks add and drop meanwhile
@@ -206,57 +206,59 @@ class WorkerTable:
         return self._workers.get(address)
 
     def usable(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
-        """Workers that may be chosen; those that have only fallen silent where there are no others. `excluded`: (address, life)."""
-        view = self._view(model)
+        """Return the eligible workers; if there are none, those that only fell silent. `excluded`: (address, generation)."""
+        view = self._eligibility(model)
         if not excluded:
             return view.usable or view.last_resort
         return _without(view.usable, excluded) or _without(view.last_resort, excluded)
 
-    def may(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Container[str]:
-        """Addresses of the workers that are usable for such a request."""
-        addresses = self._view(model).addresses
-        return _Untried(addresses, self._workers, excluded) if excluded else addresses
+    def eligible_addresses(self, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Container[str]:
+        """Return the addresses of the workers that are usable for such a request."""
+        addresses = self._eligibility(model).addresses
+        return _NotExcluded(addresses, self._workers, excluded) if excluded else addresses
 
     def soonest(self, count: int, excluded: Collection[tuple[str, int]] = (), model: str = "") -> Sequence[Worker]:
-        """As `usable`, of a large fleet only the `count` that could begin a prompt soonest, as this router knows it."""
-        view = self._view(model)
+        """Return `usable`; of a large fleet only the `count` workers that could begin a prompt soonest, by this router's view."""
+        view = self._eligibility(model)
         if len(view.usable) <= SMALL_FLEET:
             return self.usable(excluded, model)
-        self._reorder()
-        may = self.may(excluded, model)
+        self._update_order()
+        may = self.eligible_addresses(excluded, model)
         found = list(islice((address for address in self._order if address in may), count))
         return [self._workers[address] for address in found] or _without(view.last_resort, excluded)
 
     def home(self, place: int, may: Container[str]) -> Worker | None:
-        """The worker that every router would name for a place on the ring, among the addresses in `may`."""
+        """Return the worker that every router would choose for a place on the hash ring, among the addresses in `may`."""
         address = self._ring.home(place, may)
         return self._workers[address] if address is not None else None
 
     def homes(self, place: int, count: int, may: Container[str]) -> list[str]:
-        """As `Ring.homes`."""
+        """Return `Ring.homes` of the workers' addresses."""
         return self._ring.homes(place, count, may)
 
     def any_usable(self) -> bool:
-        """Whether `usable()` would name any."""
+        """Return whether there is any usable worker."""
         return bool(self.usable())
 
     def adapters(self) -> Mapping[str, Adapter]:
-        """What the workers serve beside their model, as far as they were heard; while there are none, what the last ones served: requests
-        wait for their like (scaled to zero, or all restarting) and are not told that there is no such model."""
+        """Return the adapters that the workers report. Without workers, return those of the last ones.
+
+        Requests then wait for new workers (scaled to zero, or all restarting), and do not get a 404 for the model.
+        """
         return self._adapters
 
-    def adapters_changed(self) -> None:
-        """A worker has others than before, or is gone."""
+    def update_adapters(self) -> None:
+        """Recompute the adapters: a worker changed its own or was removed."""
         heard = [worker.adapters for worker in self._workers.values() if worker.ready and not worker.reason]
         if heard:
-            self._adapters = merged(heard)
+            self._adapters = merge_adapters(heard)
 
     def unusable_addresses(self, model: str = "") -> frozenset[str]:
-        """What the index must not choose: known and not usable for such a request."""
-        return self._view(model).barred
+        """Return known addresses that the index must not choose: not usable for such a request."""
+        return self._eligibility(model).ineligible
 
-    def discovered(self, addresses: Collection[str]) -> None:
-        """Discovery's newest answer: a worker that is not in it is gone at once (streams under way there go on)."""
+    def set_addresses(self, addresses: Collection[str]) -> None:
+        """Apply discovery's newest answer. A worker missing from it is removed immediately, and its running streams continue."""
         for address in addresses:
             if address not in self._workers:
                 self._add(address)
@@ -266,57 +268,57 @@ class WorkerTable:
     def _drop(self, worker: Worker) -> None:
         del self._workers[worker.address]
         self._order.discard(worker.address)
-        self._moved.discard(worker.address)
+        self._load_changed.discard(worker.address)
         self._ring.discard(worker.address)
-        worker.on_choice, worker.on_wait = (lambda: None), (lambda address: None)
+        worker.on_eligibility_change, worker.on_load_change = (lambda: None), (lambda address: None)
         worker.ready = False
         worker.close()
-        self._views.clear()
-        self.adapters_changed()
+        self._eligibility_by_model.clear()
+        self.update_adapters()
         self.notify()
 
     def notify(self) -> None:
-        """Something changed: whoever waits for a worker looks again."""
-        self._pulse.set()
-        self._pulse = asyncio.Event()
+        """Wake the requests that wait for a worker."""
+        self._change_event.set()
+        self._change_event = asyncio.Event()
 
-    async def changed(self, timeout: float) -> None:
+    async def wait_for_change(self, timeout: float) -> None:
         """Return at the next change, or after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                await self._pulse.wait()
+                await self._change_event.wait()
         except TimeoutError:
             pass
 
     def _add(self, address: str) -> None:
         worker = self._workers[address] = Worker(address, self._clock, self._silence_timeout, self._admin_port)
-        worker.on_choice, worker.on_wait = self._views.clear, self._moved.add
-        self._views.clear()
-        self._moved.add(address)
+        worker.on_eligibility_change, worker.on_load_change = self._eligibility_by_model.clear, self._load_changed.add
+        self._eligibility_by_model.clear()
+        self._load_changed.add(address)
         self._ring.add(address)
         self.on_added(worker)
         self.notify()
 
-    def _view(self, model: str) -> _View:
-        view = self._views.get(model)
+    def _eligibility(self, model: str) -> _Eligibility:
+        view = self._eligibility_by_model.get(model)
         if view is None:
             known = list(self._workers.values())
             serving = [worker for worker in known if worker.serves(model)]
             usable = [worker for worker in serving if worker.usable]
             addresses = frozenset(worker.address for worker in usable)
             barred = frozenset(worker.address for worker in known) - addresses
-            view = _View(usable, [worker for worker in serving if worker.last_resort], addresses, barred)
-            if len(self._views) < MOST_VIEWS:
-                self._views[model] = view
+            view = _Eligibility(usable, [worker for worker in serving if worker.is_last_resort], addresses, barred)
+            if len(self._eligibility_by_model) < MAX_VIEWS:
+                self._eligibility_by_model[model] = view
         return view
 
-    def _reorder(self) -> None:
-        if self._moved:
+    def _update_order(self) -> None:
+        if self._load_changed:
             now = monotonic()
-            for address in self._moved:
+            for address in self._load_changed:
                 self._order.set(address, self._workers[address].ready_at(now))
-            self._moved.clear()
+            self._load_changed.clear()
 
 
 def _without(workers: Sequence[Worker], excluded: Collection[tuple[str, int]]) -> Sequence[Worker]:
-    return [worker for worker in workers if (worker.address, worker.life) not in excluded]
+    return [worker for worker in workers if (worker.address, worker.generation) not in excluded]

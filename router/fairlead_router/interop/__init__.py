@@ -1,4 +1,4 @@
-"""Other ways in and out: gateways that pick, clients that are redirected, questions to the index, others' metric names.
+"""Optional integrations: endpoint picker, redirects, index queries, and metric names of other stacks.
 
-Each can be taken away without the router noticing.
+Nothing else depends on them.
 """

@@ -1,8 +1,9 @@
-"""`POST /query` and `/query_by_hash`: which worker holds how much of a prompt, for gateways that choose for themselves.
+"""`POST /query` and `/query_by_hash`: how much of a prompt each worker holds, for gateways that route themselves.
 
-The form of Mooncake's Conductor (kvcache-ai/Mooncake, docs: conductor-indexer; RFC #1403) and of Dynamo's standalone indexer, which follows
-it. An answer carries every shape that clients of theirs read: `instances` (both), `scores` and `frequencies` (Dynamo), and the tenant's own
-map (Mooncake's first form). Hashes are this index's own (`fairlead_index.hashing`): keyed and chained, so others' match nothing.
+The format is that of Mooncake's Conductor (kvcache-ai/Mooncake, docs: conductor-indexer; RFC #1403) and of Dynamo's standalone
+indexer, which follows it. An answer has all fields that their clients read: `instances` (both), `scores` and `frequencies` (Dynamo),
+and the tenant's map (Mooncake's first format). Hashes are Fairlead's own (`fairlead_index.hashing`), keyed and chained, so hashes of
+other systems match nothing.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from fairlead_index.reader import IndexUnavailable
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.request.validation import DECODING, refusal
+from fairlead_router.request.validation import DECODING, decode_error
 
 Name = Annotated[str, Meta(max_length=200)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -48,14 +49,14 @@ class _Query(msgspec.Struct):
 
 
 class Queries:
-    """Answers from one index. `match` is None where this router steers without one."""
+    """Queries of one index. `match` is None if this router routes without one."""
 
     def __init__(self, formats: PromptFormats, table: WorkerTable, match: Match | None, threads: Executor) -> None:
         self._formats, self._table, self._match, self._threads = formats, table, match, threads
         self._decoder = msgspec.json.Decoder(_Query)
 
     async def answer(self, path: str, raw: bytes, salt: Callable[[str], str] = lambda given: given) -> dict[str, Any]:
-        """The answer to one query. `salt` makes the cache salt of the client's own (a tenant's, where there are keys). Raises ApiError."""
+        """Return the answer to one query. `salt`: returns the (tenant's) cache salt, given the client's own. Raises ApiError."""
         if self._match is None:
             raise ApiError(
                 501, "This router has no index: give it --policy PrefixAware and --redis-url.", kind="server_error", code="no_index"
@@ -74,7 +75,7 @@ class Queries:
             reason, _, field = str(error).partition(" - at `$")
             raise _invalid(field.strip("`.") or "body", reason) from None
         except DECODING as error:
-            raise refusal(error) from None
+            raise decode_error(error) from None
         if query.tenant_id in _TAKEN:
             raise _invalid("tenant_id", f"{quoted(query.tenant_id)} is a field of the answer: give another name")
         known = self._known(query)
@@ -97,7 +98,7 @@ class Queries:
             raise _invalid("model", "is missing: give the model's name")
         known = self._formats.of_model(name)
         if known is None:
-            raise unavailable("No worker has said yet how its prompts become blocks. Try again later.", retry_after=5)
+            raise unavailable("No worker has reported its prompt format yet. Try again in 5 s.", retry_after=5)
         if name not in known.format.model_names and name not in self._table.adapters():
             served = ", ".join(self._formats.model_names())
             raise ApiError(
@@ -106,7 +107,7 @@ class Queries:
         return known
 
     def _adapter(self, query: _Query) -> str:
-        """What its name stands for in hashes; a name that nobody serves stands for itself, and matches nothing."""
+        """Return the adapter's digest for block hashes; for an unknown name the name itself, which matches nothing."""
         adapters = self._table.adapters()
         name = query.lora_name or query.model or query.model_name or ""
         return adapters[name].digest if name in adapters else query.lora_name or ""
@@ -130,14 +131,14 @@ class Queries:
 
 
 def _hashes(given: Sequence[int]) -> "array[int]":
-    """Unsigned, or the same bits signed, as Dynamo sends them."""
+    """Return the hashes as unsigned integers. Dynamo sends the same bits as signed ones."""
     if given and not (min(given) >= -(2**63) and max(given) < 2**64):
         raise _invalid("seq_hashes", "holds a number of more than 64 bits")
     return array("Q", (value % 2**64 for value in given))
 
 
 def _instance(count: int) -> dict[str, Any]:
-    """A worker's tiers are one to this index: what it holds in host memory needs no computing either."""
+    """Return the same count for all tiers: the index does not separate them, since host memory needs no recomputation either."""
     tiers = {"gpu": count, "cpu": count, "disk": count}
     return {"longest_matched": count, "dp": {_RANK: count}, **tiers, "rank_matches": {_RANK: tiers}}
 

@@ -1,7 +1,7 @@
-"""`--steering redirect`: a client inside the cluster is sent to the chosen worker (307), and streams from it without a proxy on the way.
+"""`--steering redirect`: a client inside the cluster is redirected to the chosen worker (307), and streams from it without a proxy.
 
-The reservation stands until the worker's load shows the request. Nothing of a request's further way is seen here: no retries, no breaker,
-no audit of predictions; a worker that cannot take it answers 503, and the client asks the router again.
+The reservation lasts until the worker's load includes the request. The router does not see the answer: there are no retries, no circuit
+breaker and no prediction audit. A worker that cannot accept the request answers 503, and the client retries at the router.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from fairlead_router.routing.policies import Choice
 from fairlead_router.serving.admission import Admission, Ticket
 from fairlead_router.serving.attempts import Attempts
 from fairlead_router.serving.proxy import Proxy
-from fairlead_router.serving.upstream_request import wanted_for
+from fairlead_router.serving.upstream_request import build_routing_request
 
 OPT_OUT: Final = b"x-fairlead-steering"
-"""`proxy` in this header: the client cannot follow redirects, its request is proxied."""
-CLAIM_SECONDS: Final = 1.0
-"""How long a redirected prompt counts as its worker's backlog here: by then the worker's own report has it."""
+"""Header with which a client that cannot follow redirects requests `proxy`."""
+PENDING_SECONDS: Final = 1.0
+"""Time that a redirected prompt counts as pending at its worker; afterwards the worker's own report includes it."""
 
 
 class Redirect(ApiError):
-    """307 to a worker. Its body says what to do to who does not follow it."""
+    """307 to a worker. Its body tells clients that do not follow redirects what to do."""
 
     def __init__(self, location: bytes, choice: Choice) -> None:
         super().__init__(
@@ -41,35 +41,35 @@ class Redirect(ApiError):
             self.headers.append((b"x-fairlead-predicted-tokens", b"%d" % choice.predicted))
 
 
-def opted_out(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a request asks to be proxied. Names in lower case."""
+def has_opted_out(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a request opts out of redirects. Header names are in lower case."""
     return any(name == OPT_OUT and value.strip().lower() == b"proxy" for name, value in headers)
 
 
 class Redirector:
-    """Chooses and holds as the proxy does, and says where the worker is instead of going there."""
+    """Redirector that admits and routes requests as the proxy does, and returns the worker's address."""
 
     def __init__(self, config: RouterConfig, proxy: Proxy, admission: Admission) -> None:
-        """Raises ValueError for keys beside redirects: workers know no keys, and who was once sent to one could go again without."""
+        """Raises ValueError for redirects with API keys: workers check no keys, so a client could return to one without a key."""
         if config.steering == "redirect" and config.api_keys_file:
-            raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: take one of the two away")
-        self.on = config.steering == "redirect"
+            raise ValueError("--steering redirect goes past --api-keys-file, since workers check no keys: remove one of the two flags")
+        self.is_enabled = config.steering == "redirect"
         self._proxy, self._admission = proxy, admission
 
     async def redirect(self, call: Call, prompt: Prompt) -> Redirect:
-        """Where the call's client is to go. Waits for a worker while there is none; raises ApiError 503 when that took too long."""
+        """Return the redirect of a request. Waits for a worker while there is none; raises ApiError 503 when that takes too long."""
         assert call.account is not None
-        ticket = Ticket(call.account, call.caller.bounded(prompt.asked.priority), prompt.length, call.kept)
+        ticket = Ticket(call.account, call.caller.effective_priority(prompt.params.priority), prompt.length, call.reserved_bytes)
         try:
-            choice = await self._proxy.choose(wanted_for(prompt, call.caller, call.session), Attempts(), (), ticket)
+            choice = await self._proxy.choose(build_routing_request(prompt, call.caller, call.session), Attempts(), (), ticket)
         finally:
             self._admission.leave(ticket)
         worker, pending = choice.worker, max(0, prompt.length - (choice.predicted or 0))
-        call.worker, call.predicted = worker.address, choice.predicted
+        call.worker, call.predicted_tokens = worker.address, choice.predicted
         worker.pending_tokens += pending
-        asyncio.get_running_loop().call_later(CLAIM_SECONDS, _forget, worker, pending)
+        asyncio.get_running_loop().call_later(PENDING_SECONDS, _remove_pending, worker, pending)
         return Redirect(b"http://" + worker.address.encode() + call.path.encode(), choice)
 
 
-def _forget(worker: Worker, pending: int) -> None:
+def _remove_pending(worker: Worker, pending: int) -> None:
     worker.pending_tokens -= pending

@@ -1,6 +1,6 @@
-"""`--metrics-names vllm`: this router's view of its workers under the names of vLLM's production-stack router, for its dashboards.
+"""`--metrics-names vllm`: metrics of the workers with the names of vLLM's production-stack router, for its dashboards.
 
-`server` is the worker's URL, as there. What that router samples over a window is sampled over the same minute here.
+The label `server` is the worker's URL, as there. Windowed metrics use the same window of one minute.
 """
 
 from collections import deque
@@ -21,48 +21,48 @@ LATENCY: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 @dataclass(slots=True)
-class _Server:
-    """What became of the requests that one worker answered."""
+class _WorkerStats:
+    """Statistics of the requests that one worker answered."""
 
     recent: deque[tuple[float, float]] = field(default_factory=deque)
-    """When each of the last minute ended, and how long it took, seconds."""
+    """End and duration of each request of the last minute, seconds."""
     prompt_tokens: int = 0
     asked_tokens: int = 0
-    """Prompt tokens of answers that said how many were cached."""
+    """Prompt tokens of answers that reported their cached tokens."""
     cached_tokens: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY) + 1))
     seconds: float = 0.0
 
 
 class StackMetrics(Collector):
-    """Told of each finished call; forgets workers that have left the table when it is scraped."""
+    """Collector that records each finished request. A scrape drops workers that have left the table."""
 
     def __init__(self, table: WorkerTable, model: Callable[[], str], clock: Callable[[], float] = monotonic) -> None:
         self._table, self._model, self._clock = table, model, clock
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _WorkerStats] = {}
         self._incoming = 0
 
-    def finished(self, call: Call) -> None:
-        """Count a call for a prompt."""
+    def record(self, call: Call) -> None:
+        """Record a finished request with a prompt."""
         self._incoming += 1
-        if not call.worker or call.first_byte is None:
+        if not call.worker or call.first_byte_at is None:
             return
         now = self._clock()
-        took = now - call.began
-        server = self._servers.setdefault(call.worker, _Server())
+        took = now - call.started_at
+        server = self._servers.setdefault(call.worker, _WorkerStats())
         server.recent.append((now, took))
         self._trim(server, now)
         server.prompt_tokens += call.prompt_tokens or 0
-        if call.cached is not None:
+        if call.cached_tokens is not None:
             server.asked_tokens += call.prompt_tokens or 0
-            server.cached_tokens += call.cached
+            server.cached_tokens += call.cached_tokens
         server.buckets[next((at for at, bound in enumerate(LATENCY) if took <= bound), len(LATENCY))] += 1
         server.seconds += took
 
     def collect(self) -> Iterator[Metric]:
         workers = sorted(self._table, key=lambda worker: worker.address)
         now, model = self._clock(), self._model()
-        self._servers = {one.address: self._servers.get(one.address, _Server()) for one in workers}
+        self._servers = {one.address: self._servers.get(one.address, _WorkerStats()) for one in workers}
         gauges = {
             name: GaugeMetricFamily(f"vllm:{name}", text, labels=["server"])
             for name, text in (
@@ -105,6 +105,6 @@ class StackMetrics(Collector):
         incoming.add_metric([model], self._incoming)
         yield from (*gauges.values(), hits, queries, tokens, latency, incoming)
 
-    def _trim(self, server: _Server, now: float) -> None:
+    def _trim(self, server: _WorkerStats, now: float) -> None:
         while server.recent and server.recent[0][0] < now - WINDOW_SECONDS:
             server.recent.popleft()

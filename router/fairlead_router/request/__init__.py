@@ -1,1 +1,1 @@
-"""One request: the call, and what its body says."""
+"""One client request: its headers, body, prompt and parameters."""

@@ -1,34 +1,36 @@
-"""One at a time, and tenants by turns: for work of which the router cannot afford two pieces at once."""
+"""Lock that is fair between tenants, for work that the router cannot afford to do twice in parallel."""
 
 import asyncio
 from collections import deque
 
 
-class Turns:
-    """`take` a turn, and `give_back` it. Of those that wait, tenants come one after the other, each with its oldest: who sends many waits
-    for his own. Call it from one event loop."""
+class FairLock:
+    """Lock for one event loop. Waiting tenants get it in rotation, each for its oldest request.
+
+    A tenant with many requests therefore delays only its own.
+    """
 
     def __init__(self) -> None:
-        self._taken = False
+        self._is_locked = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By tenant, the next one first."""
+        """Waiters by tenant; the next tenant comes first."""
 
-    async def take(self, tenant: str) -> None:
-        """Returns when it is this caller's turn. One that is cancelled meanwhile has none."""
-        if not self._taken:
-            self._taken = True
+    async def acquire(self, tenant: str) -> None:
+        """Wait for the lock. A cancelled caller does not hold it."""
+        if not self._is_locked:
+            self._is_locked = True
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came at the same moment
-                self.give_back()
+            if not turn.cancelled():  # the lock was granted at the same moment
+                self.release()
             raise
 
-    def give_back(self) -> None:
-        """The next one's turn."""
+    def release(self) -> None:
+        """Pass the lock to the next tenant's oldest request."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             line = deque(turn for turn in self._waiting.pop(tenant) if not turn.done())  # the others were cancelled
@@ -36,6 +38,6 @@ class Turns:
                 continue
             line.popleft().set_result(None)
             if line:
-                self._waiting[tenant] = line  # behind the others
+                self._waiting[tenant] = line  # goes to the end of the rotation
             return
-        self._taken = False
+        self._is_locked = False

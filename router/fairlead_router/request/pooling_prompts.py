@@ -1,4 +1,7 @@
-"""Requests for embeddings and scores: tokens count, and no prefix is foretold, for a mean takes nothing from the cache."""
+"""Prompts of embedding and scoring requests.
+
+Only their token count matters: a mean over all tokens cannot use cached KV, so no prefix match is predicted.
+"""
 
 from array import array
 from collections.abc import Callable
@@ -6,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Fields(Protocol):
-    """Of a body, as the client wrote them: any type."""
+    """Fields of a request body, of any type: they are not validated."""
 
     input: Any
     text_1: Any
@@ -15,13 +18,13 @@ class Fields(Protocol):
     documents: Any
 
 
-def texts(body: Fields) -> int:
-    """How many texts are asked about."""
-    return max(1, sum(map(_many, (body.input, body.text_1, body.text_2, body.query, body.documents))))
+def count_texts(body: Fields) -> int:
+    """Return the number of texts in the request."""
+    return max(1, sum(map(_count, (body.input, body.text_1, body.text_2, body.query, body.documents))))
 
 
-def tokens(body: Fields, encode: "Callable[[str], array[int]]") -> "array[int] | None":
-    """Of the one text of an embedding; None where there are several, or where it is the worker's to say what is wrong."""
+def tokens_of(body: Fields, encode: "Callable[[str], array[int]]") -> "array[int] | None":
+    """Return the token ids of an embedding's only text; None for several texts or an invalid body, which the worker refuses."""
     given = body.input
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
         given = given[0]
@@ -32,7 +35,7 @@ def tokens(body: Fields, encode: "Callable[[str], array[int]]") -> "array[int] |
     return None
 
 
-def _many(given: Any) -> int:
+def _count(given: Any) -> int:
     if isinstance(given, list):
         return len(given) if given and isinstance(given[0], str | list | dict) else 1
     return given is not None

@@ -1,4 +1,4 @@
-"""A request's body, read once: which model, which prompt, and the prompt's tokens and block hashes."""
+"""Parsing of request bodies: the model, the prompt, and the prompt's tokens and block hashes."""
 
 import asyncio
 import contextlib
@@ -22,23 +22,23 @@ from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.prompt_formats import KnownFormat, PromptFormats
 from fairlead_router.request import pooling_prompts as pooled
 from fairlead_router.request import validation as wrong
-from fairlead_router.request.fair_lock import Turns
-from fairlead_router.request.request_params import Asked
-from fairlead_router.tenancy.tenants import ANYONE
+from fairlead_router.request.fair_lock import FairLock
+from fairlead_router.request.request_params import RequestParams
+from fairlead_router.tenancy.tenants import ANONYMOUS
 
 _CHATS = (CHAT, RESPONSES, MESSAGES)
 PROMPTED = (COMPLETIONS, *_CHATS, *POOLED)
-"""Paths whose requests are for the engine."""
-PASSED = ("/tokenize", "/detokenize", COUNT_TOKENS)
-"""Paths whose requests need a worker, but no engine. They take quota and a place in the queue too: tokenizing costs seconds of CPU."""
+"""Paths whose requests the engine computes."""
+UNPROMPTED = ("/tokenize", "/detokenize", COUNT_TOKENS)
+"""Paths whose requests need a worker but not its engine. Quota and queue apply to them too: tokenizing can cost seconds of CPU."""
 _BYTES_A_TOKEN = 4
-"""For prompts that are not tokenized here, a length good enough to compare waits."""
+"""Estimate for prompts that are not tokenized here; it only serves to compare waiting times."""
 INLINE_BYTES = 1024
-"""Bodies up to this size are read on the event loop: a thread's wake-up costs more than they do (0.1 ms to tokenize a thousand bytes)."""
+"""Bodies up to this size are parsed on the event loop: waking a thread costs more (0.1 ms to tokenize a thousand bytes)."""
 
 
 class _Body(msgspec.Struct):
-    """The fields that decide the prompt and the way. What is wrong with the others, or with the types of these, the worker says."""
+    """Fields that determine the prompt and the routing. The worker validates the others, and the types of these."""
 
     model: Any = None
     user: Any = None
@@ -68,32 +68,32 @@ class _Body(msgspec.Struct):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """What the router knows of a prompt. `tokens` only where the worker may take them instead of the text."""
+    """The router's knowledge of a prompt. `tokens` is set only where the worker may use them instead of the text."""
 
     length: int = 0
-    """Tokens; estimated from bytes where it was not tokenized."""
+    """Number of tokens; estimated from bytes if the prompt was not tokenized."""
     hashes: Sequence[int] = msgspec.field(default_factory=lambda: array("Q"))
     tokens: "array[int] | None" = None
     format_tag: str = ""
     user: str = ""
-    asked: Asked = Asked()
+    params: RequestParams = RequestParams()
     salt: str = ""
-    """Of the caller's tenant and its own `cache_salt`: part of the root of `hashes`, and for the worker to say the same."""
+    """Salt of the tenant and the client's `cache_salt`. It is part of the root of `hashes`, and the worker gets it in a header."""
     model: str = ""
-    """The name that a worker must answer to; empty where every worker does."""
+    """Model name that the worker must serve; empty where every worker does."""
     conversation: int = 0
-    """The same for all requests of a conversation; 0 where nobody asked for it."""
+    """Number that all requests of a conversation share; 0 where it was not computed."""
     adapter: str = ""
-    """Digest of the LoRA adapter that `hashes` are of; empty: none."""
+    """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
 
 
-def estimate(size: int, salt: str = "") -> Prompt:
-    """Return what is known of a body of `size` bytes that is not tokenized here and generates nothing."""
-    return Prompt(length=size // _BYTES_A_TOKEN, asked=Asked(output=0), salt=salt)
+def estimate_prompt(size: int, salt: str = "") -> Prompt:
+    """Return the estimate for a body of `size` bytes that is not tokenized here and generates nothing."""
+    return Prompt(length=size // _BYTES_A_TOKEN, params=RequestParams(max_output=0), salt=salt)
 
 
 class Prompts:
-    """Reads bodies in a pool of threads: a long prompt must not hold up the streams of others."""
+    """Parser of request bodies in a thread pool, so that a long prompt does not stall other requests' streams."""
 
     def __init__(
         self,
@@ -104,44 +104,44 @@ class Prompts:
         adapters: Callable[[], Mapping[str, Adapter]] = dict,
         canary_for: Callable[[int], str] | None = None,
     ) -> None:
-        """`canary_for`: the revision to whose canaries a conversation goes, if any; None: there are no canaries here."""
+        """`canary_for`: returns the revision whose canaries a conversation goes to, if any; None without canaries."""
         self._formats, self._threads, self._tokenize = formats, threads, tokenize
         self._served_name, self._adapters, self._canary_for = served_name, adapters, canary_for
         self._decoder = msgspec.json.Decoder(_Body)
-        self._large = Turns()
+        self._large_body_lock = FairLock()
 
     async def read(
-        self, path: str, body: bytes, salt_of: Callable[[str], str] = ANYONE.salt, session: str = "", tenant: str = ""
+        self, path: str, body: bytes, salt_of: Callable[[str], str] = ANONYMOUS.salt, session: str = "", tenant: str = ""
     ) -> Prompt:
-        """`salt_of`: the caller's salt, given the client's own. `session`: what the client calls the conversation, if it does.
+        """Parse a body. `salt_of`: returns the caller's salt, given the client's own. `session`: the client's name of the conversation.
 
-        Large bodies go one after the other, tenants by turns: each takes up to 170 times its size for a moment, and seconds of a thread.
-        Raises ApiError: 400 for what is not a JSON object, 404 for a model that no worker serves.
+        Large bodies are parsed one at a time, fairly between tenants: each briefly takes up to 170 times its size, and seconds of a thread.
+        Raises ApiError: 400 for a body that is not a JSON object, 404 for a model that no worker serves.
         """
         if len(body) <= INLINE_BYTES:
             return self._read(path, body, salt_of, session)
         loop = asyncio.get_running_loop()
         if len(body) <= LARGE:
             return await loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
-        await self._large.take(tenant)
+        await self._large_body_lock.acquire(tenant)
         reading = loop.run_in_executor(self._threads, self._read, path, body, salt_of, session)
-        reading.add_done_callback(self._have_read)
-        return await asyncio.shield(reading)  # the client may go, and the thread works on: so long it is nobody else's turn
+        reading.add_done_callback(self._finish_large_read)
+        return await asyncio.shield(reading)  # if the client disconnects, the lock is held until the thread ends
 
-    async def check(self, path: str, body: bytes) -> None:
-        """Raises ApiError 400 for what every worker would refuse."""
+    async def validate(self, path: str, body: bytes) -> None:
+        """Raise ApiError 400 for a body that every worker would refuse."""
         if len(body) <= INLINE_BYTES:
             wrong.check(path, body)
         else:
             await asyncio.get_running_loop().run_in_executor(self._threads, wrong.check, path, body)
 
-    def _have_read(self, reading: "asyncio.Future[Prompt]") -> None:
-        """A large body: what that needed is given back, and its turn."""
+    def _finish_large_read(self, reading: "asyncio.Future[Prompt]") -> None:
+        """Release the memory that a large body needed, and the lock."""
         if not reading.cancelled():
-            reading.exception()  # told to whoever still waits for it
-            with contextlib.suppress(RuntimeError):  # the router ends, and its threads did
+            reading.exception()  # marks it as retrieved; a caller that still waits gets it too
+            with contextlib.suppress(RuntimeError):  # the thread pool was shut down with the router
                 asyncio.get_running_loop().run_in_executor(self._threads, give_back)
-        self._large.give_back()
+        self._large_body_lock.release()
 
     def model_names(self) -> list[str]:
         return sorted({*self._formats.model_names(), *self._adapters(), self._served_name} - {""})
@@ -149,17 +149,17 @@ class Prompts:
     def _read(self, path: str, raw: bytes, salt_of: Callable[[str], str], session: str) -> Prompt:
         try:
             body = self._body(path, raw)
-        except wrong.DECODING as error:  # a number that no type here can hold, or no JSON object at all
-            raise wrong.refusal(error) from None
+        except wrong.DECODING as error:  # a number out of range, or not a JSON object
+            raise wrong.decode_error(error) from None
         name = body.model if isinstance(body.model, str) else ""
-        adapter = None if self._formats.knows(name) else self._adapter(body.model)
-        model = name if adapter is not None or self._formats.divided_by(name) else ""
+        adapter = None if self._formats.has_model(name) else self._adapter(body.model)
+        model = name if adapter is not None or self._formats.is_name_partial(name) else ""
         user = body.user if isinstance(body.user, str) else ""
-        asked = Asked.by(path, body)
+        asked = RequestParams.from_body(path, body)
         salt = salt_of(asked.salt)
         conversation = conversation_of(body.messages, body.prompt, session) if self._canary_for is not None else 0
         canary = self._canary_for(conversation) if self._canary_for is not None else ""
-        guess = Prompt(len(raw) // _BYTES_A_TOKEN, user=user, asked=asked, salt=salt, model=model, conversation=conversation)
+        guess = Prompt(len(raw) // _BYTES_A_TOKEN, user=user, params=asked, salt=salt, model=model, conversation=conversation)
         known = self._formats.of_model(body.model, canary)
         if not self._tokenize or known is None:
             return guess
@@ -167,12 +167,12 @@ class Prompts:
         try:
             if path in POOLED:
                 if path != EMBEDDINGS:
-                    return guess  # of several texts, each of its own field
-                tokens = pooled.tokens(body, lambda text: known.encoder.encode_text(text, scope=salt, most=most))
+                    return guess  # several texts in separate fields
+                tokens = pooled.tokens_of(body, lambda text: known.encoder.encode_text(text, scope=salt, most=most))
                 return guess if tokens is None else msgspec.structs.replace(guess, length=len(tokens), tokens=tokens, format_tag=known.tag)
             tokens, alone = self._tokens(path, body, known, salt)
         except (PromptError, TypeError, ValueError, OverflowError, RecursionError):
-            return guess  # the worker refuses it, in its own words
+            return guess  # the worker refuses it with its own message
         if tokens is None:
             return guess
         digest = adapter.digest if adapter is not None else ""
@@ -181,7 +181,7 @@ class Prompts:
         return Prompt(len(tokens), hashes, tokens if alone else None, known.tag, user, asked, salt, model, conversation, digest)
 
     def _body(self, path: str, raw: bytes) -> _Body:
-        """The fields; of a dialect's body those of the chat that asks for the same. No messages where none can be made of it."""
+        """Return the fields. A dialect's body is converted to the equivalent chat, and has no messages if that fails."""
         if not is_dialect(path):
             return self._decoder.decode(raw)
         try:
@@ -192,9 +192,9 @@ class Prompts:
             return body
 
     def _adapter(self, model: Any) -> Adapter | None:
-        """The adapter of that name; None where it is not the workers' to know. Raises ApiError 404 for a name that nobody serves.
+        """Return the adapter of that name; None for a base model. Raises ApiError 404 for a name that no worker serves.
 
-        Before the first worker was heard nobody knows what its adapters are called: a request may wait for it under any name.
+        Before the first worker has reported, the adapters' names are unknown, so a request with any name may wait for it.
         """
         if not isinstance(model, str):
             return None
@@ -207,12 +207,12 @@ class Prompts:
         raise ApiError(404, message, param="model", code="model_not_found")
 
     def _tokens(self, path: str, body: _Body, known: KnownFormat, salt: str) -> "tuple[array[int] | None, bool]":
-        """The (first) prompt's tokens, and whether they may stand for the whole prompt on the way to the worker.
+        """Return the (first) prompt's tokens, and whether the worker may use them instead of the text.
 
-        `salt` parts the tenants in the cache of tokens.
+        `salt` separates tenants in the token cache.
         """
         if body.truncate_prompt_tokens is not None:
-            return None, False  # how much of it is left, the worker's context and the answer's length decide
+            return None, False  # the worker's context and the answer's length decide how much remains
         alone = body.n in (None, 1) and body.best_of in (None, 1)
         encoder, most = known.encoder, known.format.max_model_len
         if path in _CHATS:
@@ -231,10 +231,10 @@ class Prompts:
 
 
 def conversation_of(messages: Any, prompt: Any, session: str) -> int:
-    """A number that all requests of a conversation have in common: of its session if the client names one, else of a chat's beginning.
+    """Return a number that all requests of a conversation share: of the session if the client names one, else of a chat's beginning.
 
-    That is all up to the first message of a user: the beginning that chats have in common, and what sets them apart. Text has no such place
-    (its first block may be the same in all prompts), so each prompt is a conversation of its own.
+    The beginning ends with the first user message, which tells chats with a common system prompt apart. A text prompt has no such boundary
+    (its first block may be the same in all prompts), so each one is a separate conversation.
     """
     if session:
         told: Any = session

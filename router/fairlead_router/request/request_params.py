@@ -1,4 +1,4 @@
-"""What a request asks for besides its prompt, as far as the router's own decisions depend on it."""
+"""Request parameters that the router's own decisions depend on."""
 
 from typing import Any, Protocol
 
@@ -8,12 +8,12 @@ from fairlead_common.protocols.paths import COMPLETIONS, POOLED
 from fairlead_router.request import pooling_prompts as pooled
 
 _COMPLETION_TOKENS = 16
-"""OpenAI's default for /v1/completions; a chat may go on to the end of the context."""
+"""OpenAI's default for /v1/completions. A chat's default is the rest of the context."""
 _MOST = 2**31 - 1
 
 
 class Fields(pooled.Fields, Protocol):
-    """Of a body, as the client wrote them: any type. What is wrong with them the worker says."""
+    """Fields of a request body, of any type: the worker validates them."""
 
     prompt: Any
     n: Any
@@ -25,22 +25,22 @@ class Fields(pooled.Fields, Protocol):
     cache_salt: Any
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """`output`: tokens of each answer at most, None for no bound but the context's; `sequences`: answers that are generated."""
+class RequestParams(msgspec.Struct, frozen=True):
+    """Parameters of one request. `max_output`: tokens of each answer, None: only the context bounds it. `sequences`: generated answers."""
 
     stream: bool = False
     priority: int | None = None
-    output: int | None = None
+    max_output: int | None = None
     sequences: int = 1
     prompts: int = 1
     salt: str = ""
     """The client's own `cache_salt`."""
 
     @classmethod
-    def by(cls, path: str, body: Fields) -> "Asked":
+    def from_body(cls, path: str, body: Fields) -> "RequestParams":
         salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
         if path in POOLED:
-            return cls(priority=_number(body.priority), output=0, prompts=pooled.texts(body), salt=salt)
+            return cls(priority=_number(body.priority), max_output=0, prompts=pooled.count_texts(body), salt=salt)
         bound = _number(body.max_tokens)
         bound = (_number(body.max_completion_tokens) or bound) if path != COMPLETIONS else _COMPLETION_TOKENS if bound is None else bound
         prompt = body.prompt if path == COMPLETIONS else None

@@ -1,5 +1,7 @@
-"""What is wrong with a body whichever worker reads it. Asked where there is none: nobody waits for a worker, or brings a service back from
-zero, to be told that. Else it is the worker's to say, which may be newer than we are.
+"""Validation of bodies that every worker would refuse, used only while there is no worker.
+
+An invalid request must neither wait for a worker nor scale a service up from zero. Otherwise the worker validates, since its version may
+be newer than the router's.
 """
 
 from typing import Any, Final
@@ -13,8 +15,8 @@ from fairlead_common.truncate import brief
 from fairlead_router.errors import ApiError
 
 
-class _Any(msgspec.Struct):
-    """The types, as workers have them, of the fields that a router reads itself. Bounds are workers' own."""
+class _Request(msgspec.Struct):
+    """Types of the fields that the router reads, as the workers have them. Workers check the bounds."""
 
     model: str | None = None
     user: str | None = None
@@ -22,7 +24,7 @@ class _Any(msgspec.Struct):
     priority: int | None = None
 
 
-class _Generating(_Any):
+class _Generating(_Request):
     n: int | None = None
     stream: bool | None = None
     max_tokens: int | None = None
@@ -39,11 +41,11 @@ class _Chat(_Generating):
     max_completion_tokens: int | None = None
 
 
-class _Embedding(_Any):
+class _Embedding(_Request):
     input: str | list[str | int | list[int]] | None = None
 
 
-_TYPES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: _Completion, CHAT: _Chat, **dict.fromkeys(POOLED, _Any), EMBEDDINGS: _Embedding}
+_TYPES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: _Completion, CHAT: _Chat, **dict.fromkeys(POOLED, _Request), EMBEDDINGS: _Embedding}
 _NEEDED = {
     COMPLETIONS: ("prompt", "give a string, token ids, or a list of either"),
     CHAT: ("messages", "give a list of messages"),
@@ -52,11 +54,11 @@ _NEEDED = {
 
 
 DECODING: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises."""
+"""Exceptions of the decoders."""
 
 
-def refusal(error: Exception) -> ApiError:
-    """What a decoder found wrong, as a 400 that names the field. `error`: one of DECODING."""
+def decode_error(error: Exception) -> ApiError:
+    """Return a decoder's error as a 400 that names the field. `error`: one of DECODING."""
     if isinstance(error, msgspec.ValidationError):
         reason, _, field = str(error).rpartition(" - at `$.")
         if not reason:
@@ -69,7 +71,7 @@ def refusal(error: Exception) -> ApiError:
 
 
 def check(path: str, raw: bytes) -> None:
-    """Raises ApiError 400 for a body that no worker would take."""
+    """Raise ApiError 400 for a body that no worker would accept."""
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
         if is_dialect(path):
@@ -80,7 +82,7 @@ def check(path: str, raw: bytes) -> None:
         elif (types := _TYPES.get(path)) is not None:
             msgspec.convert(body, types)
     except DECODING as error:
-        raise refusal(error) from None
+        raise decode_error(error) from None
     field, give = _NEEDED.get(path, ("", ""))
     if field and body.get(field) is None:
         raise ApiError(400, f"{field}: is missing; {give}.", param=field)

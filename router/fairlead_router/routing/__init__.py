@@ -1,1 +1,1 @@
-"""Which worker: the policies, and behind `PrefixAware` the index, its copy, and what is done without either."""
+"""Routing policies: index-free ones, `PrefixAware` with the index or a mirror of it, its local fallback, and canaries."""

@@ -1,4 +1,4 @@
-"""The file that names the canary and its weight, followed while the router runs: a new weight restarts nobody."""
+"""File with the canary's revision and weight, reloaded while the router runs: a new weight needs no restart."""
 
 import logging
 from pathlib import Path
@@ -12,19 +12,19 @@ logger = logging.getLogger(__name__)
 _Stamp = tuple[int, int, int]
 
 
-class SplitFile:
-    """`split` is what the newest readable version says. Without a file there is none: then canaries are for when nobody else is left."""
+class CanaryFile:
+    """`split` is the newest valid version of the file. Without a file, canaries get requests only if no other worker is left."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: _Stamp | None = None
         self.split = Split()
         self.problem = ""
-        """What is wrong with the newest version; empty when it is the one in use."""
-        self.look()
+        """Problem of the newest version; empty when that version is in use."""
+        self.reload()
 
-    def look(self) -> None:
-        """Read the file if it is another than the last time. Kubernetes swaps a link over it, so what it leads to is looked at."""
+    def reload(self) -> None:
+        """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
         try:
             stat = self._path.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
@@ -35,11 +35,11 @@ class SplitFile:
             self._seen, split = None, Split()
         except OSError as error:
             self._seen = None
-            self._broken(error.strerror or type(error).__name__)
+            self._report_problem(error.strerror or type(error).__name__)
             return
         except msgspec.MsgspecError as error:
             self._seen = stamp
-            self._broken(str(error))
+            self._report_problem(str(error))
             return
         else:
             self._seen = stamp
@@ -48,7 +48,7 @@ class SplitFile:
             logger.info("split: %s", f"{split.weight} % for the canary {split.revision}" if split.revision else "no canary")
         self.split = split
 
-    def _broken(self, why: str) -> None:
+    def _report_problem(self, why: str) -> None:
         if why != self.problem:
-            logger.error("split file %s cannot be used, what it said before holds: %s", self._path, why)
+            logger.error("split file %s cannot be used; the previous version stays in use: %s", self._path, why)
         self.problem = why

@@ -1,4 +1,4 @@
-"""Both sides of a split in /metrics, by the canary's revision."""
+"""Prometheus metrics of the canary and the stable side, labelled with the canary's revision."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,18 +11,24 @@ _LABELS = ["side", "revision"]
 QUANTILES = (0.5, 0.9)
 
 
-class SplitMetrics(Collector):
-    """Read at scrape time. Nothing while there is no canary; counted from when the router learned of it."""
+class CanaryMetrics(Collector):
+    """Collector of the canary's report. It exports nothing while there is no canary, and counts from the canary's first appearance."""
 
     def __init__(self, report: Callable[[], SplitReport]) -> None:
         self._report = report
 
     def collect(self) -> Iterable[Metric]:
         report = self._report()
-        weight = GaugeMetricFamily("fairlead_router_canary_weight", "Percent of the requests that are for the canary", labels=["revision"])
-        requests = CounterMetricFamily("fairlead_router_side_requests", "Attempts at the canary's pods and at the others", labels=_LABELS)
-        errors = CounterMetricFamily("fairlead_router_side_errors", "Of them: 5xx, no answer, an answer that broke off", labels=_LABELS)
-        ttft = GaugeMetricFamily("fairlead_router_side_ttft_seconds", "From sending to the first byte", labels=[*_LABELS, "quantile"])
+        weight = GaugeMetricFamily("fairlead_router_canary_weight", "Percent of requests routed to the canary", labels=["revision"])
+        requests = CounterMetricFamily("fairlead_router_side_requests", "Attempts at canary and stable pods", labels=_LABELS)
+        errors = CounterMetricFamily(
+            "fairlead_router_side_errors", "Failed attempts: 5xx, no answer, or a truncated answer", labels=_LABELS
+        )
+        ttft = GaugeMetricFamily(
+            "fairlead_router_side_ttft_seconds",
+            "Seconds from sending a request to the first byte of its answer",
+            labels=[*_LABELS, "quantile"],
+        )
         if report.revision:
             weight.add_metric([report.revision], report.weight)
             for name, side in (("canary", report.canary), ("stable", report.stable)):

@@ -1,7 +1,7 @@
-"""A canary's share of the requests: which side a conversation is on, the other side where that one has nobody, and how both sides fare.
+"""Canary routing: the side of each conversation, fallback to the other side, and counters of both sides.
 
-Workers say of themselves that they are the canary of a revision; the file says what share that revision has. So a canary that is up before
-its weight is known gets nothing, and one whose weight has gone is asked only when nobody else is left.
+Workers report the revision whose canary they are, and the file holds that revision's weight. A canary that is up before its weight is
+known therefore gets no requests, and one whose weight is gone gets requests only if no other worker is left.
 """
 
 import asyncio
@@ -14,37 +14,37 @@ import xxhash
 from prometheus_client import Counter
 
 from fairlead_common.canary_split import Side, Split, SplitReport
-from fairlead_router.fleet.workers import UNSEEN, Worker, WorkerTable
-from fairlead_router.routing.canary_file import SplitFile
-from fairlead_router.routing.policies import Choice, Policy, Tried, Wanted
-from fairlead_router.supervision import keep
+from fairlead_router.fleet.workers import NOT_CHECKED, Worker, WorkerTable
+from fairlead_router.routing.canary_file import CanaryFile
+from fairlead_router.routing.policies import Choice, Policy, RoutingRequest, Tried
+from fairlead_router.supervision import supervise
 
-LOOK_SECONDS = 1.0
-LEEWAY = 8
-"""Requests, and four standard deviations, by which a side may be ahead of its share: then whoever comes goes to the other one. So one long
-conversation, or one prompt sent again and again, gives a canary neither everything nor nothing."""
+RELOAD_SECONDS = 1.0
+TOLERANCE = 8
+"""Requests, beside four standard deviations, by which a side may exceed its share before new requests go to the other side. One long
+conversation, or one prompt sent repeatedly, therefore cannot give a canary all requests or none."""
 
 
-def leans_to_canary(conversation: int, split: Split) -> bool:
-    """Whether a conversation belongs to the canary: the same at every router, and one that does stays when the weight grows."""
+def belongs_to_canary(conversation: int, split: Split) -> bool:
+    """Return whether a conversation belongs to the canary. All routers agree, and a growing weight moves none away from the canary."""
     spot = xxhash.xxh3_64_intdigest(conversation.to_bytes(8, "little") + split.revision.encode())
     return spot < split.weight / 100 * 2.0**64
 
 
-class SplitPolicy:
-    """Wraps the policy that chooses within a side."""
+class CanaryPolicy:
+    """Policy that chooses a side, and delegates to another policy within it."""
 
-    def __init__(self, table: WorkerTable, inner: Policy, file: SplitFile, failures: Counter) -> None:
-        """`failures`: of tasks, by name."""
+    def __init__(self, table: WorkerTable, inner: Policy, file: CanaryFile, failures: Counter) -> None:
+        """`failures`: counter of task failures, by name."""
         self._table, self._inner, self._file, self._failures = table, inner, file, failures
         self._report = SplitReport()
         self._sent = self._sent_to_canary = 0
         self._following: asyncio.Task[None] | None = None
-        self._take()
+        self._apply_file()
 
     def start(self) -> None:
         self._inner.start()
-        self._following = keep("split file", self._follow, self._failures)
+        self._following = supervise("split file", self._follow, self._failures)
 
     async def close(self) -> None:
         if self._following is not None:
@@ -53,66 +53,68 @@ class SplitPolicy:
         await self._inner.close()
 
     def report(self) -> SplitReport:
-        """How both sides fare, since this canary was learned of."""
+        """Return the counters of both sides since this canary appeared."""
         return self._report
 
     def canary_for(self, conversation: int) -> str:
-        """The revision whose canary this conversation belongs to; empty: none's."""
+        """Return the revision whose canary this conversation belongs to; empty: none."""
         split = self._file.split
-        return split.revision if split.revision and leans_to_canary(conversation, split) else ""
+        return split.revision if split.revision and belongs_to_canary(conversation, split) else ""
 
-    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
         split, workers = self._file.split, list(self._table)
         if not split.revision and not any(worker.canary for worker in workers):
             return await self._inner.choose(wanted, tried)
         canary = {worker for worker in workers if worker.canary and worker.canary == split.revision}
-        stable = {worker for worker in workers if not worker.canary and worker.reason != UNSEEN}  # an unseen one may be anything
-        for side in self._order(split, canary, stable, wanted, tried):
-            if choice := await self._within(side, wanted, tried):
+        stable = {
+            worker for worker in workers if not worker.canary and worker.reason != NOT_CHECKED
+        }  # a worker without a health check may be a canary
+        for side in self._ordered_sides(split, canary, stable, wanted, tried):
+            if choice := await self._choose_within(side, wanted, tried):
                 return choice
-        return await self._inner.choose(wanted, tried)  # never a 503 for the split's sake
+        return await self._inner.choose(wanted, tried)  # the canary's weight must never cause a 503
 
     def release(self, choice: Choice) -> None:
         self._inner.release(choice)
 
-    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
-        self._inner.answered(wanted, choice, cached)
+    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
+        self._inner.record_answer(wanted, choice, cached)
 
-    # How the sides fare
+    # Counters of both sides
 
-    def began(self, worker: Worker, status: int, sent: float) -> None:
-        """An answer's head has come for what was sent at `sent` (monotonic seconds)."""
+    def record_head(self, worker: Worker, status: int, sent: float) -> None:
+        """Record the head of an answer whose request was sent at `sent` (monotonic seconds)."""
         if (side := self._side_of(worker)) is not None:
             side.requests += 1
             side.errors += status >= 500
             if 200 <= status < 300:
                 side.ttft.add(monotonic() - sent)
 
-    def failed(self, worker: Worker) -> None:
-        """An attempt had no answer."""
+    def record_failure(self, worker: Worker) -> None:
+        """Record an attempt without an answer."""
         if (side := self._side_of(worker)) is not None:
             side.requests += 1
             side.errors += 1
 
-    def broke(self, worker: Worker) -> None:
-        """An answer that had begun has broken off."""
+    def record_truncated(self, worker: Worker) -> None:
+        """Record a truncated answer."""
         if (side := self._side_of(worker)) is not None:
             side.errors += 1
 
-    def may_go_elsewhere(self, worker: Worker, wanted: Wanted, tried: Tried) -> bool:
-        """Whether a 5xx of this worker is kept from the client: a canary's is, while the stable side can be asked."""
+    def can_retry_on_stable(self, worker: Worker, wanted: RoutingRequest, tried: Tried) -> bool:
+        """Return whether a 5xx of this worker is retried: a canary's is, while the stable side has a usable worker."""
         return bool(worker.canary) and _some_usable({one for one in self._table if not one.canary}, wanted, tried)
 
     # The file
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self._file.look()
-            self._take()
+            await asyncio.sleep(RELOAD_SECONDS)
+            self._file.reload()
+            self._apply_file()
 
-    def _take(self) -> None:
-        """Another canary is counted from nothing; another weight of the same one goes on, with shares kept from now on."""
+    def _apply_file(self) -> None:
+        """Reset the counters for a new canary. A new weight of the same canary resets only the shares."""
         split = self._file.split
         if (split.revision, split.trial) != (self._report.revision, self._report.trial):
             self._report = SplitReport(split.revision, trial=split.trial)
@@ -127,15 +129,17 @@ class SplitPolicy:
 
     # Choosing
 
-    def _order(self, split: Split, canary: set[Worker], stable: set[Worker], wanted: Wanted, tried: Tried) -> Iterator[set[Worker]]:
-        """The sides that have somebody to ask, the one to ask first in front."""
+    def _ordered_sides(
+        self, split: Split, canary: set[Worker], stable: set[Worker], wanted: RoutingRequest, tried: Tried
+    ) -> Iterator[set[Worker]]:
+        """Yield the sides with usable workers, the preferred one first."""
         usable = [side for side in (canary, stable) if _some_usable(side, wanted, tried)]
         if len(usable) < 2:
             yield from usable
             return
-        # What has failed goes to the side that is known to be good, even if the worker that failed it is gone or in another life by now.
-        to_canary = not wanted.again and self._is_for_canary(wanted.conversation or random.getrandbits(64), split)
-        if not wanted.again:
+        # A retry goes to the stable side, even if the worker that failed is gone or has restarted.
+        to_canary = not wanted.is_retry and self._is_for_canary(wanted.conversation or random.getrandbits(64), split)
+        if not wanted.is_retry:
             self._sent += 1
             self._sent_to_canary += to_canary
         yield from (canary, stable) if to_canary else (stable, canary)
@@ -143,20 +147,20 @@ class SplitPolicy:
     def _is_for_canary(self, conversation: int, split: Split) -> bool:
         share = split.weight / 100
         ahead = self._sent_to_canary - share * self._sent
-        leeway = LEEWAY + 4 * math.sqrt(self._sent * share * (1 - share))
+        leeway = TOLERANCE + 4 * math.sqrt(self._sent * share * (1 - share))
         if abs(ahead) > leeway and 0 < share < 1:
             return ahead < 0
-        return leans_to_canary(conversation, split)
+        return belongs_to_canary(conversation, split)
 
-    async def _within(self, side: Collection[Worker], wanted: Wanted, tried: Tried) -> Choice | None:
-        barred = {(worker.address, worker.life) for worker in self._table if worker not in side} | set(tried)
+    async def _choose_within(self, side: Collection[Worker], wanted: RoutingRequest, tried: Tried) -> Choice | None:
+        barred = {(worker.address, worker.generation) for worker in self._table if worker not in side} | set(tried)
         while (choice := await self._inner.choose(wanted, barred)) is not None:
             if choice.worker in side:
                 return choice
-            self._inner.release(choice)  # discovery named that one meanwhile, so it was not barred above
-            barred.add((choice.worker.address, choice.worker.life))
+            self._inner.release(choice)  # discovery added this worker meanwhile, so it was not excluded above
+            barred.add((choice.worker.address, choice.worker.generation))
         return None
 
 
-def _some_usable(side: Collection[Worker], wanted: Wanted, tried: Tried) -> bool:
-    return any(worker.usable and worker.serves(wanted.model) and (worker.address, worker.life) not in tried for worker in side)
+def _some_usable(side: Collection[Worker], wanted: RoutingRequest, tried: Tried) -> bool:
+    return any(worker.usable and worker.serves(wanted.model) and (worker.address, worker.generation) not in tried for worker in side)

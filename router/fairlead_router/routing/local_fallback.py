@@ -1,4 +1,4 @@
-"""Choosing without the index: by what each worker last said of itself, and by our own requests there that have no answer yet."""
+"""Routing without the index: by each worker's last reported load and this router's own requests without an answer."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -6,30 +6,30 @@ from time import monotonic
 
 from fairlead_index.score import HOLDERS, ScoredWorker, Start, best_starts
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.routing.policies import Tried, Wanted
+from fairlead_router.routing.policies import RoutingRequest, Tried
 
 BLOCK_TOKENS = 64
-"""Of a worker that no index names: the least that a prompt is reckoned to cost it."""
+"""Block size assumed for a worker that is not in the index: the least cost of a prompt, tokens."""
 
 
 HomeOf = Callable[[int], Worker | None]
-"""The worker that every router would name for a block's hash; None where none may be used."""
+"""Return the worker that every router would choose for a block's hash; None if no eligible worker exists."""
 
 
-def soonest_of(wanted: Wanted, table: WorkerTable, tried: Tried = ()) -> Worker | None:
-    """As `soonest_alone`, of the workers that may be chosen; None while there is none. Costs the same in a large fleet."""
+def choose_from_table(wanted: RoutingRequest, table: WorkerTable, tried: Tried = ()) -> Worker | None:
+    """Return `choose_soonest` of the table's eligible workers; None while there is none. The cost does not grow with a large fleet."""
     workers = table.soonest(HOLDERS, tried, wanted.model)  # and up to as many homes
-    may = table.may(tried, wanted.model)
-    return soonest_alone(wanted, workers, lambda place: table.home(place, may)) if workers else None
+    may = table.eligible_addresses(tried, wanted.model)
+    return choose_soonest(wanted, workers, lambda place: table.home(place, may)) if workers else None
 
 
-def soonest_alone(wanted: Wanted, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
-    """The worker whose expected wait is shortest, less what the prompt's beginning would save where it is at home.
+def choose_soonest(wanted: RoutingRequest, workers: Sequence[Worker], home_of: HomeOf, now: float | None = None) -> Worker:
+    """Return the worker with the shortest expected wait, less the prefill that the prompt's prefix would save at its home worker.
 
-    Each depth that is a power of two has a home: the worker that its block names. So a conversation stays until it is twice as long, and a
-    beginning that all prompts share draws them together by no more than it is worth.
+    Each power-of-two depth has a home: the worker that its block hashes to. A conversation thus stays at its home until it is twice as
+    long, and a prefix that all prompts share attracts them by no more than the prefill it saves.
     """
-    starts = {worker.address: _start(worker, wanted.prompt_tokens, now) for worker in workers}
+    starts = {worker.address: _expected_start(worker, wanted.prompt_tokens, now) for worker in workers}
     best = min(workers, key=lambda worker: (starts[worker.address], random.random()))
     soonest, blocks = starts[best.address], len(wanted.hashes)
     for level in range(blocks.bit_length()):
@@ -37,27 +37,27 @@ def soonest_alone(wanted: Wanted, workers: Sequence[Worker], home_of: HomeOf, no
         home = home_of(wanted.hashes[depth - 1])
         if home is None:
             break
-        full, seconds = starts.get(home.address) or _start(home, wanted.prompt_tokens, now)
+        full, seconds = starts.get(home.address) or _expected_start(home, wanted.prompt_tokens, now)
         start = (full, seconds - wanted.prompt_tokens * depth / (blocks * home.rate))
         if start < soonest:
             best, soonest = home, start
     return best
 
 
-def soonest_start(wanted: Wanted, workers: Iterable[Worker]) -> Start:
-    """When the best of them (there is one) would give the first token, with none of the prompt in its cache: by the index's own score."""
-    return best_starts([scored_alone(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
+def earliest_start(wanted: RoutingRequest, workers: Iterable[Worker]) -> Start:
+    """Return the earliest start among the workers (at least one), with no cached tokens, by the index's own score."""
+    return best_starts([score_locally(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
 
 
-def _start(worker: Worker, prompt_tokens: int, now: float | None) -> tuple[bool, float]:
-    """Whether it has no room for the prompt, and seconds until it would begin it."""
-    known = scored_alone(worker, 1, now)
+def _expected_start(worker: Worker, prompt_tokens: int, now: float | None) -> tuple[bool, float]:
+    """Return whether the worker's KV cache is full for the prompt, and the seconds until it would begin the prompt."""
+    known = score_locally(worker, 1, now)
     full = bool(known.pages_total) and known.pages_free * known.page_size < prompt_tokens
     return full, (known.backlog + known.owed) / worker.rate + known.step
 
 
-def scored_alone(worker: Worker, block_tokens: int, now: float | None = None) -> ScoredWorker:
-    """What is waiting there is what it said, less what it has done since, or what we know to have sent it: whichever is more."""
+def score_locally(worker: Worker, block_tokens: int, now: float | None = None) -> ScoredWorker:
+    """Return the worker's score input. Its backlog is the larger of the reported one less progress, and pending tokens."""
     load = worker.load
     backlog = max(0.0, load.backlog_tokens - load.prefill_rate * ((monotonic() if now is None else now) - worker.load_at))
     return ScoredWorker(

@@ -1,4 +1,4 @@
-"""Choosing by this router's own copy of the index: a match and a score in its memory, and the reservation told to the others at once."""
+"""Routing by this router's mirror of the index: match and score in memory, then publish the reservation to the other routers."""
 
 import asyncio
 import logging
@@ -15,26 +15,26 @@ from fairlead_index.reader import IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
 from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, best_starts
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.routing.local_fallback import BLOCK_TOKENS, scored_alone
-from fairlead_router.routing.policies import Choice, Tried, Wanted
-from fairlead_router.supervision import keep
+from fairlead_router.routing.local_fallback import BLOCK_TOKENS, score_locally
+from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
+from fairlead_router.supervision import supervise
 
 logger = logging.getLogger(__name__)
 
 AUTO_BLOCKS = 2_000_000
-"""What `auto` mirrors at most: blocks that the workers could hold, at about 90 bytes each where no two hold the same."""
-GUARD_SECONDS = 1.0
-UNNAMED = 4
-"""Of a large fleet's soonest workers, those looked at in case the index does not name them."""
+"""Largest fleet that `auto` mirrors, in blocks of KV capacity. A block takes about 90 bytes if no two workers hold the same one."""
+SIZE_CHECK_SECONDS = 1.0
+MAX_UNINDEXED = 4
+"""Workers of a large fleet, the soonest by this router's own view, that are considered in case the index lacks them."""
 
 
-class Mirrored:
-    """`choose` gives None until there is a picture, and where none is kept. While Redis is away the last one serves."""
+class MirrorRouting:
+    """Routing by a mirror. `choose` returns None without a snapshot. While Redis is unavailable, the last snapshot serves."""
 
     def __init__(
         self, table: WorkerTable, redis: RedisAccess, namespace: str, most_blocks: int | None, failures: Counter, trusts: Trust
     ) -> None:
-        """`most_blocks`: a larger fleet is not mirrored; None: any. `failures`: of tasks, by name."""
+        """`most_blocks`: a larger fleet is not mirrored; None: no limit. `failures`: counter of task failures, by name."""
         self._table, self._redis, self._namespace, self._most = table, redis, namespace, most_blocks
         self._failures, self._trusts = failures, trusts
         self.fleet = FleetReader(redis, namespace, trusts=trusts)
@@ -42,29 +42,29 @@ class Mirrored:
         self._guarding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._table.on_incarnation = self._trust_changed
+        self._table.on_incarnation = self._recheck_trust
         self.fleet.start()
         if (most := self._most) is None:
-            self._begin()
+            self._start_mirror()
         else:
-            self._guarding = keep("mirror guard", lambda: self._guard(most), self._failures)
+            self._guarding = supervise("mirror guard", lambda: self._check_size(most), self._failures)
 
     @property
-    def ready(self) -> bool:
-        """Whether there is a picture to choose by."""
+    def is_ready(self) -> bool:
+        """Whether the mirror has a snapshot."""
         return self._mirror is not None and self._mirror.stats.snapshots > 0
 
     @property
-    def preferred(self) -> bool:
-        """Whether Redis has nothing better to say: the picture is of now, or nobody answers there."""
-        return self.ready and (self.current or not self.fleet.fresh)
+    def is_preferred(self) -> bool:
+        """Whether the mirror is at least as good as Redis: it is current, or Redis does not answer."""
+        return self.is_ready and (self.is_current or not self.fleet.fresh)
 
     @property
-    def current(self) -> bool:
-        """Whether the picture is of now."""
+    def is_current(self) -> bool:
+        """Whether the mirror follows the index's log without a gap."""
         return self.fleet.fresh and self._mirror is not None and self._mirror.stats.following
 
-    def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+    def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
         mirror, fresh, table = self._mirror, self.fleet.fresh, self._table
         if mirror is None:
             return None
@@ -73,13 +73,13 @@ class Mirrored:
             if len(allowed) <= SMALL_FLEET:
                 held = mirror.match(wanted.hashes)
                 cold = wanted.hashes and not any(worker.address in held for worker in allowed)
-                homes = table.homes(wanted.hashes[0], 2, table.may(tried, wanted.model)) if cold else []
+                homes = table.homes(wanted.hashes[0], 2, table.eligible_addresses(tried, wanted.model)) if cold else []
                 workers: Iterable[Worker] = allowed
             else:
-                held, homes, workers = self._considered(mirror, wanted, tried, fresh)
+                held, homes, workers = self._candidates(mirror, wanted, tried, fresh)
         except IndexUnavailable:
             return None
-        scored = [self._scored(worker, held.get(worker.address, 0), fresh) for worker in workers]
+        scored = [self._score(worker, held.get(worker.address, 0), fresh) for worker in workers]
         if not scored:
             return None
         best = best_starts(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
@@ -87,18 +87,18 @@ class Mirrored:
         assert worker is not None  # nothing was awaited since it was listed
         return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
 
-    def _considered(
-        self, mirror: MirrorReader, wanted: Wanted, tried: Tried, fresh: bool
+    def _candidates(
+        self, mirror: MirrorReader, wanted: RoutingRequest, tried: Tried, fresh: bool
     ) -> tuple[dict[str, int], list[str], Iterable[Worker]]:
-        """Of a large fleet what each of some workers holds, the prompt's homes, and those workers: as route.lua chooses whom it scores.
+        """Return the candidates of a large fleet as route.lua selects them: cached tokens by address, the prompt's homes, the workers.
 
-        The homes of a prompt that nobody holds, the deepest holders, then the soonest, CONSIDERED in all; and workers that the index does
-        not name, as far as they are among the soonest by this router's own picture.
+        Candidates are the homes of a prompt that no worker holds, the deepest holders, then the soonest workers, CONSIDERED in all. Workers
+        missing from the index are included if they are among the soonest by this router's own view.
         """
         table, model = self._table, wanted.model
 
-        may = table.may(tried, model)
-        own = [worker.address for worker in table.soonest(UNNAMED if fresh else CONSIDERED, tried, model)]
+        may = table.eligible_addresses(tried, model)
+        own = [worker.address for worker in table.soonest(MAX_UNINDEXED if fresh else CONSIDERED, tried, model)]
         soonest = [address for address in own if not fresh or address not in self.fleet.workers]
         soonest += islice((address for address in self.fleet.soonest if address in may), CONSIDERED - len(soonest)) if fresh else ()
         held = mirror.deepest(wanted.hashes, CONSIDERED, may, soonest)
@@ -109,12 +109,12 @@ class Mirrored:
                 found[address] = worker
         return held, homes, found.values()
 
-    def held_alone(self) -> dict[str, float]:
-        """Of what each worker (by address) holds, the share that no other does; empty before there is a picture."""
+    def unique_shares(self) -> dict[str, float]:
+        """Return the share of each worker's blocks that no other worker holds, by address; empty before the first snapshot."""
         return self._mirror.held_alone() if self._mirror is not None else {}
 
-    def held(self, wanted: Wanted, address: str) -> int | None:
-        """Tokens of the prompt that the index sees there now; None where no picture is kept."""
+    def held(self, wanted: RoutingRequest, address: str) -> int | None:
+        """Return the prompt's tokens that the worker holds by the mirror; None without a mirror."""
         if self._mirror is None:
             return None
         try:
@@ -129,36 +129,41 @@ class Mirrored:
         if self._mirror is not None:
             await self._mirror.close()
 
-    def _scored(self, worker: Worker, held: int, fresh: bool) -> ScoredWorker:
-        """By the index's load and everybody's reservations; while Redis is away, by what the worker says of itself, and ours."""
+    def _score(self, worker: Worker, held: int, fresh: bool) -> ScoredWorker:
+        """Return the score input: the index's load and all routers' reservations.
+
+        While Redis is unavailable, use the worker's own load report and this router's reservations.
+        """
         scored = self.fleet.workers.get(worker.address)
         if scored is not None and fresh:
             self.fleet.refresh(scored)
             backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
-            scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # ours, of which no load may say that they are done
+            scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # no load report covers this router's pending tokens yet
         else:
             known = self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0
             block_tokens = known or BLOCK_TOKENS
-            scored = scored_alone(worker, block_tokens)
+            scored = score_locally(worker, block_tokens)
         scored.depth = held // scored.block_tokens
         return scored
 
-    def _trust_changed(self) -> None:
+    def _recheck_trust(self) -> None:
         self.fleet.look_soon()
         if self._mirror is not None:
             self._mirror.pulse_soon()
 
-    async def _guard(self, most: int) -> None:
-        """Mirror while the fleet is small enough, and stop when it has clearly outgrown that."""
+    async def _check_size(self, most: int) -> None:
+        """Mirror while the fleet is small enough, and stop when it exceeds the limit by a quarter."""
         while True:
             if self._mirror is None and self.fleet.fresh and self.fleet.capacity <= most:
-                self._begin()
+                self._start_mirror()
             elif self._mirror is not None and self.fleet.capacity > 1.25 * most:
-                logger.info("the fleet could hold %d blocks, more than are mirrored: Redis is asked instead", self.fleet.capacity)
+                logger.info(
+                    "the fleet has a capacity of %d blocks, too many for a mirror: routing through Redis instead", self.fleet.capacity
+                )
                 mirror, self._mirror = self._mirror, None
                 await mirror.close()
-            await asyncio.sleep(GUARD_SECONDS if self.fleet.fresh else 0.1)
+            await asyncio.sleep(SIZE_CHECK_SECONDS if self.fleet.fresh else 0.1)
 
-    def _begin(self) -> None:
+    def _start_mirror(self) -> None:
         self._mirror = MirrorReader(self._redis, self._namespace, trusts=self._trusts)
         self._mirror.start()

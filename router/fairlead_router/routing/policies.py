@@ -1,4 +1,4 @@
-"""How a worker is chosen by the router's own picture: four policies. PrefixAware is in steering.py."""
+"""Routing policies by the router's own view of the workers. `PrefixAware` is in prefix_aware.py."""
 
 import random
 from array import array
@@ -12,59 +12,59 @@ from fairlead_index.score import CONSIDERED
 from fairlead_router.fleet.workers import Worker, WorkerTable
 
 Tried = Collection[tuple[str, int]]
-"""(address, life) of the workers that this request has been sent to."""
+"""(address, generation) of the workers that this request was sent to."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What a choice may depend on."""
+class RoutingRequest(msgspec.Struct, frozen=True):
+    """Properties of a request that a policy may depend on."""
 
     prompt_tokens: int = 0
     hashes: Sequence[int] = msgspec.field(default_factory=lambda: array("Q"))
     """Block hashes of the prompt; empty where it is shorter than a block or was not tokenized."""
     session: str = ""
     model: str = ""
-    """The name that a worker must answer to, where not all of them do: an adapter's, or a model's while a rollout renames it."""
+    """Model name that the worker must serve, if not all workers do: an adapter, or a model while a rollout renames it."""
     format_tag: str = ""
-    """The prompt format that `hashes` are of."""
+    """Prompt format that `hashes` were computed with."""
     conversation: int = 0
-    """The same for all requests of a conversation; 0: unknown."""
+    """Number that all requests of a conversation share; 0: unknown."""
     adapter: str = ""
-    """Digest of the LoRA adapter that `hashes` are of; empty: none."""
-    again: bool = False
+    """Digest of the LoRA adapter that `hashes` belong to; empty: none."""
+    is_retry: bool = False
     """An earlier attempt of this request has failed."""
 
 
 class Choice(msgspec.Struct, frozen=True):
     worker: Worker
     predicted: int | None = None
-    """Cached tokens that the index expects there; None where it was not asked."""
+    """Cached tokens that the index predicts; None if the index was not used."""
     reservation: bytes | None = None
-    """What `release` gives back; empty or None: nothing was reserved."""
+    """Reservation that `release` ends; empty or None: nothing was reserved."""
 
 
 class Policy(Protocol):
     def start(self) -> None:
-        """Begin what goes on beside the requests, on the running loop."""
+        """Start background tasks on the running loop."""
 
-    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
-        """A worker for the request, None while there is none. Never fails."""
+    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
+        """Return a worker for the request; None while there is none. Never raises."""
 
     def release(self, choice: Choice) -> None:
-        """The answer has begun or the attempt has failed: a reservation, if any, ends."""
+        """End the choice's reservation, if any: the answer has begun or the attempt has failed."""
 
-    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
-        """The worker found `cached` tokens of the prompt in its cache."""
+    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
+        """Record that the worker found `cached` tokens of the prompt in its cache."""
 
     async def close(self) -> None: ...
 
 
 def least_loaded(workers: Sequence[Worker]) -> Worker:
-    """The shortest expected wait; chance among equals, so that routers that see the same picture do not all choose the same one."""
+    """Return the worker with the shortest expected wait. Ties are random, so that routers with the same view do not herd."""
     return min(workers, key=lambda worker: (worker.expected_wait(), random.random()))
 
 
-class LocalPolicy:
-    """What the four share: they hold nothing between requests but the table."""
+class IndexFreePolicy:
+    """Base of the policies without an index; their only state is the worker table."""
 
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
@@ -72,46 +72,46 @@ class LocalPolicy:
     def start(self) -> None:
         pass
 
-    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
+    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
         workers = self._table.usable(tried, wanted.model)
         return Choice(self.pick(wanted, tried, workers)) if workers else None
 
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         return least_loaded(self._table.soonest(CONSIDERED, tried, wanted.model))
 
     def release(self, choice: Choice) -> None:
         pass
 
-    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
         pass
 
     async def close(self) -> None:
         pass
 
 
-class LeastLoad(LocalPolicy):
+class LeastLoad(IndexFreePolicy):
     """The worker with the shortest expected wait."""
 
 
-class Random(LocalPolicy):
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+class Random(IndexFreePolicy):
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         return random.choice(workers)
 
 
-class RoundRobin(LocalPolicy):
+class RoundRobin(IndexFreePolicy):
     def __init__(self, table: WorkerTable) -> None:
         super().__init__(table)
         self._turn = 0
 
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
         return workers[self._turn % len(workers)]
 
 
-class Session(LocalPolicy):
-    """One worker for each `X-Session-Id` or `user`, the same from every router; least load for requests without either."""
+class Session(IndexFreePolicy):
+    """The same worker for each `X-Session-Id` or `user`, from every router; least load for requests without either."""
 
-    def pick(self, wanted: Wanted, tried: Tried, workers: Sequence[Worker]) -> Worker:
+    def pick(self, wanted: RoutingRequest, tried: Tried, workers: Sequence[Worker]) -> Worker:
         place = xxhash.xxh3_64_intdigest(wanted.session.encode())
-        home = self._table.home(place, self._table.may(tried, wanted.model)) if wanted.session else None
+        home = self._table.home(place, self._table.eligible_addresses(tried, wanted.model)) if wanted.session else None
         return home or super().pick(wanted, tried, workers)

@@ -1,4 +1,7 @@
-"""Whether the index was right: cached tokens as predicted and as the worker found them, for each worker. Who stays wrong tells all anew."""
+"""Audit of the index's predictions: predicted against actual cached tokens, for each worker.
+
+A worker with a sustained error is made to resync with the index.
+"""
 
 import asyncio
 import logging
@@ -8,82 +11,82 @@ from time import monotonic
 from fairlead_index.reader import IndexUnavailable
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.metrics import Metrics
-from fairlead_router.routing.policies import Choice, Wanted
+from fairlead_router.routing.policies import Choice, RoutingRequest
 
 logger = logging.getLogger(__name__)
 
-SUSTAINED = 0.25
-"""Share of the prompt, on average over recent answers, that the index may be wrong by."""
-ANSWERS = 16
-"""The average's memory, and how many answers it takes to judge."""
-QUIET_SECONDS = 10.0
-"""Between two requests for one worker; how often the index grants them, it decides itself."""
+MAX_ERROR = 0.25
+"""Largest accepted error, as a share of the prompt, averaged over recent answers."""
+MIN_ANSWERS = 16
+"""Answers that the average remembers, and fewest answers before it is used."""
+RECALL_INTERVAL_SECONDS = 10.0
+"""Shortest interval between two resync requests for one worker. The index may grant them less often."""
 
-Held = Callable[[Wanted, Worker], Awaitable[int]]
-"""Cached tokens that the index sees there now. Raises IndexUnavailable."""
+Held = Callable[[RoutingRequest, Worker], Awaitable[int]]
+"""Return the cached tokens that the index shows for the worker now. Raises IndexUnavailable."""
 Recall = Callable[[str], Awaitable[bool]]
-"""Asks the index to have the worker at an address tell everything anew; False: not now. Raises IndexUnavailable."""
+"""Request a resync of the worker at an address; False: not granted. Raises IndexUnavailable."""
 
 
-class Audit:
-    """Compares each answer with its prediction."""
+class PredictionAudit:
+    """Comparison of each answer with its prediction."""
 
     def __init__(self, metrics: Metrics, held: Held, recall: Recall) -> None:
         self._metrics, self._held, self._recall = metrics, held, recall
-        self._quiet: dict[str, float] = {}
+        self._quiet_until: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
-        """`cached`: prompt tokens that the worker found in its cache."""
+    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
+        """Compare an answer with its prediction. `cached`: prompt tokens that the worker found in its cache."""
         if choice.predicted is None or not len(wanted.hashes):
             return
         if choice.worker.format_tag != wanted.format_tag and choice.worker.format_tag and wanted.format_tag:
-            return  # of another model or block size (a canary, a rollout): nothing was foretold of what it holds
+            return  # another model or block size (a canary, a rollout): the prediction does not apply
         told = choice.worker.adapters.get(wanted.model)
         if (told.digest if told is not None else "") != wanted.adapter:
             return  # nor of another adapter under the same name: one was replaced there, or not yet
         block = wanted.prompt_tokens // len(wanted.hashes) + 1  # pages are smaller than blocks: less than one of these is no error
         error = choice.predicted - cached
         if error <= -block:
-            self._spawn(self._missing(wanted, choice, cached, block))
+            self._spawn(self._check_missing(wanted, choice, cached, block))
         else:
-            self._note(choice.worker, error / wanted.prompt_tokens if error >= block else 0.0, 0.0)
+            self._record(choice.worker, error / wanted.prompt_tokens if error >= block else 0.0, 0.0)
 
-    async def _missing(self, wanted: Wanted, choice: Choice, cached: int, block: int) -> None:
-        """The worker held more than foretold. If the index knows it by now, it was news when the choice was made: no error of the index."""
+    async def _check_missing(self, wanted: RoutingRequest, choice: Choice, cached: int, block: int) -> None:
+        """Record that the worker held more than predicted, unless the index shows it by now: then the prediction was only early."""
         try:
             error = cached - await self._held(wanted, choice.worker)
         except IndexUnavailable:
             return
-        self._note(choice.worker, 0.0, error / wanted.prompt_tokens if error >= block else 0.0)
+        self._record(choice.worker, 0.0, error / wanted.prompt_tokens if error >= block else 0.0)
 
-    def _note(self, worker: Worker, over: float, under: float) -> None:
-        wrong = worker.prediction
-        wrong.note(worker.life, over, under)
-        if wrong.answers < ANSWERS or wrong.worst < SUSTAINED or monotonic() < self._quiet.get(worker.address, 0.0):
+    def _record(self, worker: Worker, over: float, under: float) -> None:
+        wrong = worker.prediction_error
+        wrong.record(worker.generation, over, under)
+        if wrong.answers < MIN_ANSWERS or wrong.worst < MAX_ERROR or monotonic() < self._quiet_until.get(worker.address, 0.0):
             return
-        self._quiet = {address: until for address, until in self._quiet.items() if until > monotonic()}
-        self._quiet[worker.address] = monotonic() + QUIET_SECONDS
-        self._spawn(self._ask(worker))
+        self._quiet_until = {address: until for address, until in self._quiet_until.items() if until > monotonic()}
+        self._quiet_until[worker.address] = monotonic() + RECALL_INTERVAL_SECONDS
+        self._spawn(self._request_recall(worker))
 
-    async def _ask(self, worker: Worker) -> None:
+    async def _request_recall(self, worker: Worker) -> None:
         try:
             granted = await self._recall(worker.address)
         except IndexUnavailable:
             return
         if not granted:
-            return  # another worker's turn, or this one's was a moment ago
-        wrong = worker.prediction
+            return  # the index limits how often workers resync
+        wrong = worker.prediction_error
         self._metrics.recalls.labels(worker.address).inc()
         logger.warning(
-            "the index was wrong about %s for %d answers (said too much by %.0f %%, too little by %.0f %% of a prompt): it tells all anew",
+            "predictions for worker %s were wrong over %d answers (too high by %.0f %%, too low by %.0f %% of a prompt): it resyncs",
             worker.address,
             wrong.answers,
             100 * wrong.over,
             100 * wrong.under,
         )
         wrong.recalls += 1
-        wrong.forget()
+        wrong.reset()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

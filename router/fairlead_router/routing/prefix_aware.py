@@ -1,4 +1,4 @@
-"""PrefixAware: the worker that the index expects to answer soonest. Without the index: by the router's own picture, and says so."""
+"""PrefixAware: the worker with the earliest expected first token by the prefix index, with a local fallback."""
 
 import asyncio
 import logging
@@ -12,24 +12,24 @@ from fairlead_router.config import IndexMode
 from fairlead_router.fleet.trust import Trust
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.routing.local_fallback import HomeOf, soonest_alone, soonest_of
-from fairlead_router.routing.mirror_routing import AUTO_BLOCKS, Mirrored
-from fairlead_router.routing.policies import Choice, Tried, Wanted
-from fairlead_router.routing.prediction_audit import Audit
-from fairlead_router.routing.unindexed_workers import Unnamed
-from fairlead_router.supervision import keep
+from fairlead_router.routing.local_fallback import HomeOf, choose_from_table, choose_soonest
+from fairlead_router.routing.mirror_routing import AUTO_BLOCKS, MirrorRouting
+from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
+from fairlead_router.routing.prediction_audit import PredictionAudit
+from fairlead_router.routing.unindexed_workers import UnindexedWorkers
+from fairlead_router.supervision import supervise
 
 logger = logging.getLogger(__name__)
 
-ASK_SECONDS = 1.0
-"""How often Redis is asked whether it answers, besides by requests: what a router without any says of the index must be true as well."""
+PROBE_SECONDS = 1.0
+"""Interval of a probe that Redis answers. It keeps the reported state of the index true in a router without requests."""
 WATCH_SECONDS = 0.25
-"""How often a copy's own look at Redis is looked at."""
+"""Interval of reading the mirror's own state of Redis."""
 
 
 @dataclass(frozen=True, slots=True)
-class IndexAt:
-    """Which index, and how it is read."""
+class IndexConfig:
+    """Location of the index, and how it is read."""
 
     redis: RedisAccess
     namespace: str
@@ -38,165 +38,169 @@ class IndexAt:
 
 
 class PrefixAware:
-    """`mirror`: by this router's copy of the index. `remote`, and until there is a copy: match, score and reserve in one round trip."""
+    """Policy by the prefix index.
 
-    def __init__(self, table: WorkerTable, index: IndexAt | None, metrics: Metrics, hurry: Callable[[], None] = lambda: None) -> None:
-        """`hurry`: has discovery asked again soon."""
+    With `mirror` it uses this router's copy of the index. With `remote`, and until there is a copy, one round trip to Redis matches,
+    scores and reserves.
+    """
+
+    def __init__(self, table: WorkerTable, index: IndexConfig | None, metrics: Metrics, hurry: Callable[[], None] = lambda: None) -> None:
+        """`hurry`: requests an early discovery query."""
         self._table, self._metrics = table, metrics
         self.trust = Trust(table, metrics.ignored_records, hurry)
         self._reader = index_reader(index.redis, index.namespace, index.groups, self.trust) if index is not None else None
-        self._mirrored: Mirrored | None = None
+        self._mirror: MirrorRouting | None = None
         if index is not None and index.mode == "mirror" and index.groups > 1:
-            logger.warning("--index-mode mirror follows one group, and --index-groups is %d: Redis is asked instead", index.groups)
+            logger.warning("--index-mode mirror supports one group, and --index-groups is %d: routing through Redis instead", index.groups)
         if index is not None and index.mode != "remote" and index.groups == 1:
             most = None if index.mode == "mirror" else AUTO_BLOCKS
-            self._mirrored = Mirrored(table, index.redis, index.namespace, most, metrics.task_failures, self.trust)
-        fleet = self._mirrored.fleet if self._mirrored is not None else None
-        self._unnamed = Unnamed(table, self._reader, fleet) if self._reader is not None else None
-        self._audit = Audit(metrics, self._held, self._reader.recall) if self._reader is not None else None
+            self._mirror = MirrorRouting(table, index.redis, index.namespace, most, metrics.task_failures, self.trust)
+        fleet = self._mirror.fleet if self._mirror is not None else None
+        self._unindexed = UnindexedWorkers(table, self._reader, fleet) if self._reader is not None else None
+        self._audit = PredictionAudit(metrics, self._held, self._reader.recall) if self._reader is not None else None
         self._away = False
         self.index_reason = ""
-        """Why it is unavailable, in words for people."""
+        """Why the index is unavailable, in plain text."""
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        if self._mirrored is not None:
-            self._mirrored.start()
+        if self._mirror is not None:
+            self._mirror.start()
         if (reader := self._reader) is not None:
-            self._watching = keep("index watch", lambda: self._watch(reader), self._metrics.task_failures)
+            self._watching = supervise("index watch", lambda: self._watch(reader), self._metrics.task_failures)
 
     @property
     def index(self) -> str:
-        """For people: `off`, `ok` or `unavailable`."""
+        """State of the index: `off`, `ok` or `unavailable`."""
         if self._reader is None:
             return "off"
         return "unavailable" if self._away else "ok"
 
     @property
-    def reading(self) -> str:
-        """How the index is read now: `mirror`, `remote`, or empty."""
+    def read_mode(self) -> str:
+        """How the index is read now: `mirror`, `remote`, or empty without an index."""
         if self._reader is None:
             return ""
-        return "mirror" if self._mirrored is not None and self._mirrored.ready else "remote"
+        return "mirror" if self._mirror is not None and self._mirror.is_ready else "remote"
 
-    async def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
-        mirrored = self._mirrored
-        if mirrored is not None and mirrored.preferred and (choice := mirrored.choose(wanted, tried)):
-            if not mirrored.current:
+    async def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
+        mirrored = self._mirror
+        if mirrored is not None and mirrored.is_preferred and (choice := mirrored.choose(wanted, tried)):
+            if not mirrored.is_current:
                 self._metrics.index_unavailable.inc()
             return choice
-        if self._reader is not None and (choice := await self._ask_index(self._reader, wanted, tried)):
+        if self._reader is not None and (choice := await self._choose_remotely(self._reader, wanted, tried)):
             return choice
         if mirrored is not None and (choice := mirrored.choose(wanted, tried)):
-            return choice  # an old picture is better than none
-        worker = soonest_of(wanted, self._table, tried)
+            return choice  # an outdated mirror is better than none
+        worker = choose_from_table(wanted, self._table, tried)
         return Choice(worker) if worker is not None else None
 
-    async def _ask_index(self, reader: IndexReader | GroupedReader, wanted: Wanted, tried: Tried) -> Choice | None:
+    async def _choose_remotely(self, reader: IndexReader | GroupedReader, wanted: RoutingRequest, tried: Tried) -> Choice | None:
         excluded = self._table.unusable_addresses(wanted.model)
         if tried:
             excluded |= {address for address, _ in tried}
         asking = asyncio.ensure_future(reader.route(wanted.hashes, wanted.prompt_tokens, exclude=excluded))
         try:
             route = await asyncio.shield(asking)
-        except asyncio.CancelledError:  # the client has gone; what Redis reserves for it all the same is given back
-            self._spawn(self._unwanted(reader, asking))
+        except asyncio.CancelledError:  # the client disconnected; Redis may still reserve for it, so that reservation is released
+            self._spawn(self._release_abandoned(reader, asking))
             raise
         except IndexUnavailable as error:
             self._metrics.index_unavailable.inc()
-            self._say(away=reader.away, why=str(error))
+            self._set_away(away=reader.away, why=str(error))
             return None
-        self._say(away=False)
+        self._set_away(away=False)
         if not route.candidates:
             return None
         best, chosen = route.candidates[0], None
         worker = self._table.get(best.address)
-        if worker is not None and worker.ready and worker.serves(wanted.model):  # else it went while the index was being asked
-            assert self._unnamed is not None  # there is a reader
-            others = self._unnamed.sooner(wanted, route, excluded)
+        if worker is not None and worker.ready and worker.serves(wanted.model):  # else it became unusable during the call
+            assert self._unindexed is not None  # there is a reader
+            others = self._unindexed.find_sooner(wanted, route, excluded)
             if not others:
                 return Choice(worker, best.cached_tokens, route.reservation)
-            chosen = Choice(soonest_alone(wanted, others, self._home_among(others)))
-        self._spawn(self._give_up(reader, route.reservation))
+            chosen = Choice(choose_soonest(wanted, others, self._home_function(others)))
+        self._spawn(self._release_reservation(reader, route.reservation))
         return chosen
 
-    def _home_among(self, others: Sequence[Worker]) -> HomeOf:
+    def _home_function(self, others: Sequence[Worker]) -> HomeOf:
         by_address = {worker.address: worker for worker in others}
 
         return lambda place: self._table.home(place, by_address)
 
     async def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Tokens of a prompt that each worker holds. Raises IndexUnavailable."""
+        """Return the prompt's tokens that each worker holds, by address. Raises IndexUnavailable."""
         if self._reader is None:
-            raise IndexUnavailable("this router was given no index (--redis-url)")
+            raise IndexUnavailable("this router has no index: set --redis-url")
         return await self._reader.match(hashes)
 
-    def held_alone(self) -> dict[str, float]:
-        """Of what each worker (by address) holds, the share that no other does; empty where no copy of the index is kept."""
-        return self._mirrored.held_alone() if self._mirrored is not None else {}
+    def unique_shares(self) -> dict[str, float]:
+        """Return the share of each worker's blocks that no other worker holds, by address; empty without a mirror."""
+        return self._mirror.unique_shares() if self._mirror is not None else {}
 
     def release(self, choice: Choice) -> None:
         if not choice.reservation or self._reader is None:
             return
-        if self._mirrored is not None and self._mirrored.fleet.release(choice.reservation):
+        if self._mirror is not None and self._mirror.fleet.release(choice.reservation):
             return
         if not self._away:
-            self._spawn(self._give_up(self._reader, choice.reservation))  # the client does not wait for Redis
+            self._spawn(self._release_reservation(self._reader, choice.reservation))  # the client does not wait for Redis
 
-    def answered(self, wanted: Wanted, choice: Choice, cached: int) -> None:
+    def record_answer(self, wanted: RoutingRequest, choice: Choice, cached: int) -> None:
         if self._audit is not None:
-            self._audit.answered(wanted, choice, cached)
+            self._audit.record_answer(wanted, choice, cached)
 
-    async def _held(self, wanted: Wanted, worker: Worker) -> int:
-        if self._mirrored is not None and (held := self._mirrored.held(wanted, worker.address)) is not None:
+    async def _held(self, wanted: RoutingRequest, worker: Worker) -> int:
+        if self._mirror is not None and (held := self._mirror.held(wanted, worker.address)) is not None:
             return held
         assert self._reader is not None
         return (await self._reader.match(wanted.hashes)).get(worker.address, 0)
 
-    async def _unwanted(self, reader: IndexReader | GroupedReader, asking: "asyncio.Future[Route]") -> None:
+    async def _release_abandoned(self, reader: IndexReader | GroupedReader, asking: "asyncio.Future[Route]") -> None:
         try:
             route = await asking
         except IndexUnavailable:
             return
         if route.candidates:
-            await self._give_up(reader, route.reservation)
+            await self._release_reservation(reader, route.reservation)
 
-    async def _give_up(self, reader: IndexReader | GroupedReader, reservation: bytes) -> None:
+    async def _release_reservation(self, reader: IndexReader | GroupedReader, reservation: bytes) -> None:
         try:
             await reader.release(reservation)
         except IndexUnavailable as error:
-            self._say(away=reader.away, why=str(error))  # the reservation decays by itself
+            self._set_away(away=reader.away, why=str(error))  # the reservation decays by itself
 
     async def _watch(self, reader: IndexReader | GroupedReader) -> None:
-        """Somebody has to notice that Redis is away, or back, where no request asks it: because a copy answers them, or there are none."""
+        """Track whether Redis answers, also when no request queries it: a mirror serves the requests, or there are none."""
         while True:
-            if self._mirrored is not None and self._mirrored.ready:
-                self._say(away=not self._mirrored.fleet.fresh, why="Redis does not answer")
+            if self._mirror is not None and self._mirror.is_ready:
+                self._set_away(away=not self._mirror.fleet.fresh, why="Redis does not answer")
                 await asyncio.sleep(WATCH_SECONDS)
                 continue
             try:
                 await reader.match(())
             except IndexUnavailable as error:
-                self._say(away=reader.away, why=str(error))
+                self._set_away(away=reader.away, why=str(error))
             else:
-                self._say(away=False)
-            await asyncio.sleep(ASK_SECONDS)
+                self._set_away(away=False)
+            await asyncio.sleep(PROBE_SECONDS)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _say(self, away: bool, why: str = "") -> None:
-        """One line and one gauge for each transition, not for each request."""
+    def _set_away(self, away: bool, why: str = "") -> None:
+        """Record whether the index is away. Only transitions are logged."""
         if away == self._away:
             return
         self._away = away
         self.index_reason = why if away else ""
         self._metrics.index_up.set(0 if away else 1)
         if away:
-            by = "the last picture of it and the workers' own loads" if self.reading == "mirror" else "local load and consistent hashing"
+            by = "its last snapshot and the workers' own loads" if self.read_mode == "mirror" else "local load and consistent hashing"
             logger.warning("the index is unavailable, routing by %s: %s", by, why)
         else:
             logger.info("the index answers again")
@@ -207,9 +211,9 @@ class PrefixAware:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._audit is not None:
             await self._audit.close()
-        if self._unnamed is not None:
-            await self._unnamed.close()
-        if self._mirrored is not None:
-            await self._mirrored.close()
+        if self._unindexed is not None:
+            await self._unindexed.close()
+        if self._mirror is not None:
+            await self._mirror.close()
         if self._reader is not None:
             await self._reader.close()

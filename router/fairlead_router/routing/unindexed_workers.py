@@ -1,6 +1,7 @@
-"""Usable workers that the index does not name: it was emptied and they join again, it is another release's, or they cannot reach it.
+"""Usable workers that are missing from the index.
 
-The few that it does name must not get everybody's requests meanwhile.
+The index was emptied and they have yet to join again, it belongs to another release, or they cannot reach it. Meanwhile the few workers in
+the index must not get all requests.
 """
 
 import asyncio
@@ -12,34 +13,39 @@ from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import MAX_CANDIDATES, IndexReader, IndexUnavailable, Route
 from fairlead_index.score import CONSIDERED
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.routing.local_fallback import soonest_start
-from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.local_fallback import earliest_start
+from fairlead_router.routing.policies import RoutingRequest
 
-LOOK_SECONDS = 1.0
-"""Between two questions who is named, where neither an answer's candidates nor a `FleetReader` tell."""
+REFRESH_SECONDS = 1.0
+"""Interval of listing the index's workers, where neither the candidates of an answer nor a `FleetReader` show them."""
 
 
-class Unnamed:
-    """An answer with fewer candidates than it could have names everybody whom the index knows. Of a larger fleet somebody has to keep
-    count: the fleet's reader where there is one, else a look of our own, once a second while requests come. Nobody waits for it."""
+class UnindexedWorkers:
+    """Set of workers that are missing from the index.
+
+    An answer with fewer than MAX_CANDIDATES candidates lists all workers of the index. For a larger fleet the list comes from the fleet's
+    reader if there is one, else from a query once a second while requests come. No request waits for it.
+    """
 
     def __init__(self, table: WorkerTable, reader: IndexReader | GroupedReader, fleet: FleetReader | None) -> None:
         self._table, self._reader, self._fleet = table, reader, fleet
         self._missing: frozenset[str] = frozenset()
-        self._counted = float("-inf")
+        self._counted_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None
 
-    def sooner(self, wanted: Wanted, route: Route, excluded: Collection[str]) -> list[Worker]:
-        """Workers that may be chosen, that the index did not compare, and the best of which starts the prompt sooner than the index's best,
-        with none of it in its cache. Empty where there are none. `excluded`: the addresses that the index was told to leave out."""
-        absent = self._absent(route)
-        if len(absent) > CONSIDERED:  # the soonest of them: a request does not go through a large fleet
+    def find_sooner(self, wanted: RoutingRequest, route: Route, excluded: Collection[str]) -> list[Worker]:
+        """Return eligible workers that the index did not score, if the best of them starts the prompt sooner than the index's best.
+
+        They are assumed to have no cached tokens of the prompt. `excluded`: addresses that the index had to leave out.
+        """
+        absent = self._unindexed(route)
+        if len(absent) > CONSIDERED:  # only the soonest: a request must not iterate over a large fleet
             absent = [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address in absent]
         known = (self._table.get(address) for address in absent if address not in excluded)
         others = [worker for worker in known if worker is not None and worker.usable and worker.serves(wanted.model)]
         if not others:
             return []
-        start, best = soonest_start(wanted, others), route.candidates[0]
+        start, best = earliest_start(wanted, others), route.candidates[0]
         return others if (not start.fits, start.seconds) < (not best.fits, best.expected_seconds) else []
 
     async def close(self) -> None:
@@ -47,27 +53,27 @@ class Unnamed:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
 
-    def _absent(self, route: Route) -> Collection[str]:
-        """Addresses that the table has and the index does not name; of a large fleet some."""
+    def _unindexed(self, route: Route) -> Collection[str]:
+        """Return addresses of the table that are missing from the index; of a large fleet, some of them."""
         if len(route.candidates) < MAX_CANDIDATES:
-            self._counted = float("-inf")  # should the next answer be full, this was no count for it
+            self._counted_at = float("-inf")  # the next answer may be full, and this one does not cover it
             named = {candidate.address for candidate in route.candidates}
             return [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address not in named]
         if self._fleet is not None and self._fleet.fresh:
-            if self._counted != self._fleet.looks:
-                self._count(self._fleet.workers, self._fleet.looks)
-        elif monotonic() - self._counted > LOOK_SECONDS and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look(), name="who the index names")
+            if self._counted_at != self._fleet.looks:
+                self._set_indexed(self._fleet.workers, self._fleet.looks)
+        elif monotonic() - self._counted_at > REFRESH_SECONDS and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._refresh(), name="list indexed workers")
         joined = [candidate.address for candidate in route.candidates if candidate.address in self._missing]  # since
         return self._missing.difference(joined) if joined else self._missing
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         try:
             named = {state.address for state in await self._reader.workers()}
         except IndexUnavailable:
-            return  # the last count stays, and requests notice for themselves
-        self._count(named, monotonic())
+            return  # the last list stays in use; requests notice the outage themselves
+        self._set_indexed(named, monotonic())
 
-    def _count(self, named: Collection[str], at: float) -> None:
-        self._counted = at
+    def _set_indexed(self, named: Collection[str], at: float) -> None:
+        self._counted_at = at
         self._missing = frozenset(worker.address for worker in self._table if worker.address not in named)

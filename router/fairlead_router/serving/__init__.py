@@ -1,1 +1,1 @@
-"""What happens to a request: admitted or held, sent, answered, sent again, charged."""
+"""Request lifecycle: admission, queueing, proxying, retries and charging."""

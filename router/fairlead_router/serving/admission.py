@@ -1,8 +1,8 @@
-"""When a request may go to a worker. While the workers take what comes this is a comparison of two numbers; after that requests wait
-here, where they can be put in order, and not in the workers' queues, where they cannot.
+"""Admission control: when a request may go to a worker.
 
-A worker is given as much as it can prefill in the next two seconds, or eight requests: enough that it never waits for us, since an answer
-that begins calls the next request at once. The same queue holds requests while there is no worker at all.
+Below saturation this compares two numbers. Above it, requests wait in the router's queue, which can order them, and not in the workers'
+queues, which cannot. A worker gets as much as it prefills in two seconds, or eight requests. This is enough that it never idles, because
+each answer that begins admits the next request. The same queue holds requests while there is no worker.
 """
 
 import asyncio
@@ -14,260 +14,268 @@ from time import monotonic
 
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, overloaded, unavailable
-from fairlead_router.fleet.scale_up_status import Coming
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.serving.fair_queue import FairQueue
-from fairlead_router.supervision import keep
+from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.quota import Account
 
 AHEAD_SECONDS = 2.0
 AHEAD_TOKENS = 16384
-"""For a worker that has not measured its rate: two of its largest steps."""
+"""Budget of a worker that has not measured its prefill rate: two of its largest steps."""
 AHEAD_REQUESTS = 8
 HOLD_SECONDS, HOLD_WHILE_STARTING = 30.0, 600.0
-"""Without `--hold-timeout`: how long a request waits for a worker, and how long while workers advance. Ten minutes are what OpenAI's
-clients wait; a load that stalls is no advance, since its pod is restarted by its probe and is a fault from then on."""
+"""Hold timeout without `--hold-timeout`: normally, and while workers are starting. OpenAI's clients wait ten minutes. A stalled model load
+does not count as starting, because its probe restarts the pod, which then is a fault."""
 SCARCE_PAGES = 0.05
-"""Part of a worker's KV pages below which requests that wait there wait for pages, not for prefill."""
+"""Share of free KV pages below which a worker's queued requests wait for pages, not for prefill."""
 RECHECK_SECONDS = 1.0
-"""How often the queue is looked at unasked: the index may know of a worker, or a breaker have closed, without anybody saying so here."""
+"""Polling interval of the queue: the index may learn of a worker, or a circuit breaker may close, without an event here."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request's place."""
+    """Place of one request in the queue."""
 
     account: Account
     priority: int
     tokens: int
     size: int
     cost: float = 0.0
-    """Tokens that it will probably use, prompt and output."""
+    """Expected prompt and output tokens."""
     keep_alive: Callable[[], None] | None = None
-    """Tells the client of a stream that it is held; None for other answers."""
-    told: float = field(default_factory=monotonic)
-    """When it last did, or should have begun to count: a turn that finds no worker does not put it off."""
+    """Sends a keep-alive comment to the client of a held stream; None for other answers."""
+    last_keep_alive: float = field(default_factory=monotonic)
+    """Time of the last keep-alive, at first of the arrival. A requeue does not delay the next one."""
     number: int = 0
-    since: float = field(default_factory=monotonic)
-    held: bool = False
-    """It had its turn, and there was no worker for it."""
-    asked: int = -1
-    """... at which look at the workers."""
+    queued_at: float = field(default_factory=monotonic)
+    waits_for_worker: bool = False
+    """The request was admitted once, and no worker could take it."""
+    retried_at: int = -1
+    """Version of the worker table at that time."""
     turn: "asyncio.Future[None] | None" = None
-    granted: bool = False
-    """May choose a worker, and has not been sent to it yet."""
-    served: bool = False
-    """Its tenant was charged for the turn."""
-    begun: bool = True
-    """Its answer has begun, or it was not granted: it is nothing that a worker has yet to begin."""
+    is_granted: bool = False
+    """The request may choose a worker and has not been sent yet."""
+    is_charged: bool = False
+    """The tenant's fair-queue counter includes this request."""
+    has_answer: bool = True
+    """No worker has yet to begin the answer: it has begun, or the request was not granted."""
 
 
-def room_of(worker: Worker) -> float:
-    """Prompt tokens that the worker should be given now."""
+def admissible_tokens(worker: Worker) -> float:
+    """Return the prompt tokens that the worker should get now."""
     load = worker.load
     few = float(worker.unanswered < AHEAD_REQUESTS)
     seats = worker.max_running > 0 and load.running >= worker.max_running
     if load.waiting and (seats or load.pages_free < SCARCE_PAGES * load.pages_total):
-        return few  # what it has waits for running requests to end: more prompts would only stand in its queue
+        return few  # its queue waits for running requests to end, so more prompts would only lengthen it
     return max(few, (AHEAD_SECONDS * load.prefill_rate or AHEAD_TOKENS) - worker.pending_tokens)
 
 
 class Admission:
-    """`enter`, then `sent` at each attempt, `begun` with the first byte, and `leave` in the end, whatever happened."""
+    """Admission queue. Call `enter`, then `record_sent` at each attempt, `record_answer` at the first byte, and `leave` in every case."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, coming: Coming) -> None:
-        self._config, self._table, self._metrics, self._coming = config, table, metrics, coming
+    def __init__(self, config: RouterConfig, table: WorkerTable, metrics: Metrics, scale_up: ScaleUpStatus) -> None:
+        self._config, self._table, self._metrics, self._scale_up = config, table, metrics, scale_up
         self._queue: FairQueue[Ticket] = FairQueue()
         self._numbers = itertools.count()
         self._granted = 0
-        """Prompt tokens of requests that choose a worker just now."""
-        self._unbegun = 0
-        self._looks = 0
-        """At the workers, by `_watch`: each may have found another than before."""
+        """Prompt tokens of granted requests that have not been sent."""
+        self._num_unanswered = 0
+        self._table_version = 0
+        """Counts the wake-ups of `_watch`. Each of them may have found other workers than before."""
         self._watching: asyncio.Task[None] | None = None
-        self._over = False
-        metrics.waiting(lambda: self._queue.total.count, lambda: self._queue.total.size, self._held)
+        self._is_closed = False
+        metrics.watch_queue(lambda: self._queue.total.count, lambda: self._queue.total.size, self._num_waiting_for_worker)
 
     async def enter(self, ticket: Ticket) -> None:
-        """Return when it is the request's turn. Raises ApiError: 429 where it would take too long or too many wait, 503 without workers."""
+        """Wait until the request is admitted. Raises ApiError: 429 when the wait or the queue is too long, 503 without workers."""
         ticket.number = next(self._numbers)
         if self._config.max_expected_ttft:
             self._shed(ticket)
-        if not self._awaited and (self._unbegun < AHEAD_REQUESTS or self._room(self._table.usable(), none=True)):
+        if not self._has_runnable and (self._num_unanswered < AHEAD_REQUESTS or self._has_capacity(self._table.usable(), none=True)):
             self._grant(ticket)
             return
         await self._wait(ticket)
 
-    async def again(self, ticket: Ticket) -> None:
-        """There was no worker for it: wait for the next turn, at its old place."""
-        self._take_back(ticket)
-        ticket.asked = self._looks
-        if not ticket.held:
-            ticket.held, ticket.since = True, monotonic()
+    async def requeue(self, ticket: Ticket) -> None:
+        """Queue the request again, at its old place, because no worker could take it."""
+        self._revoke(ticket)
+        ticket.retried_at = self._table_version
+        if not ticket.waits_for_worker:
+            ticket.waits_for_worker, ticket.queued_at = True, monotonic()
         await self._wait(ticket)
 
-    def sent(self, ticket: Ticket) -> None:
-        """It is on its way: from now on the worker's own figures count it."""
-        if ticket.granted:
-            ticket.granted = False
+    def record_sent(self, ticket: Ticket) -> None:
+        """Record that the request was sent. From now on the worker's own load includes it."""
+        if ticket.is_granted:
+            ticket.is_granted = False
             self._granted -= ticket.tokens
 
-    def begun(self, ticket: Ticket) -> None:
-        """Its answer has begun: another may go."""
-        self._take_back(ticket)
+    def record_answer(self, ticket: Ticket) -> None:
+        """Record that the answer has begun, and admit waiting requests."""
+        self._revoke(ticket)
         if self._queue:
-            self._call()
+            self._admit_waiting()
 
-    leave = begun
+    leave = record_answer
 
     def drain(self, seconds: float) -> None:
-        """Who still waits `seconds` from now is told to go elsewhere, while there is time to."""
-        asyncio.get_running_loop().call_later(seconds, self._end)
+        """Reject the requests that still wait in `seconds`, while clients can still retry at another router."""
+        asyncio.get_running_loop().call_later(seconds, self._reject_waiting)
 
-    def expected(self, ticket: Ticket, workers: Sequence[Worker]) -> float:
-        """Seconds to its first token."""
-        ahead = self._queue.ahead(ticket) / sum(worker.rate for worker in workers)
+    def expected_ttft(self, ticket: Ticket, workers: Sequence[Worker]) -> float:
+        """Return the expected time to first token, seconds."""
+        ahead = self._queue.tokens_ahead(ticket) / sum(worker.rate for worker in workers)
         return ahead + min(worker.expected_wait() + ticket.tokens / worker.rate for worker in workers)
 
     def queued(self) -> tuple[int, int]:
-        """Requests that wait here, and their prompt tokens."""
+        """Return the number of queued requests and their prompt tokens."""
         return self._queue.total.count, self._queue.total.tokens
 
     # Inside
 
-    def _held(self) -> int:
-        """Of those that wait, how many do so for a worker."""
-        return sum(ticket.held for ticket in self._queue) if self._table.any_usable() else len(self._queue)
+    def _num_waiting_for_worker(self) -> int:
+        """Return how many queued requests wait for a worker rather than for admission."""
+        return sum(ticket.waits_for_worker for ticket in self._queue) if self._table.any_usable() else len(self._queue)
 
     @property
-    def _awaited(self) -> bool:
-        """Somebody waits whom a newcomer must not overtake. Not those that the workers of now are no use to, as for an adapter that none of
-        them has: nobody need wait with them."""
-        return bool(self._queue) and (any(map(self._may_go, self._queue)) or not self._table.any_usable())
+    def _has_runnable(self) -> bool:
+        """Whether a queued request must go before a new one.
 
-    def _may_go(self, ticket: Ticket) -> bool:
-        """It has not asked since the last look at the workers: else it would find none again, however much room there is."""
-        return ticket.asked != self._looks
+        Requests that no current worker can serve, such as those for a missing adapter, do not block others.
+        """
+        return bool(self._queue) and (any(map(self._may_retry, self._queue)) or not self._table.any_usable())
+
+    def _may_retry(self, ticket: Ticket) -> bool:
+        """Whether the workers may have changed since the request last found none."""
+        return ticket.retried_at != self._table_version
 
     @property
-    def _patience(self) -> float:
-        """Seconds that a request waits for a worker."""
+    def _hold_timeout(self) -> float:
+        """Longest wait for a worker, seconds."""
         if self._config.hold_timeout is not None:
             return self._config.hold_timeout
-        return HOLD_WHILE_STARTING if self._coming.advancing else HOLD_SECONDS
+        return HOLD_WHILE_STARTING if self._scale_up.is_advancing else HOLD_SECONDS
 
     async def _wait(self, ticket: Ticket) -> None:
-        self._make_room(ticket)
+        self._check_queue_limits(ticket)
         turn = ticket.turn = asyncio.get_running_loop().create_future()
         self._queue.push(ticket)
         if self._watching is None or self._watching.done():
-            self._watching = keep("queue", self._watch, self._metrics.task_failures)
+            self._watching = supervise("queue", self._watch, self._metrics.task_failures)
         try:
             while not turn.done():
                 now, workers = monotonic(), self._table.usable()
-                limit = self._config.queue_timeout if workers and not ticket.held else self._patience
-                if (left := ticket.since + limit - now) <= 0:
-                    raise self._too_long(ticket, workers)
+                limit = self._config.queue_timeout if workers and not ticket.waits_for_worker else self._hold_timeout
+                if (left := ticket.queued_at + limit - now) <= 0:
+                    raise self._timeout_error(ticket, workers)
                 pause = min(left, RECHECK_SECONDS)
                 if ticket.keep_alive is not None:
-                    pause = min(pause, max(0.0, ticket.told + self._config.hold_keepalive - now))
+                    pause = min(pause, max(0.0, ticket.last_keep_alive + self._config.hold_keepalive - now))
                 await asyncio.wait((turn,), timeout=pause)
-                if ticket.keep_alive is not None and not turn.done() and monotonic() - ticket.told >= self._config.hold_keepalive:
-                    ticket.told = monotonic()
+                if (
+                    ticket.keep_alive is not None
+                    and not turn.done()
+                    and monotonic() - ticket.last_keep_alive >= self._config.hold_keepalive
+                ):
+                    ticket.last_keep_alive = monotonic()
                     ticket.keep_alive()
             turn.result()
         finally:
             self._queue.discard(ticket)
 
     async def _watch(self) -> None:
-        """While somebody waits: look again at every change of the workers, and now and then."""
+        """Admit waiting requests at each change of the workers, and every RECHECK_SECONDS, until the queue is empty."""
         while self._queue:
-            await self._table.changed(RECHECK_SECONDS)
-            self._looks += 1
-            self._call()
+            await self._table.wait_for_change(RECHECK_SECONDS)
+            self._table_version += 1
+            self._admit_waiting()
             if not self._table.any_usable() and (ticket := self._queue.pop()) is not None:
-                self._grant(ticket)  # one asks for all whether the index knows a worker that discovery does not
+                self._grant(ticket)  # one request checks, for all, whether the index knows a worker that discovery does not
 
-    def _call(self) -> None:
-        """Turns for as many as there is room for."""
-        while self._queue and self._room(self._table.usable()):
-            ticket = self._queue.pop(self._may_go)
+    def _admit_waiting(self) -> None:
+        """Admit as many waiting requests as the workers have capacity for."""
+        while self._queue and self._has_capacity(self._table.usable()):
+            ticket = self._queue.pop(self._may_retry)
             if ticket is None:
                 return
             self._grant(ticket)
 
-    def _room(self, workers: Sequence[Worker], none: bool = False) -> bool:
-        """Some worker should be given more; `none`: what to say where there is no worker."""
+    def _has_capacity(self, workers: Sequence[Worker], none: bool = False) -> bool:
+        """Whether some worker should get more requests. `none`: the answer where there is no worker."""
         left = float(self._granted)
         for worker in workers:
-            left -= room_of(worker)
+            left -= admissible_tokens(worker)
             if left < 0:
                 return True
         return none and not workers
 
     def _grant(self, ticket: Ticket) -> None:
-        ticket.granted, ticket.begun = True, False
+        ticket.is_granted, ticket.has_answer = True, False
         self._granted += ticket.tokens
-        self._unbegun += 1
-        if not ticket.served:
-            ticket.served = True
+        self._num_unanswered += 1
+        if not ticket.is_charged:
+            ticket.is_charged = True
             ticket.account.serve(ticket.cost)
         if ticket.turn is not None and not ticket.turn.done():
             ticket.turn.set_result(None)
 
-    def _take_back(self, ticket: Ticket) -> None:
-        self.sent(ticket)
-        if not ticket.begun:
-            ticket.begun = True
-            self._unbegun -= 1
+    def _revoke(self, ticket: Ticket) -> None:
+        self.record_sent(ticket)
+        if not ticket.has_answer:
+            ticket.has_answer = True
+            self._num_unanswered -= 1
 
     def _shed(self, ticket: Ticket) -> None:
         workers = self._table.usable()
         if not workers:
             return
-        over = self.expected(ticket, workers) - self._config.max_expected_ttft
+        over = self.expected_ttft(ticket, workers) - self._config.max_expected_ttft
         if over > 0:
-            raise self._refuse("expected_ttft", "The service is overloaded: the first token would take too long.", over)
+            raise self._overload_error("expected_ttft", "The service is overloaded: the first token would take too long.", over)
 
-    def _make_room(self, ticket: Ticket) -> None:
-        """Raises ApiError unless the queue has room for it, or another tenant's request has to make room."""
-        if self._over:
+    def _check_queue_limits(self, ticket: Ticket) -> None:
+        """Raise ApiError unless the queue has room for the request, or another tenant's request can be displaced."""
+        if self._is_closed:
             raise unavailable("This router is shutting down. Try again at once.", retry_after=1)
         total = self._queue.total
         while total.count >= self._config.max_queue_requests or total.size + ticket.size > self._config.max_queue_bytes:
-            victim = self._queue.to_displace(ticket)
-            error = self._full(ticket)
+            victim = self._queue.find_victim(ticket)
+            error = self._full_error(ticket)
             if victim is None:
                 raise error
             self._queue.discard(victim)
             if victim.turn is not None and not victim.turn.done():
                 victim.turn.set_exception(error)
 
-    def _full(self, ticket: Ticket) -> ApiError:
+    def _full_error(self, ticket: Ticket) -> ApiError:
         workers = self._table.usable()
         if workers:
-            return self._refuse("queue", "The service is overloaded: too many requests wait.", self.expected(ticket, workers))
+            return self._overload_error("queue", "The service is overloaded: its queue is full.", self.expected_ttft(ticket, workers))
         self._metrics.refused.labels("hold").inc()
         return unavailable(
-            f"No worker is ready, and too many requests wait for one{self._coming.words}.", retry_after=self._coming.retry_after
+            f"No worker is ready, and too many requests wait for one{self._scale_up.description}.", retry_after=self._scale_up.retry_after
         )
 
-    def _too_long(self, ticket: Ticket, workers: Sequence[Worker]) -> ApiError:
-        if workers and not ticket.held:
-            return self._refuse("queue_timeout", "The service is overloaded: the request waited too long.", self.expected(ticket, workers))
-        said, again = self._coming.words, self._coming.retry_after
+    def _timeout_error(self, ticket: Ticket, workers: Sequence[Worker]) -> ApiError:
+        if workers and not ticket.waits_for_worker:
+            return self._overload_error(
+                "queue_timeout", "The service is overloaded: the request waited too long.", self.expected_ttft(ticket, workers)
+            )
+        said, again = self._scale_up.description, self._scale_up.retry_after
         when = f"in {again} s" if said else "later"
-        waited = max(self._patience, round(monotonic() - ticket.since))  # what held them up may have shown itself only now
+        waited = max(self._hold_timeout, round(monotonic() - ticket.queued_at))  # the timeout may have become shorter meanwhile
         return unavailable(f"No worker became ready within {waited:g} s{said}. Try again {when}.", retry_after=again)
 
-    def _refuse(self, reason: str, message: str, seconds: float) -> ApiError:
+    def _overload_error(self, reason: str, message: str, seconds: float) -> ApiError:
         self._metrics.refused.labels(reason).inc()
         wait = min(600, max(1, math.ceil(seconds)))
         return overloaded(f"{message} Try again in {wait} s.", wait)
 
-    def _end(self) -> None:
-        self._over = True
+    def _reject_waiting(self) -> None:
+        self._is_closed = True
         for ticket in self._queue:
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_exception(unavailable("This router is shutting down. Try again at once.", retry_after=1))

@@ -1,6 +1,7 @@
-"""`GET /fairlead/demand`: how much is asked of the service, for an autoscaler. With `wait=SECONDS` the answer comes when something is
-asked, or after that time: so who brings a service back from zero learns of its first request at once, and an idle one costs a request a
-minute.
+"""`GET /fairlead/demand`: the service's load, for an autoscaler.
+
+With `wait=SECONDS` this is a long poll: the answer comes with the next request, or after that time. The operator therefore learns of the
+first request of a service scaled to zero immediately, and an idle service costs it one request a minute.
 """
 
 import asyncio
@@ -14,30 +15,30 @@ from urllib.parse import parse_qs
 import msgspec
 
 from fairlead_router.errors import ApiError
-from fairlead_router.fleet.scale_up_status import Coming
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.request.client_request import Call
 
 PATH = "/fairlead/demand"
 WINDOW_SECONDS = 15
-"""Over which what comes is averaged."""
+"""Averaging window of arrival rates."""
 LONGEST_WAIT = 300.0
 BURST_SECONDS = 0.2
-"""From the first request after a rest to the answer: a burst is seen whole, and the service gets its size at once."""
+"""Delay of the answer after the first request of an idle service, so that the operator sees a whole burst and scales in one step."""
 HALF_LIFE = 600.0
-"""Seconds in which what a worker's cache has saved counts half."""
+"""Seconds after which cache hits count half."""
 
-HeldAlone = Callable[[], Mapping[str, float]]
-"""Of what each worker (by address) holds, the share that no other holds; empty where there is no copy of the index."""
+UniqueShares = Callable[[], Mapping[str, float]]
+"""Return the share of each worker's cached blocks that no other worker holds, by address; empty without a copy of the index."""
 
 
 class Arrivals:
-    """Requests and their prompt tokens of the last WINDOW_SECONDS, in buckets of a second."""
+    """Requests and prompt tokens of the last WINDOW_SECONDS, in buckets of one second."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._began = clock, clock()
         self._buckets: deque[list[int]] = deque()
-        """Second, requests and their tokens."""
+        """Second, requests, prompt tokens."""
 
     def add(self, tokens: int) -> None:
         second = int(self._clock())
@@ -49,7 +50,7 @@ class Arrivals:
         last[2] += tokens
 
     def rates(self) -> tuple[float, float]:
-        """Requests and prompt tokens a second."""
+        """Return requests and prompt tokens per second."""
         self._trim()
         seconds = max(1.0, min(WINDOW_SECONDS, self._clock() - self._began))
         return sum(one[1] for one in self._buckets) / seconds, sum(one[2] for one in self._buckets) / seconds
@@ -60,88 +61,88 @@ class Arrivals:
             self._buckets.popleft()
 
 
-class Hits:
-    """Prompt tokens that each worker found in its cache, older ones for less."""
+class CacheHits:
+    """Cached prompt tokens of each worker, with exponential decay."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._of: dict[str, tuple[float, float]] = {}
+        self._tokens: dict[str, tuple[float, float]] = {}
         self.share = 0.0
-        """Of the prompts' tokens, moving average over about 32 answers."""
+        """Cached share of prompt tokens, a moving average over about 32 answers."""
 
     def add(self, worker: str, cached: int, prompt: int) -> None:
-        self._of[worker] = (self.of(worker) + cached, self._clock())
+        self._tokens[worker] = (self.tokens_of(worker) + cached, self._clock())
         self.share += (min(1.0, cached / prompt) - self.share) / 32
 
-    def of(self, worker: str) -> float:
-        tokens, at = self._of.get(worker, (0.0, 0.0))
+    def tokens_of(self, worker: str) -> float:
+        tokens, at = self._tokens.get(worker, (0.0, 0.0))
         return tokens * math.exp2((at - self._clock()) / HALF_LIFE)
 
-    def keep(self, workers: set[str]) -> None:
-        self._of = {address: known for address, known in self._of.items() if address in workers}
+    def retain(self, workers: set[str]) -> None:
+        self._tokens = {address: known for address, known in self._tokens.items() if address in workers}
 
 
 class Demand:
-    """`began` and `ended` around each request. `queued`: requests and prompt tokens that wait here."""
+    """Load of the service. Call `request_started` and `request_ended` around each request."""
 
     def __init__(
         self,
         table: WorkerTable,
-        coming: Coming,
+        scale_up: ScaleUpStatus,
         queued: Callable[[], tuple[int, int]],
-        alone: HeldAlone,
+        unique_shares: UniqueShares,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._table, self._coming, self._queued, self._alone, self._clock = table, coming, queued, alone, clock
-        self._arrivals, self._hits = Arrivals(clock), Hits(clock)
+        self._table, self._scale_up, self._queued, self._unique_shares, self._clock = table, scale_up, queued, unique_shares, clock
+        self._arrivals, self._hits = Arrivals(clock), CacheHits(clock)
         self._active = 0
         self._last = clock()
         self._rate = self._answer_seconds = 0.0
-        self._some = asyncio.Event()
+        self._has_requests = asyncio.Event()
         self._draining = False
 
-    def began(self, tokens: int = 0) -> None:
-        """A request has come, with a prompt of so many tokens."""
+    def request_started(self, tokens: int = 0) -> None:
+        """Record the arrival of a request with a prompt of `tokens`."""
         self._active += 1
         if tokens:
             self._arrivals.add(tokens)
-        self._some.set()
+        self._has_requests.set()
 
-    def ended(self, call: Call | None = None) -> None:
-        """It is over, whatever became of it."""
+    def request_ended(self, call: Call | None = None) -> None:
+        """Record the end of a request, whatever its outcome."""
         self._active -= 1
         self._last = self._clock()
-        if call is not None and call.first_byte is not None:
-            self._answer_seconds += (monotonic() - call.first_byte - self._answer_seconds) / (16 if self._answer_seconds else 1)
-        if call is not None and call.cached is not None and call.prompt_tokens:
-            self._hits.add(call.worker, call.cached, call.prompt_tokens)
+        if call is not None and call.first_byte_at is not None:
+            self._answer_seconds += (monotonic() - call.first_byte_at - self._answer_seconds) / (16 if self._answer_seconds else 1)
+        if call is not None and call.cached_tokens is not None and call.prompt_tokens:
+            self._hits.add(call.worker, call.cached_tokens, call.prompt_tokens)
         if not self._active:
-            self._some.clear()
+            self._has_requests.clear()
 
-    def came(self, tokens: int) -> None:
-        """A request that goes its way past us."""
-        self.began(tokens)
-        self.ended()
+    def count_external(self, tokens: int) -> None:
+        """Count a request that a gateway sends to a worker directly."""
+        self.request_started(tokens)
+        self.request_ended()
 
     def drain(self) -> None:
-        """Nobody is kept waiting for an answer from now on."""
+        """Answer long polls immediately from now on."""
         self._draining = True
-        self._some.set()
+        self._has_requests.set()
 
     async def answer(self, query: bytes) -> bytes:
-        """The page. `wait`: seconds; `wanted`, `starting`, `seconds`, `reason`, `advancing`: as `Coming.told`; `worth=1`: with what caches
-        are worth.
+        """Return the page as JSON. Raises ApiError 400 for a parameter that is not a number or out of range.
 
-        Raises ApiError 400.
+        `wait`: seconds. `wanted`, `starting`, `seconds`, `reason`, `advancing`: as in `ScaleUpStatus.update`. `worth=1`: include the share
+        of each worker's cache that no other worker holds.
         """
         asked = _numbers(query)
         if "wanted" in asked:
             starting, seconds, advancing = int(asked.get("starting", 0)), asked.get("seconds", 0.0), asked.get("advancing", 0.0) > 0
-            self._coming.told(int(asked["wanted"]), starting, seconds, _text(query, "reason"), advancing)
+            self._scale_up.update(int(asked["wanted"]), starting, seconds, _text(query, "reason"), advancing)
         if (wait := min(LONGEST_WAIT, asked.get("wait", 0.0))) > 0 and not self._busy:
             try:
                 async with asyncio.timeout(wait):
-                    await self._some.wait()
+                    await self._has_requests.wait()
                 if not self._draining:
                     await asyncio.sleep(BURST_SECONDS)
             except TimeoutError:
@@ -156,10 +157,10 @@ class Demand:
         workers = list(self._table)
         measured = [worker.load.prefill_rate for worker in workers if worker.usable and worker.load.prefill_rate > 0]
         self._rate = sum(measured) / len(measured) if measured else self._rate
-        self._hits.keep({worker.address for worker in workers})
+        self._hits.retain({worker.address for worker in workers})
         requests, tokens = self._arrivals.rates()
         waiting, waiting_tokens = self._queued()
-        alone = self._alone() if worth else {}
+        unique_shares = self._unique_shares() if worth else {}
         return {
             "idle_seconds": 0.0 if self._busy else round(self._clock() - self._last, 1),
             "active": self._active,
@@ -169,12 +170,12 @@ class Demand:
             "prompt_tokens_per_second": round(tokens, 1),
             "cached_share": round(self._hits.share, 4),
             "answer_seconds": round(self._answer_seconds, 3),
-            "prefill_rate": round(self._rate, 1),  # also when no worker is left: the next ones will be like the last
+            "prefill_rate": round(self._rate, 1),  # kept when no worker is left: the next workers will be like the last
             "draining": self._draining,
-            "workers": [self._worker(worker, alone) for worker in sorted(workers, key=lambda one: one.address)],
+            "workers": [self._worker(worker, unique_shares) for worker in sorted(workers, key=lambda one: one.address)],
         }
 
-    def _worker(self, worker: Worker, alone: Mapping[str, float]) -> dict[str, Any]:
+    def _worker(self, worker: Worker, unique_shares: Mapping[str, float]) -> dict[str, Any]:
         load = worker.load
         return {
             "pod": worker.pod,
@@ -189,8 +190,8 @@ class Demand:
             "max_running": worker.max_running,
             "pages_free": load.pages_free,
             "pages_total": load.pages_total,
-            "hit_tokens": round(self._hits.of(worker.address)),
-            "held_alone_share": alone.get(worker.address),
+            "hit_tokens": round(self._hits.tokens_of(worker.address)),
+            "held_alone_share": unique_shares.get(worker.address),
         }
 
 

@@ -1,7 +1,7 @@
-"""`GET /fairlead/probe`: one token through a worker, for who has no key and has to know whether the service serves (the operator).
+"""`GET /fairlead/probe`: an unauthenticated check that a worker generates one token. The operator uses it.
 
-Anybody may ask, and nobody can make it expensive: the prompt is ours, one is under way at a time, and its answer serves all who ask within
-a second.
+Unauthenticated clients cannot make it expensive: the prompt is fixed, one probe runs at a time, and its answer is shared by all requests
+within a second.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from fairlead_router.errors import ApiError, Headers, unavailable
 from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.request.client_request import Call
 from fairlead_router.request.prompts import Prompts
-from fairlead_router.serving.request_handler import Front
+from fairlead_router.serving.request_handler import RequestHandler
 from fairlead_router.wire.response import Reply
 
 PATH = "/fairlead/probe"
 FRESH_SECONDS = 1.0
 _BODY = b'{"prompt": "Ready?", "max_tokens": 1, "temperature": 0}'
 _TEXT = b'{"input": "Ready?"}'
-"""For a model that has no head, and says so (`NO_GENERATION`)."""
+"""Probe of an embedding model, which refuses generation with `NO_GENERATION`."""
 
 
-class _Kept(Reply):
-    """An answer that goes nowhere."""
+class _BufferedReply(Reply):
+    """Reply that keeps its body in memory."""
 
     def __init__(self) -> None:
         self.status, self.body = 0, b""
         self.started = self.ended = False
-        self.last, self.sent, self.source, self.tap = b"", 0, None, None
-        self.congested = False
+        self.last_piece, self.sent, self.source, self.observer = b"", 0, None, None
+        self.is_congested = False
 
     def start(self, status: int, headers: Headers) -> None:
         self.started, self.status = True, status
@@ -45,22 +45,25 @@ class _Kept(Reply):
 
 
 class Probe:
-    """The latest completion, made anew when somebody asks for it and it is old."""
+    """Cached result of the latest probe, refreshed on request once it is old."""
 
-    def __init__(self, front: Front, prompts: Prompts, table: WorkerTable) -> None:
-        self._front, self._prompts, self._table = front, prompts, table
+    def __init__(self, handler: RequestHandler, prompts: Prompts, table: WorkerTable) -> None:
+        self._handler, self._prompts, self._table = handler, prompts, table
         self._task: asyncio.Task[tuple[int, bytes]] | None = None
         self._since = 0.0
 
-    async def ask(self) -> tuple[int, bytes]:
-        """Status and body of the completion's answer. It never waits for a worker: or anybody could bring a service back from zero."""
+    async def run(self) -> tuple[int, bytes]:
+        """Return the status and body of the probe's answer.
+
+        A probe never waits for a worker: else an unauthenticated client could scale a service up from zero.
+        """
         if not self._table.usable():
             refusal = unavailable("No worker is ready.", retry_after=5)
             return refusal.status, refusal.body
         old = self._task is None or (self._task.done() and monotonic() - self._since > FRESH_SECONDS)
         if self._task is None or old:
             self._task = asyncio.create_task(self._complete(), name="probe")
-        return await asyncio.shield(self._task)  # who asks may go: the others wait for it too
+        return await asyncio.shield(self._task)  # one client's disconnect must not cancel the probe that others wait for
 
     async def close(self) -> None:
         if self._task is not None:
@@ -74,11 +77,11 @@ class Probe:
     async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         kind = (b"content-type", b"application/json")
         call = Call("POST", path, f"probe-{monotonic():.0f}", [kind], len(body), "")
-        reply = _Kept()
+        reply = _BufferedReply()
         try:
-            self._front.admit_anyone(call)
+            self._handler.admit_internal(call)
             call.body = body
-            await self._front.forward(call, await self._prompts.read(call.path, body), reply)
+            await self._handler.forward(call, await self._prompts.read(call.path, body), reply)
         except ApiError as error:
             return error.status, error.body
         finally:

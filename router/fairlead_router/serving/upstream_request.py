@@ -1,14 +1,14 @@
-"""What is asked of workers for a prompt: by the policy, and in the headers that only we may write. The same for every way in."""
+"""Routing request and worker headers of a prompt, the same for the proxy, redirects and the endpoint picker."""
 
 from fairlead_router.errors import Headers
 from fairlead_router.request.prompts import Prompt
-from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.tenancy.tenants import Caller
 
 
-def wanted_for(prompt: Prompt, caller: Caller, session: str) -> Wanted:
-    """What a choice may depend on. `session`: what the client gave as X-Session-Id."""
-    return Wanted(
+def build_routing_request(prompt: Prompt, caller: Caller, session: str) -> RoutingRequest:
+    """Return what the routing policy may depend on. `session`: the client's X-Session-Id."""
+    return RoutingRequest(
         prompt.length,
         prompt.hashes,
         caller.session(session or prompt.user),
@@ -19,15 +19,15 @@ def wanted_for(prompt: Prompt, caller: Caller, session: str) -> Wanted:
     )
 
 
-def instructions_for(prompt: Prompt, caller: Caller) -> Headers:
-    """Headers for the worker, which no client can send through us."""
+def worker_headers(prompt: Prompt, caller: Caller) -> Headers:
+    """Return the router's own headers for the worker. Clients' headers of these names are not forwarded."""
     headers: Headers = []
     if prompt.salt:
         headers.append((b"x-fairlead-cache-salt", prompt.salt.encode()))
     tenant = caller.tenant.name
     if tenant:
         headers.append((b"x-fairlead-tenant", tenant.encode()))
-        headers.append((b"x-fairlead-priority", b"%d" % caller.bounded(prompt.asked.priority)))
-        if prompt.asked.stream:
+        headers.append((b"x-fairlead-priority", b"%d" % caller.effective_priority(prompt.params.priority)))
+        if prompt.params.stream:
             headers.append((b"x-fairlead-usage", b"1"))
     return headers

@@ -1,1 +1,1 @@
-"""Who asks and what each tenant may have: keys, token rates, room for bodies, and what answers used."""
+"""Tenants: API keys, token rates, body budget and usage."""

@@ -1,33 +1,33 @@
-"""What one request is charged: what it will probably use at once, and in the end what it did use."""
+"""Charge of one request: its expected tokens at admission, corrected to the used tokens at its end."""
 
 from fairlead_router.tenancy.quota import Account
-from fairlead_router.tenancy.usage import Meter
+from fairlead_router.tenancy.usage import UsageMeter
 
 
 class Charge:
-    """`take` it, then `settle` it once, however the request ended. `meter` reads the answer where the caller lets it."""
+    """Charge to `take` at admission and to `settle` once, whatever the request's outcome. `meter` may read the answer."""
 
     def __init__(self, account: Account, prompt: int, output: int | None, sequences: int) -> None:
-        """`prompt`: tokens; `output`: at most, of each of `sequences`; None for no bound."""
+        """`prompt`: tokens. `output`: most tokens of each of `sequences`, None: unbounded."""
         self.account = account
-        self.expected = account.expect(prompt, output, sequences)
-        self.meter = Meter(prompt)
+        self.expected = account.estimate_cost(prompt, output, sequences)
+        self.meter = UsageMeter(prompt)
 
     def take(self) -> None:
-        """What is expected leaves the bucket."""
+        """Take the expected tokens out of the bucket."""
         self.account.use(self.expected)
 
     def settle(self, computed: bool, told: bool) -> float:
-        """Give the tokens that it used beyond what was expected. `computed`: a worker did something for it; `told`: the meter knows what.
+        """Return the used tokens less the expected ones. `computed`: a worker computed something. `told`: the meter has the usage.
 
-        Where it does not, as after a client that went before its answer began, what was expected stays.
+        Without usage, as after a client that disconnected before its answer began, the expected tokens stay charged.
         """
         used = self.expected
         if not computed:
             used = 0.0
         elif told:
             used = self.meter.prompt + self.meter.output
-            self.account.learn(self.meter.prompt, self.meter.output)
+            self.account.record_usage(self.meter.prompt, self.meter.output)
         if used != self.expected:
             self.account.use(used - self.expected)
         return used - self.expected

@@ -1,4 +1,4 @@
-"""The key file, followed while the router runs: a Secret's new version is used within seconds, a broken one is not used at all."""
+"""API key file, reloaded while the router runs: a Secret's new version takes effect within seconds, an invalid one never."""
 
 import asyncio
 import logging
@@ -7,19 +7,19 @@ from pathlib import Path
 
 from fairlead_router.errors import ApiError, unavailable
 from fairlead_router.metrics import Metrics
-from fairlead_router.supervision import keep
-from fairlead_router.tenancy.tenants import ANYONE, Caller, KeyFileError, digest, read_keys
+from fairlead_router.supervision import supervise
+from fairlead_router.tenancy.tenants import ANONYMOUS, Caller, KeyFileError, digest, read_keys
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-MOST_BYTES = 4 << 20
-"""Of the file; a Secret holds 1 MiB."""
+RELOAD_SECONDS = 1.0
+MAX_BYTES = 4 << 20
+"""Limit of the file; a Secret holds at most 1 MiB."""
 _Stamp = tuple[int, int, int]
 
 
-class Keys:
-    """Who a request comes from. Without a file everybody may ask; with a file that was never readable, nobody may."""
+class KeyStore:
+    """Authentication by API key. Without a file all requests are accepted; while a file was never valid, all are refused."""
 
     def __init__(self, path: str, metrics: Metrics) -> None:
         self._path = Path(path) if path else None
@@ -28,32 +28,32 @@ class Keys:
         self._seen: _Stamp | None = None
         self._following: asyncio.Task[None] | None = None
         self.problem = ""
-        """What is wrong with the newest version of the file; empty when it is the one in use."""
+        """Problem of the file's newest version; empty when that version is in use."""
         if self._path is not None:
-            self.look()
+            self.reload()
 
     @property
-    def required(self) -> bool:
+    def is_required(self) -> bool:
         return self._path is not None
 
     @property
-    def usable(self) -> bool:
-        """There are keys to check with, the newest or those before it."""
+    def is_usable(self) -> bool:
+        """Whether there are keys to check against, from the newest or an earlier version."""
         return self._path is None or self._callers is not None
 
     def start(self) -> None:
         if self._path is not None:
-            self._following = keep("key file", self._follow, self._metrics.task_failures)
+            self._following = supervise("key file", self._follow, self._metrics.task_failures)
 
     async def close(self) -> None:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
 
-    def caller(self, credential: bytes) -> Caller:
-        """Whose key this is. Raises ApiError 401; 503 while there is no list of keys."""
+    def authenticate(self, credential: bytes) -> Caller:
+        """Return the key's caller. Raises ApiError 401; 503 while there is no valid list of keys."""
         if self._path is None:
-            return ANYONE
+            return ANONYMOUS
         if self._callers is None:
             raise unavailable("The router has no usable list of API keys. Its operator has to repair the key file.", retry_after=10)
         found = self._callers.get(digest(credential)) if credential else None
@@ -61,37 +61,37 @@ class Keys:
             return found
         self._metrics.refused.labels("key").inc()
         message = (
-            "Incorrect API key provided."  # never any part of it
+            "Incorrect API key provided."  # the message must never quote the key
             if credential
             else "No API key was given. Send it as `Authorization: Bearer KEY` (or `x-api-key: KEY`)."
         )
         raise ApiError(401, message, code="invalid_api_key", headers=[(b"www-authenticate", b"Bearer")])
 
-    def look(self) -> None:
-        """Read the file if it is another than the last time. Kubernetes swaps a link over it, so what it leads to is looked at."""
+    def reload(self) -> None:
+        """Read the file if it has changed. Kubernetes replaces a symbolic link, so the link's target is compared."""
         assert self._path is not None
         try:
             stat = self._path.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if stamp == self._seen:
                 return
-            if stat.st_size > MOST_BYTES:
-                raise KeyFileError(f"it is larger than {MOST_BYTES} bytes")
+            if stat.st_size > MAX_BYTES:
+                raise KeyFileError(f"it is larger than {MAX_BYTES} bytes")
             callers = read_keys(self._path.read_bytes())
         except OSError as error:
             self._seen = None
-            self._broken(f"{error.strerror or type(error).__name__}")
+            self._report_problem(f"{error.strerror or type(error).__name__}")
             return
         except KeyFileError as error:
             self._seen = stamp
-            self._broken(str(error))
+            self._report_problem(str(error))
             return
         self._seen, self._callers, self.problem = stamp, callers, ""
         self._metrics.key_file_ok.set(1)
         tenants = {caller.tenant.name for caller in callers.values()}
         logger.info("key file %s: %d keys of %d tenants", self._path, len(callers), len(tenants))
 
-    def _broken(self, why: str) -> None:
+    def _report_problem(self, why: str) -> None:
         self._metrics.key_file_ok.set(0)
         if why != self.problem:
             rest = "the keys read before stay in use" if self._callers is not None else "no request is served until it is repaired"
@@ -100,5 +100,5 @@ class Keys:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.to_thread(self.look)  # a Secret of thousands of keys takes longer to read than a stream may pause
+            await asyncio.sleep(RELOAD_SECONDS)
+            await asyncio.to_thread(self.reload)  # parsing thousands of keys takes longer than a stream may pause

@@ -1,8 +1,8 @@
-"""What each tenant has used: a token bucket each, which all routers fill and empty together through Redis, between requests.
+"""Token quotas: one token bucket for each tenant, which all routers share through Redis.
 
-No request waits for Redis: four times a second a router tells what its tenants used, and learns what is left of their buckets. So a
-tenant can use more than its rate for a moment, at most what it sends to all routers within a quarter of a second; the bucket goes below
-zero then, and stays shut until that is paid back. Over time the rate holds exactly.
+No request waits for Redis: four times a second a router reports its tenants' usage and reads their buckets' levels. A tenant can therefore
+exceed its rate briefly, by at most what it sends to all routers within a quarter of a second. The bucket then goes below zero and refuses
+requests until the debt is paid back. Over time the rate holds exactly.
 """
 
 import asyncio
@@ -16,71 +16,71 @@ from prometheus_client import Counter
 
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_router.errors import ApiError, Headers
-from fairlead_router.supervision import keep
+from fairlead_router.supervision import supervise
 from fairlead_router.tenancy.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 
 SYNC_SECONDS = 0.25
-PRESENT_SECONDS = 5.0
-"""How often a router without news tells that it is there: the others divide by it once Redis is away."""
+HEARTBEAT_SECONDS = 5.0
+"""Interval at which a router without usage reports its presence: the others divide rates by the number of routers without Redis."""
 FIRST_OUTPUT = 256.0
-"""Tokens of an answer expected before a tenant had any."""
-_KEEP = 0.9
+"""Expected tokens of a tenant's first answer."""
+_DECAY = 0.9
 
 
 class Account:
-    """One tenant at this router: its bucket, and what it was served (for its turn in the queue)."""
+    """One tenant at this router: its token bucket, and its served tokens for the fair queue."""
 
     def __init__(self, tenant: Tenant, share: Callable[[], float], clock: Callable[[], float] = monotonic) -> None:
         self.tenant = tenant
-        self.served = 0.0
-        """Tokens by weight: the virtual counter of the fair queue."""
-        self.unsent = 0.0
-        """Used, and not told to Redis yet."""
+        self.served_tokens = 0.0
+        """Served tokens divided by weight: the virtual counter of the fair queue."""
+        self.unreported = 0.0
+        """Used tokens that were not reported to Redis yet."""
         self.prompt_tokens = self.output_tokens = 0
-        """Used since the start."""
+        """Tokens used since the start."""
         self.level = tenant.burst * share()
         self._share, self._clock = share, clock
         self._stamp = clock()
         self._output = FIRST_OUTPUT
 
     @property
-    def bounded(self) -> bool:
+    def is_limited(self) -> bool:
         return self.tenant.rate > 0
 
     @property
-    def most(self) -> float:
+    def capacity(self) -> float:
         return self.tenant.burst * self._share()
 
-    def change(self, tenant: Tenant) -> None:
-        """The key file has a new version."""
+    def set_tenant(self, tenant: Tenant) -> None:
+        """Apply a new version of the tenant from the key file."""
         self.refill()
         self.level += (tenant.burst - self.tenant.burst) * self._share()
         self.tenant = tenant
 
     def refill(self) -> float:
-        """Tokens left now; below zero where more was used than there was."""
+        """Refill the bucket and return its level; negative while the tenant is in debt."""
         now = self._clock()
-        self.level = min(self.most, self.level + (now - self._stamp) * self.tenant.rate * self._share())
+        self.level = min(self.capacity, self.level + (now - self._stamp) * self.tenant.rate * self._share())
         self._stamp = now
         return self.level
 
-    def answered(self, level: float, sent: float) -> None:
-        """What all routers together have left, with `sent` of ours counted in."""
-        self.unsent -= sent
-        self.level, self._stamp = level - self.unsent, self._clock()
+    def apply_shared_level(self, level: float, sent: float) -> None:
+        """Apply the level shared by all routers, which includes `sent` tokens of this router's usage."""
+        self.unreported -= sent
+        self.level, self._stamp = level - self.unreported, self._clock()
 
-    def expect(self, prompt: int, asked: int | None, choices: int) -> float:
-        """Tokens that a request will probably use: its prompt, and answers as long as this tenant's were of late."""
+    def estimate_cost(self, prompt: int, asked: int | None, choices: int) -> float:
+        """Return a request's expected tokens: its prompt, and answers as long as this tenant's recent ones."""
         each = self._output if asked is None else min(self._output, asked)
         return prompt + each * choices
 
-    def admit(self, cost: float) -> None:
-        """Raises ApiError 429 unless the bucket holds `cost`, or is full: what is larger than the bucket leaves it in debt."""
-        if not self.bounded:
+    def check(self, cost: float) -> None:
+        """Raise ApiError 429 unless the bucket holds `cost` or is full: a cost larger than the bucket leaves it in debt."""
+        if not self.is_limited:
             return
-        lacking = min(cost, self.most) - self.refill()
+        lacking = min(cost, self.capacity) - self.refill()
         if lacking <= 0:
             return
         seconds = max(1, math.ceil(lacking / (self.tenant.rate * self._share())))
@@ -94,28 +94,28 @@ class Account:
         )
 
     def use(self, tokens: float) -> None:
-        """Take tokens out; fewer than none puts back what was expected and not used."""
-        if self.bounded:
+        """Take tokens out of the bucket. A negative number puts unused ones back."""
+        if self.is_limited:
             self.refill()
             self.level -= tokens
-            self.unsent += tokens
+            self.unreported += tokens
 
     def serve(self, tokens: float) -> None:
-        """Count what is done for it, or take it back: the next turn is theirs who had less."""
-        self.served += tokens / self.tenant.weight
+        """Add to the fair queue's counter, or subtract: tenants with a lower counter go first."""
+        self.served_tokens += tokens / self.tenant.weight
 
-    def learn(self, prompt: int, output: int) -> None:
-        """What a request used in the end."""
+    def record_usage(self, prompt: int, output: int) -> None:
+        """Record a request's actual usage."""
         self.prompt_tokens += prompt
         self.output_tokens += output
-        self._output = _KEEP * self._output + (1 - _KEEP) * output
+        self._output = _DECAY * self._output + (1 - _DECAY) * output
 
     def headers(self) -> Headers:
-        """OpenAI's x-ratelimit-*-tokens."""
-        if not self.bounded:
+        """Return OpenAI's x-ratelimit-*-tokens headers."""
+        if not self.is_limited:
             return []
         left = self.refill()
-        full = max(0.0, self.most - left) / (self.tenant.rate * self._share())
+        full = max(0.0, self.capacity - left) / (self.tenant.rate * self._share())
         return [
             (b"x-ratelimit-limit-tokens", b"%d" % self.tenant.burst),
             (b"x-ratelimit-remaining-tokens", b"%d" % max(0, int(left))),
@@ -124,24 +124,24 @@ class Account:
 
 
 class Accounts:
-    """Every tenant seen. With Redis one bucket for all routers; without, each router has its share of it."""
+    """Accounts of all tenants. With Redis the routers share one bucket for each; without it each router has its fraction."""
 
     def __init__(self, scripts: Scripts | None, replicas: int, failures: Counter) -> None:
-        """`failures`: of tasks, by name."""
+        """`failures`: counter of task failures, by name."""
         self._accounts: dict[str, Account] = {}
         self._replicas = replicas
         self._name = os.urandom(8).hex()
         self._sent: list[tuple[Account, float]] = []
         self._number = 0
-        """Of the call that tells `_sent`. A call without a reply is sent again, unchanged, and charges once."""
+        """Number of the call that reports `_sent`. A call without a reply is repeated unchanged, and charges once."""
         self._scripts, self._failures = scripts, failures
-        self.shared = False
-        """The buckets are common to all routers: Redis answered the last time."""
+        self.is_shared = False
+        """Whether all routers share the buckets: Redis answered the last call."""
         self._syncing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         if (scripts := self._scripts) is not None:
-            self._syncing = keep("token quotas", lambda: self._follow(scripts), self._failures)
+            self._syncing = supervise("token quotas", lambda: self._follow(scripts), self._failures)
 
     async def close(self) -> None:
         if self._syncing is not None:
@@ -150,8 +150,8 @@ class Accounts:
         if self._scripts is not None:
             await self._scripts.close()
 
-    def used(self) -> list[tuple[str, int, int]]:
-        """Tenants with their prompt and output tokens since the start."""
+    def usage(self) -> list[tuple[str, int, int]]:
+        """Return the tenants with their prompt and output tokens since the start."""
         return [(name, one.prompt_tokens, one.output_tokens) for name, one in self._accounts.items() if name]
 
     def of(self, tenant: Tenant) -> Account:
@@ -159,54 +159,56 @@ class Accounts:
         if account is None:
             account = self._accounts[tenant.name] = Account(tenant, self._share)
         elif account.tenant is not tenant and account.tenant != tenant:
-            account.change(tenant)
+            account.set_tenant(tenant)
         return account
 
     def _share(self) -> float:
-        return 1.0 if self.shared else 1.0 / self._replicas
+        return 1.0 if self.is_shared else 1.0 / self._replicas
 
     async def _follow(self, scripts: Scripts) -> None:
-        told = -PRESENT_SECONDS
+        told = -HEARTBEAT_SECONDS
         while True:
-            moving = [one for one in self._accounts.values() if one.bounded and (one.unsent or one.refill() < one.most)]
-            if moving or monotonic() - told >= PRESENT_SECONDS:
+            moving = [one for one in self._accounts.values() if one.is_limited and (one.unreported or one.refill() < one.capacity)]
+            if moving or monotonic() - told >= HEARTBEAT_SECONDS:
                 try:
                     await self._sync(scripts, moving)
                     told = monotonic()
                 except REDIS_ERRORS as error:
-                    self._alone(error)
-                except Exception as error:  # our own fault: until it is begun again nobody tells what the others leave
-                    self._alone(error)
+                    self._fall_back(error)
+                except Exception as error:  # a bug: until the task restarts, the shared levels are unknown
+                    self._fall_back(error)
                     raise
             await asyncio.sleep(SYNC_SECONDS)
 
     async def _sync(self, scripts: Scripts, accounts: Iterable[Account]) -> None:
         if not self._sent:
-            self._sent = [(account, account.unsent) for account in accounts]
+            self._sent = [(account, account.unreported) for account in accounts]
             self._number += 1
         args: list[str | float] = []
         for account, used in self._sent:
             args += [account.tenant.name, account.tenant.rate, account.tenant.burst, used]
         replicas, *levels = await scripts.call("quota", self._name, self._number, *args)
         sent, self._sent = self._sent, []
-        if not self.shared:
+        if not self.is_shared:
             logger.info("token quotas are shared by %d routers", int(replicas))
-        self.shared, self._replicas = True, max(1, int(replicas))
+        self.is_shared, self._replicas = True, max(1, int(replicas))
         for (account, used), level in zip(sent, levels, strict=True):
-            account.answered(float(level), used)
+            account.apply_shared_level(float(level), used)
 
-    def _alone(self, error: Exception) -> None:
-        if self.shared:
+    def _fall_back(self, error: Exception) -> None:
+        if self.is_shared:
             logger.warning(
-                "token quotas: no answer from Redis (%s); this router gives each tenant 1/%d", type(error).__name__, self._replicas
+                "token quotas: no answer from Redis (%s); this router grants each tenant 1/%d of its rate",
+                type(error).__name__,
+                self._replicas,
             )
             for account in self._accounts.values():
                 account.refill()
-        self.shared = False
+        self.is_shared = False
 
 
 def _span(seconds: float) -> bytes:
-    """As OpenAI writes it: `350ms`, `6m0s`."""
+    """Format a duration as OpenAI does: `350ms`, `6m0s`."""
     if seconds < 1:
         return b"%dms" % round(seconds * 1000)
     minutes, rest = divmod(math.ceil(seconds), 60)

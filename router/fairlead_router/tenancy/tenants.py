@@ -1,7 +1,7 @@
-"""Who may ask: tenants and their keys, as the key file says. Read here whole, or not at all.
+"""Tenants and their API keys, parsed from the key file. An invalid file is refused as a whole.
 
-A key is 256 random bits, so its SHA-256 is enough to keep it secret: slow hashes are there for what people choose, and would cost every
-request milliseconds. Looked up by digest: how long that takes tells nothing of how close a guess was.
+A key is 256 random bits, so its SHA-256 is enough to keep it secret. Slow hashes protect passwords chosen by people, and would cost every
+request milliseconds. Keys are looked up by digest, so timing reveals nothing about how close a guess was.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from msgspec import Meta
 from fairlead_index.salts import cache_salt
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
-"""Fit for a header, a log and a metric's label."""
+"""Safe in a header, a log and a metric's label."""
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 LOWEST = 1000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -25,7 +25,7 @@ MIN_SECRET = 32
 
 
 class KeyFileError(ValueError):
-    """The key file cannot be used. The message says where and why, without a word of what it holds."""
+    """The key file is invalid. The message says where and why, without any of its values."""
 
 
 class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`rate` in tokens a second, 0 for no bound; `burst`: tokens that may be used at once after a rest."""
+    """Tenant. `rate`: tokens per second, 0: unlimited. `burst`: capacity of the token bucket."""
 
     name: str = ""
     rate: float = 0.0
@@ -62,7 +62,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What one key stands for. `priority`: the most urgent that its requests may ask for, and what they have unasked; lower goes first."""
+    """Owner of one API key. `priority`: default and most urgent priority of its requests; lower goes first."""
 
     tenant: Tenant = field(default_factory=Tenant)
     key: str = ""
@@ -70,26 +70,26 @@ class Caller:
     secret: bytes = field(default=b"", repr=False)
 
     def salt(self, given: str) -> str:
-        """The cache salt of its requests, together with what the client itself gave as `cache_salt`."""
+        """Return the cache salt of its requests, given the client's own `cache_salt`."""
         return cache_salt(self.secret, self.tenant.group, given)
 
     def session(self, given: str) -> str:
-        """What a session policy goes by; one tenant's cannot be another's."""
+        """Return the session key for routing. Tenants' sessions never coincide."""
         return f"{self.tenant.name}/{given}" if given and self.tenant.name else given
 
-    def bounded(self, asked: int | None) -> int:
-        """The priority of a request that asked for `asked`. Without keys what it asked for, else at most as urgent as the key's."""
+    def effective_priority(self, asked: int | None) -> int:
+        """Return a request's priority: `asked` without API keys, else at most as urgent as the key's."""
         if not self.tenant.name:
             return asked or 0
         return min(LOWEST, max(self.priority, self.priority if asked is None else asked))
 
 
-ANYONE = Caller()
-"""Everybody, where there are no keys."""
+ANONYMOUS = Caller()
+"""Caller of all requests where there are no API keys."""
 
 
-def credential(authorization: bytes, api_key: bytes) -> bytes:
-    """The key in a request's `Authorization: Bearer KEY`, else its `x-api-key`."""
+def read_credential(authorization: bytes, api_key: bytes) -> bytes:
+    """Return the key from `Authorization: Bearer KEY`, else from `x-api-key`."""
     scheme, _, token = authorization.partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
     return bearer or api_key.strip()
@@ -100,7 +100,7 @@ def digest(key: bytes) -> bytes:
 
 
 def read_keys(text: bytes) -> Mapping[bytes, Caller]:
-    """Digest -> caller. Raises KeyFileError."""
+    """Return the callers by key digest. Raises KeyFileError."""
     try:
         found = msgspec.convert(yaml.load(text, _LOADER), _File)
     except yaml.YAMLError as error:
@@ -126,5 +126,5 @@ def read_keys(text: bytes) -> Mapping[bytes, Caller]:
 
 
 def _without_values(error: Exception) -> str:
-    """msgspec names types, bounds and places, never values; of anything else only the kind is told."""
+    """Return the error's text without values. msgspec's messages hold none; of other errors only the type is given."""
     return str(error) if isinstance(error, msgspec.ValidationError) else f"it cannot be read ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""What an answer used, as the worker says: in a header of a whole answer, in a comment near the end of a stream."""
+"""Token usage of an answer, which the worker reports in a header of a complete answer, or in a comment near the end of a stream."""
 
 import re
 
@@ -7,28 +7,28 @@ _HEADER = re.compile(rb"(\d{1,9}) (\d{1,9})")
 TAIL = 128
 
 
-class Meter:
-    """Reads over the shoulder of one answer. `prompt` and `output`: tokens; estimated where the worker did not come to say them."""
+class UsageMeter:
+    """Observer of one answer. `prompt` and `output` are tokens, estimated if the worker's report did not arrive."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.output = prompt, 0
-        self.known = False
+        self.is_exact = False
         self._tail = b""
 
-    def head(self, said: bytes | None) -> None:
-        """The header of a whole answer."""
+    def read_header(self, said: bytes | None) -> None:
+        """Read the usage header of a complete answer."""
         if said is not None and (found := _HEADER.fullmatch(said)):
-            self._take(found)
+            self._set(found)
 
     def feed(self, piece: bytes) -> None:
-        """A piece of a stream. Until the worker says better, every event is a token: in JSON a line break is never two in a row."""
-        if self.known:
+        """Read a piece of a stream. Until the worker's report, each event counts as a token: JSON contains no two line breaks in a row."""
+        if self.is_exact:
             return
         self._tail = self._tail[-TAIL:] + piece if len(piece) < TAIL else piece
         if (found := _COMMENT.search(self._tail, max(0, len(self._tail) - 4 * TAIL))) is not None:
-            self._take(found)
+            self._set(found)
         else:
             self.output += piece.count(b"\n\n")
 
-    def _take(self, found: "re.Match[bytes]") -> None:
-        self.prompt, self.output, self.known = int(found[1]), int(found[2]), True
+    def _set(self, found: "re.Match[bytes]") -> None:
+        self.prompt, self.output, self.is_exact = int(found[1]), int(found[2]), True

@@ -1,4 +1,4 @@
-"""Bytes on sockets: a client's connection and its answer on one side, kept connections to workers on the other.
+"""HTTP/1.1 on sockets: client connections and their replies, and pooled connections to workers.
 
-Knows HTTP/1.1 and bounds; nothing of prompts, tenants or policies.
+It enforces limits and has no notion of prompts, tenants or policies.
 """

@@ -1,7 +1,7 @@
-"""One client's connection: requests parsed (httptools), answered one after the other, bounded in every direction.
+"""Client connection: requests are parsed with httptools, answered one after the other, and bounded in every direction.
 
-Ours and not a web server's, for a router's whole work is between two sockets: under uvicorn a small request cost twice the time, and
-each piece of a stream a wake-up of a task (docs/router.md has the figures).
+The router has its own HTTP server because all its work is between two sockets. Under uvicorn a small request took twice the time, and each
+piece of a stream woke a task (docs/router.md has the figures).
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from fairlead_router.wire.response import Reply
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than the idle time of common clients' pools, so that it is not we who close under a request on its way."""
+"""Longer than the idle timeout of common clients' pools, so that the router does not close a connection under an arriving request."""
 _WITHOUT_BODY = frozenset(("GET", "HEAD"))
-"""A body has no meaning there (RFC 9110, 9.3.1), nobody takes it, and while the answer is waited for it would fill the memory."""
+"""Methods whose body has no meaning (RFC 9110, 9.3.1). It is dropped: unread, it would fill memory until the answer ends."""
 STALL_SECONDS = 600
-"""A client that takes nothing of an answer for so long is taken for gone."""
+"""A client that reads nothing of an answer for this long is considered gone."""
 
 
 class Request:
-    """A request's head, and its body as it comes."""
+    """Request head, and the body as it arrives."""
 
     def __init__(self, connection: "ClientConnection") -> None:
         self._connection = connection
@@ -37,26 +37,26 @@ class Request:
         self.method, self.target, self.path, self.query = "", b"", "", b""
         self.headers: Headers = []
         """Names in lower case."""
-        self.keep_alive = self.old = False
+        self.keep_alive = self.is_http10 = False
         self.body = bytearray()
-        """What has come of the body and was not taken. One buffer: a list of small pieces costs 20 times their bytes."""
-        self.size = 0
-        """Bytes of the body that have come."""
-        self.whole = False
-        """The body is all there."""
-        self.gone = False
-        """The client has closed the connection: its task is cancelled."""
+        """Received and unread bytes of the body. One buffer, because a list of small pieces costs 20 times their bytes."""
+        self.received = 0
+        """Received bytes of the body."""
+        self.is_complete = False
+        """The whole body has arrived."""
+        self.is_disconnected = False
+        """The client has closed the connection, and the task is cancelled."""
         self.task: asyncio.Task[None] | None = None
         self.reply: Reply | None = None
 
     def take(self) -> bytes:
-        """What has come of the body since the last call."""
+        """Return the bytes of the body that arrived since the last call."""
         body, self.body = self.body, bytearray()
         return bytes(body)
 
-    async def more(self) -> None:
-        """Return when the body has grown or is whole. A client that asked first is told to send it."""
-        self._connection.invite(self)
+    async def wait_for_body(self) -> None:
+        """Wait until more of the body arrives or it is complete. A client that expects `100 Continue` gets it."""
+        self._connection.send_continue(self)
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
@@ -69,9 +69,9 @@ App = Callable[[Request, Reply], Awaitable[None]]
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """Parses requests and runs the application for one at a time, each in a task that is cancelled when the client goes.
+    """Connection that parses requests and runs the application for one at a time, in a task that a disconnect cancels.
 
-    Memory is bounded: at most one request is read ahead, and it starts only when the answers before it are below the high-water mark.
+    Memory is bounded: at most one request is read ahead, and it starts only when the previous answers are below the high-water mark.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._head: Request | None = None
         self._parsing: Request | None = None
         self._serving: Request | None = None
-        self._ahead: Request | None = None
-        """The next request, sent before the answer to the one under way was taken (pipelining)."""
+        self._next: Request | None = None
+        """Next request, sent before the current answer was read (pipelining)."""
         self._framing = Framing()
         self._unparsed = b""
-        """The rest of the read that brought `_ahead`. Nothing more is read until that one starts."""
+        """Rest of the read that contained `_next`. Reading pauses until that request starts."""
         self._reading = True
         self._trailers = 0
-        self._finished = self._closing = False
-        self._touched = monotonic()
-        self._stalled: float | None = None
+        self._parsing_stopped = self._closing = False
+        self._last_activity = monotonic()
+        self._write_paused_at: float | None = None
         self.closed: asyncio.Future[None] = loop.create_future()
 
     # asyncio.BufferedProtocol
@@ -108,21 +108,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._framing.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._touched = monotonic()
-        if not self._finished:
+        self._last_activity = monotonic()
+        if not self._parsing_stopped:
             self._feed(self._framing.received(nbytes))
 
     def _feed(self, data: bytes | memoryview) -> None:
-        """Parse up to the head of the first request that has to wait; keep the rest unparsed."""
+        """Parse up to the head of the first request that must wait; keep the rest unparsed."""
         start = 0
-        while start < len(data) and not self._finished and self._ahead is None:
+        while start < len(data) and not self._parsing_stopped and self._next is None:
             end = self._framing.cut(data, start)
             if self._parsing is None and self._framing.overhead > self._guard.max_header_bytes:
                 self._refuse_head("headers exceed")
                 return
             self._parse(data[start:end] if start or end < len(data) else data)
             start = end
-        if self._ahead is not None and not self._finished:
+        if self._next is not None and not self._parsing_stopped:
             self._unparsed = bytes(data[start:])
             self._pause_reading()
 
@@ -130,7 +130,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            self._finished = self._closing = True  # we speak nothing else: answered as if it had not been asked for, and closed
+            self._parsing_stopped = self._closing = True  # no other protocol is supported: answer without the upgrade, then close
         except httptools.HttpParserError as error:
             self._refuse(400, b"Bad Request", f"The request is not HTTP: {error}.", "bad_request")
             return
@@ -141,24 +141,24 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._connections.discard(self)
         self._guard.closed(self)
         self.closed.set_result(None)
-        self._ahead, self._unparsed = None, b""
-        self._parser = None  # it refers to this connection: without the cycle both are freed at once
+        self._next, self._unparsed = None, b""
+        self._parser = None  # breaks the reference cycle, so that both are freed immediately
         request = self._serving
         if request is not None and request.task is not None:
-            request.gone = True
+            request.is_disconnected = True
             request.task.cancel()
 
     def pause_writing(self) -> None:
-        self._stalled = monotonic()
+        self._write_paused_at = monotonic()
         if self._serving is not None and self._serving.reply is not None:
             self._serving.reply.pause()
 
     def resume_writing(self) -> None:
-        self._stalled = None
+        self._write_paused_at = None
         if self._serving is not None and self._serving.reply is not None:
             self._serving.reply.resume()
         else:
-            self._guard.take_turn(self._go_on)
+            self._guard.take_turn(self._resume)
 
     # httptools
 
@@ -188,18 +188,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self._parsing = request
         self._trailers = 0
-        if self._finished:
-            return  # it follows a refusal
+        if self._parsing_stopped:
+            return  # an earlier request was refused
         request.method = self._parser.get_method().decode("ascii")
         request.keep_alive = self._parser.should_keep_alive()
-        request.old = self._parser.get_http_version() == "1.0"
+        request.is_http10 = self._parser.get_http_version() == "1.0"
         length, codings = body_headers(request.headers)
         self._framing.begin_body(length)
-        if codings and request.old:  # RFC 9112, 6.1: one before us may not know it
+        if codings and request.is_http10:  # RFC 9112, 6.1: an intermediary may not support it
             self._refuse(400, b"Bad Request", "An HTTP/1.0 request has no Transfer-Encoding.", "bad_request")
             return
         if any(coding.strip().lower() != b"chunked" for coding in codings):
-            self._refuse(400, b"Bad Request", "Transfer-Encoding: chunked is the only one known here.", "bad_request")
+            self._refuse(400, b"Bad Request", "Transfer-Encoding: only chunked is supported here.", "bad_request")
             return
         if self._parser.should_upgrade() and (length or codings):
             self._refuse(400, b"Bad Request", UPGRADE_WITH_BODY, "bad_request")
@@ -218,20 +218,20 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
             return
         self._guard.expects_body(self)
-        if self._serving is None and self._stalled is None:
+        if self._serving is None and self._write_paused_at is None:
             self._serve(request)
         else:
-            self._ahead = request
-            self._guard.whole(self)  # it is not late while it is not read
+            self._next = request
+            self._guard.whole(self)  # no body timeout while reading is paused
 
     def on_body(self, body: bytes) -> None:
         request = self._parsing
         self._framing.body_came(len(body))
         if request is None or (request.reply is not None and request.reply.ended):
-            return  # refused, or answered without it
+            return  # refused, or answered without its body
         if request.method in _WITHOUT_BODY:
             return
-        request.size += len(body)
+        request.received += len(body)
         request.body += body
         request.wake()
 
@@ -240,63 +240,63 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._framing.end_message()
         self._guard.whole(self)
         if request is not None:
-            request.whole = True
+            request.is_complete = True
             request.wake()
 
     # One request after the other
 
-    def invite(self, request: Request) -> None:
-        """The client waits for `100 Continue` before it sends its body (RFC 9110, 10.1.1); not one that has been refused without it."""
+    def send_continue(self, request: Request) -> None:
+        """Send `100 Continue` to a client that waits for it (RFC 9110, 10.1.1), unless the request was refused without its body."""
         if request.reply is not None and request.reply.started:
             return
-        if not request.size and not request.whole and (b"expect", b"100-continue") in request.headers:
+        if not request.received and not request.is_complete and (b"expect", b"100-continue") in request.headers:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _serve(self, request: Request) -> None:
         self._serving = request
-        reply = request.reply = Reply(self._transport, request.method, request.keep_alive and not self._closing, request.old)
+        reply = request.reply = Reply(self._transport, request.method, request.keep_alive and not self._closing, request.is_http10)
         request.task = self._loop.create_task(self._answer(request, reply))
 
     async def _answer(self, request: Request, reply: Reply) -> None:
         try:
             await self._app(request, reply)
         except Exception:
-            logger.exception("%s %r: a fault of the router", request.method, request.path[:200])
+            logger.exception("%s %r: internal error of the router", request.method, request.path[:200])
             if not reply.started:
-                reply.whole(500, error_body("The router failed.", "server_error", code="internal"))
+                reply.send(500, error_body("The router failed.", "server_error", code="internal"))
         finally:
-            self._served(request, reply)
+            self._finish_answer(request, reply)
 
-    def _served(self, request: Request, reply: Reply) -> None:
+    def _finish_answer(self, request: Request, reply: Reply) -> None:
         self._serving = None
-        self._touched = monotonic()
-        if request.gone:
+        self._last_activity = monotonic()
+        if request.is_disconnected:
             return  # refused, or closed
-        if not reply.keep_alive or not request.keep_alive or self._closing:
-            self._transport.close()  # a cut answer has no end of its own: the connection's says so
-        elif self._ahead is not None:
-            self._guard.take_turn(self._go_on)
-        elif self._reading and self._stalled is None and not self._unparsed:
+        if not reply.can_keep_alive or not request.keep_alive or self._closing:
+            self._transport.close()  # a truncated answer ends with its connection
+        elif self._next is not None:
+            self._guard.take_turn(self._resume)
+        elif self._reading and self._write_paused_at is None and not self._unparsed:
             self._guard.answered(self)
         else:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
-        """Start the request that was read ahead, and read on, once the client has taken enough of the answers before it."""
+    def _resume(self) -> None:
+        """Start the request that was read ahead, and resume reading, once the client has read enough of the previous answers."""
         if self._serving is not None or self._transport.is_closing():
             return
-        if self._stalled is not None:
+        if self._write_paused_at is not None:
             self._pause_reading()
             return
-        request, self._ahead = self._ahead, None
+        request, self._next = self._next, None
         if request is not None:
-            if not request.whole:
+            if not request.is_complete:
                 self._guard.expects_body(self)
             self._serve(request)
         unparsed, self._unparsed = self._unparsed, b""
         if unparsed:
             self._feed(unparsed)
-        if self._ahead is None and not self._reading:
+        if self._next is None and not self._reading:
             self._reading = True
             self._transport.resume_reading()
         if self._serving is None:
@@ -307,35 +307,35 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reading = False
             self._transport.pause_reading()
 
-    # What the server asks
+    # Called by the server
 
     @property
     def task(self) -> "asyncio.Task[None] | None":
-        """The request under way."""
+        """Task of the current request."""
         return self._serving.task if self._serving is not None else None
 
     def finish(self) -> None:
-        """Close after the answer under way; now, if there is none."""
+        """Close after the current answer, or now if there is none."""
         self._closing = True
         if self._serving is None:
             self._transport.close()
         elif self._serving.reply is not None:
             self._serving.reply.close_after()
 
-    def look(self, now: float) -> None:
-        """Close what is idle, sends half a request, or takes nothing of its answer."""
-        waits = self._serving is None or not self._serving.whole
-        idle = waits and now - self._touched > KEEP_ALIVE_SECONDS
-        stalled = self._stalled is not None and now - self._stalled > STALL_SECONDS
+    def close_if_stalled(self, now: float) -> None:
+        """Close the connection if it is idle, sends an incomplete request too slowly, or does not read its answer."""
+        waits = self._serving is None or not self._serving.is_complete
+        idle = waits and now - self._last_activity > KEEP_ALIVE_SECONDS
+        stalled = self._write_paused_at is not None and now - self._write_paused_at > STALL_SECONDS
         if idle or stalled:
             self._transport.abort()
 
     def late(self) -> None:
-        if self._serving is not None and self._serving.whole:
-            return  # it is the request after that, which is not read now
+        if self._serving is not None and self._serving.is_complete:
+            return  # the timeout belongs to the next request, which is not read now
         answered = self._parsing is not None and self._parsing.reply is not None and self._parsing.reply.ended
         if answered or (self._serving is None and self._parsing is None and not self._framing.overhead):
-            self._transport.abort()  # it has said nothing, or was answered without its body
+            self._transport.abort()  # it sent nothing, or was answered without its body
             return
         what = "headers" if self._parsing is None else "body"
         self._refuse(
@@ -344,7 +344,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def close_idle(self) -> None:
         if self._transport.get_write_buffer_size():
-            self._transport.abort()  # it takes nothing of its answer, so a close would never finish
+            self._transport.abort()  # the client does not read its answer, so a close would never finish
         else:
             self._transport.close()
 
@@ -353,15 +353,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._refuse(431, b"Request Header Fields Too Large", message, "headers_too_large")
 
     def _refuse(self, status: int, reason: bytes, message: str, code: str, header: bytes = b"") -> None:
-        """For what is not a request: nobody but this connection knows of it."""
-        if self._finished:
+        """Refuse a malformed request on the connection itself, without the application."""
+        if self._parsing_stopped:
             return
-        self._finished = self._closing = True
+        self._parsing_stopped = self._closing = True
         serving = self._serving
-        if serving is not None and (serving.whole or (serving.reply is not None and serving.reply.started)):
-            return  # its answer comes first, and then the end: ours would be taken for it
+        if serving is not None and (serving.is_complete or (serving.reply is not None and serving.reply.started)):
+            return  # its answer comes first, then the close: a refusal would be taken for that answer
         if self._parsing is not None and self._parsing.reply is not None and self._parsing.reply.ended:
-            self._transport.close()  # it has its answer already
+            self._transport.close()  # the request has been answered
             return
         body = error_body(message, "invalid_request_error", code=code)
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\nconnection: close\r\n%bcontent-length: %d\r\n\r\n"
@@ -371,12 +371,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.write_eof()  # a close on unread bytes is a reset, which overtakes the answer
         self._loop.call_later(REFUSAL_LINGER_SECONDS, self._transport.abort)
         if serving is not None and serving.task is not None:
-            serving.gone = True
+            serving.is_disconnected = True
             serving.task.cancel()
 
 
 def _without_origin(request: Request) -> None:
-    """`GET http://host/path`, as clients write to a proxy (RFC 9112, 3.2.2); `OPTIONS *` and the like have no path."""
+    """Reduce an absolute target (`GET http://host/path`, RFC 9112, 3.2.2) to its path. `OPTIONS *` and similar targets have none."""
     try:
         url = httptools.parse_url(request.target)
     except httptools.HttpParserInvalidURLError:

@@ -1,4 +1,4 @@
-"""Keep-alive connections to one worker."""
+"""Pool of keep-alive connections to one worker."""
 
 import asyncio
 import errno
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from time import monotonic
 
 from fairlead_common.discovery import split_address
-from fairlead_router.wire.keepalive import end_when_unheard
-from fairlead_router.wire.upstream import ConnectFailed, Connection, GoneSilent, Head, LostAfterHead, LostBeforeHead, Unreachable
+from fairlead_router.wire.tcp_keepalive import enable_tcp_keepalive
+from fairlead_router.wire.upstream import ConnectFailed, Connection, Head, LostAfterHead, LostBeforeHead, Unreachable, WorkerSilent
 
 CONNECT_SECONDS = 2.0
 IDLE_LIMIT = 1024
-"""Idle connections kept for one worker; more are closed. A hundred streams that end at once must not mean a hundred connects."""
+"""Most idle connections to one worker. A hundred streams that end together must not cause a hundred new connections."""
 IDLE_SECONDS = 30.0
 STALE_SECONDS = 1.0
-"""A kept connection that ends this soon after a request was written had been closed by its idle timer, not by that request."""
+"""A reused connection that ends this soon after a request was written was closed by the worker's idle timer, not by that request."""
 SILENCE_SECONDS = 15.0
-_NO_WAY = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT))
+_UNREACHABLE_ERRNOS = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ETIMEDOUT))
 
 
-class Pool:
-    """Connections to one worker, the latest used first. `silence_timeout`: seconds after which one to a vanished machine ends."""
+class ConnectionPool:
+    """Connections to one worker, reused last in, first out. `silence_timeout`: seconds until one to an unreachable machine ends."""
 
     def __init__(self, address: str, silence_timeout: float = SILENCE_SECONDS) -> None:
         self.address = address
@@ -29,85 +29,88 @@ class Pool:
         self._host, self._port = split_address(address)
         self._idle: deque[tuple[float, Connection]] = deque()
         self._busy: set[Connection] = set()
-        """Exchanges under way, from the request until `give_back`."""
+        """Connections in use, from the request until `release`."""
 
-    async def begin(
+    async def send(
         self, request: list[bytes], timeout: float, deadline: float | None = None, fresh: bool = False
     ) -> tuple[Connection, Head]:
-        """Send a request, give the connection and the answer's head. `fresh`: on a new connection.
+        """Send a request; return the connection and the answer's head. `fresh`: use a new connection.
 
-        `timeout`: seconds of silence allowed in the answer. `deadline`: monotonic seconds by which its head must come, on both connections
-        together (None: after `timeout`). Raises ConnectFailed, LostBeforeHead, TooSilent.
+        `timeout`: longest silence within the answer, seconds. `deadline`: monotonic seconds by which the head must arrive, including a
+        resend on a new connection (None: after `timeout`). Raises ConnectFailed, LostBeforeHead, ResponseTimeout.
         """
         due = monotonic() + timeout if deadline is None else deadline
-        kept, lost = None if fresh else self._take(), None
+        kept, lost = None if fresh else self._take_idle(), None
         if kept is not None:
             try:
                 return kept, await self._exchange(kept, request, timeout, due)
-            except GoneSilent:
+            except WorkerSilent:
                 raise
             except LostBeforeHead as error:
-                if kept.heard or monotonic() - kept.sent_at > STALE_SECONDS:
+                if kept.has_head_bytes or monotonic() - kept.sent_at > STALE_SECONDS:
                     raise
                 lost = error
         try:
             connection = await self._connect()
         except ConnectFailed:
             if lost is not None:
-                raise lost from None  # it took the request and is gone: that request may be the cause
+                raise lost from None  # the worker got the request and is gone: that request may be the cause
             raise
         try:
             return connection, await self._exchange(connection, request, timeout, due)
         except LostBeforeHead as error:
-            error.sent_again = lost is not None
+            error.was_resent = lost is not None
             raise
 
     async def fetch(
         self, path: str, timeout: float, headers: dict[str, str] | None = None, wanted: Callable[[Head], bool] = lambda head: True
     ) -> tuple[Head, bytes]:
-        """A GET, whole, within `timeout` seconds; of an answer whose head is not `wanted`, no body. Raises UpstreamError, TimeoutError."""
+        """Send a GET and return head and body within `timeout` seconds; no body if `wanted(head)` is false.
+
+        Raises UpstreamError, TimeoutError.
+        """
         lines = [f"GET {path} HTTP/1.1", f"host: {self.address}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
         async with asyncio.timeout(timeout):
-            connection, head = await self.begin(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
+            connection, head = await self.send(["\r\n".join([*lines, "", ""]).encode("latin-1")], 2 * timeout)  # ours comes first
             try:
                 body = bytearray()
                 if wanted(head):
                     while piece := await connection.read():
                         body += piece
             finally:
-                self.give_back(connection)
+                self.release(connection)
         return head, bytes(body)
 
-    def give_back(self, connection: Connection) -> None:
-        """Keep it for the next request if its answer was read to the end, else close it."""
+    def release(self, connection: Connection) -> None:
+        """Return the connection to the pool if its answer was read to the end, else close it."""
         self._busy.discard(connection)
-        if connection.reusable and len(self._idle) < IDLE_LIMIT:
+        if connection.is_reusable and len(self._idle) < IDLE_LIMIT:
             self._idle.append((monotonic(), connection))
         else:
             connection.abort()
 
-    def abandon(self) -> None:
-        """End the exchanges whose answer has not begun, so that they can be tried elsewhere."""
-        for connection in [connection for connection in self._busy if not connection.headed]:
-            connection.fail(GoneSilent(f"{self.address} has gone silent"))
+    def fail_unanswered(self) -> None:
+        """Fail the requests whose answer has not begun, so that they can be retried elsewhere."""
+        for connection in [connection for connection in self._busy if not connection.has_head]:
+            connection.fail(WorkerSilent(f"{self.address} has gone silent"))
 
-    def end_quiet(self, seconds: float) -> None:
-        """End the answers that have begun and brought nothing for `seconds`: they cannot go on elsewhere, but clients must know."""
-        for connection in [connection for connection in self._busy if connection.headed and connection.quiet_seconds >= seconds]:
-            connection.fail(LostAfterHead(f"{self.address} gave no sign of life for {seconds:g} s"))
+    def fail_silent(self, seconds: float) -> None:
+        """Fail the answers without a byte for `seconds`: they cannot continue elsewhere, but clients must learn of it."""
+        for connection in [connection for connection in self._busy if connection.has_head and connection.silent_seconds >= seconds]:
+            connection.fail(LostAfterHead(f"{self.address} sent nothing for {seconds:g} s"))
 
-    def answering(self, seconds: float) -> bool:
-        """A byte of some answer came within the last `seconds`: whatever is slow there, it is not stopped."""
-        return any(connection.headed and connection.quiet_seconds < seconds for connection in self._busy)
+    def has_recent_bytes(self, seconds: float) -> bool:
+        """Return whether a byte of some answer arrived within the last `seconds`, which shows that the worker is not stopped."""
+        return any(connection.has_head and connection.silent_seconds < seconds for connection in self._busy)
 
-    def drop_old(self) -> None:
-        """Close connections that were not needed for a while, or that the worker has closed."""
+    def close_expired(self) -> None:
+        """Close connections that were idle for IDLE_SECONDS, or that the worker has closed."""
         oldest = monotonic() - IDLE_SECONDS
-        while self._idle and (self._idle[0][0] < oldest or self._idle[0][1].closed):
+        while self._idle and (self._idle[0][0] < oldest or self._idle[0][1].is_closed):
             self._idle.popleft()[1].abort()
 
     def close(self) -> None:
-        """Close what is idle; exchanges under way go on."""
+        """Close the idle connections. Connections in use stay open."""
         for _, connection in self._idle:
             connection.abort()
         self._idle.clear()
@@ -120,11 +123,11 @@ class Pool:
             self._busy.discard(connection)
             raise
 
-    def _take(self) -> Connection | None:
-        self.drop_old()
+    def _take_idle(self) -> Connection | None:
+        self.close_expired()
         while self._idle:
             _, connection = self._idle.pop()
-            if connection.reusable:
+            if connection.is_reusable:
                 return connection
         return None
 
@@ -136,7 +139,7 @@ class Pool:
         except TimeoutError:
             raise Unreachable(f"no connection to {self.address} within {CONNECT_SECONDS:g} s") from None
         except OSError as error:
-            kind = Unreachable if error.errno in _NO_WAY else ConnectFailed
+            kind = Unreachable if error.errno in _UNREACHABLE_ERRNOS else ConnectFailed
             raise kind(f"no connection to {self.address}: {error}") from error
-        end_when_unheard(transport, self._silence_timeout)
+        enable_tcp_keepalive(transport, self._silence_timeout)
         return connection

@@ -1,6 +1,6 @@
-"""An answer on its way to a client: head, body framed as the client's HTTP version allows, backpressure.
+"""Reply to a client: head, body framed by the client's HTTP version, and backpressure.
 
-Written to the transport without a task or a queue between: what a worker sends is with the client's kernel in the same turn of the loop.
+Bytes go to the transport without a task or queue in between, so a worker's bytes reach the client's kernel in the same loop iteration.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _BODILESS = frozenset((204, 304))
 
 
 class Source(Protocol):
-    """Where a body comes from; told when the client cannot take more for now, and when it can again."""
+    """Source of a body, paused while the client's buffer is full."""
 
     def pause(self) -> None: ...
 
@@ -23,32 +23,32 @@ class Source(Protocol):
 
 
 class Reply:
-    """`start`, `write` as often as needed, `end`. After the client has gone, all of them do nothing."""
+    """Reply with `start`, any number of `write`, and `end`. After a disconnect these do nothing."""
 
     def __init__(self, transport: asyncio.Transport, method: str, keep_alive: bool, old: bool) -> None:
-        """`old`: the client speaks HTTP/1.0."""
-        self._transport, self._keep_alive, self._old = transport, keep_alive, old
-        self._silent = method == "HEAD"
+        """`old`: the client uses HTTP/1.0."""
+        self._transport, self._keep_alive, self._is_http10 = transport, keep_alive, old
+        self._omits_body = method == "HEAD"
         self._chunked = False
         self._head = b""
-        self.congested = False
-        """The client has not taken what was written; what comes now is held in memory."""
+        self.is_congested = False
+        """The client has not read what was written, and further bytes are buffered in memory."""
         self.started = self.ended = False
         self.source: Source | None = None
-        self.last = b""
-        """The body's newest piece."""
+        self.last_piece = b""
+        """Latest piece of the body."""
         self.sent = 0
-        """Bytes of the body so far."""
-        self.tap: Callable[[bytes], None] | None = None
-        """Reads over our shoulder, where somebody counts what an answer used."""
+        """Sent bytes of the body."""
+        self.observer: Callable[[bytes], None] | None = None
+        """Optional observer of the body, which counts token usage."""
 
     @property
-    def keep_alive(self) -> bool:
-        """Another answer may follow on the connection."""
+    def can_keep_alive(self) -> bool:
+        """Whether another answer may follow on the connection."""
         return self._keep_alive and self.ended
 
     def start(self, status: int, headers: Headers) -> None:
-        """The status line and headers; they leave with the first piece of the body, or at `flush`. Framing and `connection` are ours."""
+        """Set status and headers. They are sent with the first piece of the body, or by `flush`. Framing and `connection` are set here."""
         self.started = True
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         sized = False
@@ -59,35 +59,35 @@ class Reply:
                 self._keep_alive = self._keep_alive and value.lower() != b"close"
                 continue
             lines += (name, b": ", value, b"\r\n")
-        self._silent = self._silent or status in _BODILESS
-        if not sized and not self._silent:
-            if self._old:
-                self._keep_alive = False  # its end is the connection's
+        self._omits_body = self._omits_body or status in _BODILESS
+        if not sized and not self._omits_body:
+            if self._is_http10:
+                self._keep_alive = False  # the end of the connection ends the body
             else:
                 self._chunked = True
                 lines.append(b"transfer-encoding: chunked\r\n")
         if not self._keep_alive:
             lines.append(b"connection: close\r\n")
-        elif self._old:
+        elif self._is_http10:
             lines.append(b"connection: keep-alive\r\n")
         lines.append(b"\r\n")
         self._head = b"".join(lines)
 
     def flush(self) -> None:
-        """Send the head although nothing of the body is there."""
+        """Send the head without waiting for the body."""
         if self._head:
             self._send(self._head)
             self._head = b""
 
     def write(self, data: bytes) -> None:
-        """A piece of the body."""
+        """Send a piece of the body."""
         if not data:
             return
-        self.last = data
+        self.last_piece = data
         self.sent += len(data)
-        if self.tap is not None:
-            self.tap(data)
-        if self._silent:
+        if self.observer is not None:
+            self.observer(data)
+        if self._omits_body:
             return
         if self._chunked:
             data = b"%b%x\r\n%b\r\n" % (self._head, len(data), data)
@@ -97,41 +97,41 @@ class Reply:
         self._send(data)
 
     def end(self, data: bytes = b"") -> None:
-        """The last piece, and the end of the answer."""
+        """Send the last piece and end the reply."""
         self.ended = True
         if not self._chunked:
             self.write(data)
             self.flush()
             return
-        self.last = data or self.last
+        self.last_piece = data or self.last_piece
         self.sent += len(data)
-        if self.tap is not None:
-            self.tap(data)
+        if self.observer is not None:
+            self.observer(data)
         framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         self._send(b"%b%b0\r\n\r\n" % (self._head, framed))
         self._head = b""
 
     def _send(self, data: bytes) -> None:
-        if not self._transport.is_closing():  # uvloop's raises once it is closed
+        if not self._transport.is_closing():  # uvloop's transport raises once it is closed
             self._transport.write(data)
 
-    # What the connection tells
+    # Called by the connection
 
     def close_after(self) -> None:
-        """No other answer will follow."""
+        """Close the connection after this reply."""
         self._keep_alive = False
 
     def pause(self) -> None:
-        self.congested = True
+        self.is_congested = True
         if self.source is not None:
             self.source.pause()
 
     def resume(self) -> None:
-        self.congested = False
+        self.is_congested = False
         if self.source is not None:
             self.source.resume()
 
-    def whole(self, status: int, body: bytes, headers: Headers | None = None, content_type: bytes = b"application/json") -> None:
-        """One whole, small answer."""
+    def send(self, status: int, body: bytes, headers: Headers | None = None, content_type: bytes = b"application/json") -> None:
+        """Send a complete, small reply."""
         self.start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or [])])
         self.end(body)

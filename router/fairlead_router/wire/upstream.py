@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection to a worker: bodies pass through as bytes, with backpressure.
+"""HTTP/1.1 connection to a worker: bodies pass through as bytes, with backpressure.
 
-Made for one thing, so that a streamed token costs one parser call and one write: no task wakes up for it; no redirects, no decoding.
+A streamed token costs one parser call and one write, and wakes no task. Redirects and decoding are not supported.
 """
 
 import asyncio
@@ -12,50 +12,50 @@ import httptools
 from fairlead_router.wire.response import Reply
 
 HIGH_WATER = 256 * 1024
-"""Bytes of a body that nobody has asked for yet before the worker's socket is no longer read."""
+"""Unread bytes of a body at which reading from the worker's socket pauses."""
 _READ = memoryview(bytearray(32 * 1024))
-"""Shared by all connections, as each read is parsed before the next. One read is what a client that takes nothing adds to its buffer."""
+"""Shared by all connections, since each read is parsed before the next. A client that reads nothing buffers at most one more read."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a worker's status line and headers."""
+"""Limit of a worker's status line and headers."""
 
 
-MAX_DOCUMENT = 64 * 1024
-"""Bytes of an error that are kept, where one has to become an event."""
+MAX_ERROR_BYTES = 64 * 1024
+"""Most bytes of an error body that is converted to an event."""
 
 
 class UpstreamError(Exception):
-    """An exchange with a worker failed. The message says how."""
+    """A request to a worker failed. The message says how."""
 
 
 class ConnectFailed(UpstreamError):
-    """No connection: the worker never saw the request."""
+    """No connection could be made, so the worker never saw the request."""
 
 
 class Unreachable(ConnectFailed):
-    """No way to its machine, or no word from it: unlike a refusal, this says nothing of the process there."""
+    """The worker's machine is unreachable. Unlike a refused connection, this says nothing about its process."""
 
 
 class LostBeforeHead(UpstreamError):
-    """The request was sent and no byte came back: another worker may be asked."""
+    """The request was sent and the connection was lost before an answer: another worker may be tried."""
 
-    sent_again = False
-    """It was sent twice: on a kept connection, and then on a new one."""
-
-
-class GoneSilent(LostBeforeHead):
-    """The worker answers nobody any more, so this request is not the cause."""
+    was_resent = False
+    """The request was sent twice: on a reused connection, then on a new one."""
 
 
-class TooSilent(UpstreamError):
-    """No byte of an answer within the request's deadline: asking another worker would only double the wait."""
+class WorkerSilent(LostBeforeHead):
+    """The worker no longer answers anything, so this request is not the cause."""
+
+
+class ResponseTimeout(UpstreamError):
+    """No byte of an answer arrived within the request's deadline. A retry would only double the wait."""
 
 
 class LostAfterHead(UpstreamError):
-    """The answer had begun: the client has to be told."""
+    """The connection was lost after the answer had begun, so the client must learn of it."""
 
 
 class Head(NamedTuple):
-    """The worker's status line and headers (names in lower case)."""
+    """Worker's status line and headers (names in lower case)."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -68,7 +68,7 @@ class Head(NamedTuple):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, one exchange at a time: `exchange` gives the head; then `pour` hands the body on, or `read` gives it in pieces."""
+    """Connection with one exchange at a time. `exchange` returns the head, then `stream_to` forwards the body or `read` returns pieces."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -84,43 +84,43 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._framed = False
         self._failure: UpstreamError | None = None
-        self._timeout = self._head_due = 0.0
+        self._timeout = self._head_deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        self._touched = 0.0
+        self._timer_at = 0.0
+        self._last_activity = 0.0
         self._keep_alive = True
         self.complete = True
         self.exchanges = 0
         self.sent_at = 0.0
 
-    # What the pool asks
+    # Called by the pool
 
     @property
-    def headed(self) -> bool:
-        """The answer has begun."""
+    def has_head(self) -> bool:
+        """Whether the answer's head has arrived."""
         return self._head is not None and self._head.done()
 
     @property
-    def quiet_seconds(self) -> float:
-        """Since its last byte came or was taken; since the request was sent where none came."""
-        return self._loop.time() - self._touched
+    def silent_seconds(self) -> float:
+        """Seconds since the last byte arrived or reading resumed; since the request if none arrived."""
+        return self._loop.time() - self._last_activity
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
     @property
-    def reusable(self) -> bool:
-        """The last answer was read to its end and the worker keeps the connection."""
-        return self.complete and not self.closed and self._failure is None and not self._pieces and self._keep_alive
+    def is_reusable(self) -> bool:
+        """Whether the last answer was read to its end and the worker keeps the connection open."""
+        return self.complete and not self.is_closed and self._failure is None and not self._pieces and self._keep_alive
 
     @property
-    def heard(self) -> bool:
-        """A part of the answer's head has come."""
+    def has_head_bytes(self) -> bool:
+        """Whether a part of the answer's head has arrived."""
         return self._head_bytes > 0
 
     def abort(self) -> None:
-        """Close now, without sending what is left: the worker sees a reset or an end, and drops the request."""
+        """Close without sending buffered bytes. The worker sees a reset or an end, and drops the request."""
         self._stop_timer()
         if self._transport is not None:
             self._transport.abort()
@@ -128,24 +128,24 @@ class Connection(asyncio.BufferedProtocol):
     # One exchange
 
     async def exchange(self, request: list[bytes], timeout: float, deadline: float) -> Head:
-        """Send a whole request, wait for the answer's head until `deadline` (monotonic seconds). `timeout`: seconds of silence in the body.
+        """Send a request and return the answer's head. `deadline`: monotonic seconds for the head. `timeout`: longest silence in the body.
 
-        Raises LostBeforeHead, TooSilent; the connection is closed then, and also when the caller is cancelled.
+        Raises LostBeforeHead, ResponseTimeout. The connection is closed then, and also when the caller is cancelled.
         """
-        if self.closed:
+        if self.is_closed:
             raise LostBeforeHead("the worker had closed the connection")
         assert self._transport is not None and self.complete
         self._headers, self._pieces, self._buffered, self._head_bytes = [], [], 0, 0
         self.complete, self._framed, self._keep_alive = False, False, True
         self._head = self._loop.create_future()
         self._timeout = timeout
-        self._touched = self._loop.time()
+        self._last_activity = self._loop.time()
         self.sent_at = monotonic()
-        self._head_due = self._touched + max(0.0, deadline - self.sent_at)
+        self._head_deadline = self._last_activity + max(0.0, deadline - self.sent_at)
         self.exchanges += 1
-        if self._timer is None or self._due > self._head_due:  # else the last exchange's goes on
+        if self._timer is None or self._timer_at > self._head_deadline:  # else the last exchange's timer serves this one
             self._stop_timer()
-            self._set_timer(self._head_due - self._touched)
+            self._set_timer(self._head_deadline - self._last_activity)
         self._transport.writelines(request)
         try:
             return await self._head
@@ -154,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
             raise
 
     async def read(self) -> bytes:
-        """The body's next bytes, all that have come; `b""` at its end. Raises LostAfterHead."""
+        """Return all bytes of the body that have arrived; `b""` at its end. Raises LostAfterHead."""
         while not self._pieces:
             if self._failure is not None:
                 raise LostAfterHead(str(self._failure))
@@ -164,28 +164,28 @@ class Connection(asyncio.BufferedProtocol):
             await self._waiter
         piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces, self._buffered = [], 0
-        self._touched = self._loop.time()
+        self._last_activity = self._loop.time()
         self.resume()
         return piece
 
-    async def document(self) -> bytes:
-        """The rest of a small body, whole; what is beyond 64 KiB is left out. Raises LostAfterHead."""
+    async def read_error(self) -> bytes:
+        """Return the rest of a small body, truncated to 64 KiB. Raises LostAfterHead."""
         body = bytearray()
         while piece := await self.read():
-            if len(body) < MAX_DOCUMENT:
-                body += piece[: MAX_DOCUMENT - len(body)]
+            if len(body) < MAX_ERROR_BYTES:
+                body += piece[: MAX_ERROR_BYTES - len(body)]
         return bytes(body)
 
-    async def pour(self, reply: Reply) -> None:
-        """Hand the rest of the body on as it comes, and end the reply with it. Raises LostAfterHead."""
+    async def stream_to(self, reply: Reply) -> None:
+        """Forward the rest of the body as it arrives, and end the reply. Raises LostAfterHead."""
         self._reply, reply.source = reply, self
         try:
             if self._pieces or self.complete:
-                self._hand_on()
+                self._forward_pieces()
             else:
                 reply.flush()
             self.resume()
-            if reply.congested:
+            if reply.is_congested:
                 self.pause()
             while not self.complete:
                 if self._failure is not None:
@@ -197,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
             self.resume()
 
     def pause(self) -> None:
-        """Read no more for now: nobody takes it."""
+        """Pause reading: the client does not read."""
         if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
@@ -205,12 +205,12 @@ class Connection(asyncio.BufferedProtocol):
     def resume(self) -> None:
         if self._paused:
             self._paused = False
-            self._touched = self._loop.time()
+            self._last_activity = self._loop.time()
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
 
     def fail(self, error: UpstreamError) -> None:
-        """End the exchange: whoever waits gets the error."""
+        """End the exchange with an error for the waiting caller."""
         if self.complete or self._failure is not None:
             return
         self._failure = error
@@ -224,15 +224,15 @@ class Connection(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio's
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._touched = self._loop.time()
+        self._last_activity = self._loop.time()
         if self.complete:
-            self.abort()  # bytes that nobody asked for: this connection is out of step
+            self.abort()  # bytes without a request: the connection is out of sync
             return
         if self._head is not None and not self._head.done():
             self._head_bytes += nbytes
@@ -240,28 +240,28 @@ class Connection(asyncio.BufferedProtocol):
             self._parser.feed_data(_READ[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:
-                self.fail(self._lost(f"the worker's answer is not HTTP: {error}"))
+                self.fail(self._lost_error(f"the worker's answer is not HTTP: {error}"))
                 return
-            self._keep_alive = False  # what follows the answer is nobody's
+            self._keep_alive = False  # bytes after the answer belong to no request
         if self._reply is not None:
-            self._hand_on()
+            self._forward_pieces()
         elif self._head_bytes > MAX_HEAD_BYTES and self._head is not None and not self._head.done():
-            self.fail(self._lost(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
+            self.fail(self._lost_error(f"the worker's headers exceed {MAX_HEAD_BYTES} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self.headed and not self._framed and exc is None and self._failure is None and not self.complete:
+        if self.has_head and not self._framed and exc is None and self._failure is None and not self.complete:
             self.on_message_complete()  # a body without a length ends with its connection
             if self._reply is not None:
-                self._hand_on()
+                self._forward_pieces()
         self._stop_timer()
-        self.fail(self._lost(f"the worker closed the connection ({exc or 'end of file'})"))
+        self.fail(self._lost_error(f"the worker closed the connection ({exc or 'end of file'})"))
 
     # httptools
 
     def on_message_begin(self) -> None:
         if self.complete:
-            raise ValueError("an answer that nobody asked for")
+            raise ValueError("an answer without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -288,15 +288,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_message_complete(self) -> None:
         if self._head is None or not self._head.done():
-            self._headers = []  # 100 Continue and its like: the real answer follows
+            self._headers = []  # an interim answer such as 100 Continue: the final one follows
             return
         self.complete = True
         self._wake()
 
-    # Inside
+    # Internals
 
-    def _hand_on(self) -> None:
-        """What one read brought goes on in one write."""
+    def _forward_pieces(self) -> None:
+        """Forward the bytes of one read in one write."""
         assert self._reply is not None
         piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces, self._buffered = [], 0
@@ -309,8 +309,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _lost(self, message: str) -> UpstreamError:
-        return LostAfterHead(message) if self.headed else LostBeforeHead(message)
+    def _lost_error(self, message: str) -> UpstreamError:
+        return LostAfterHead(message) if self.has_head else LostBeforeHead(message)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -318,16 +318,18 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
 
     def _set_timer(self, seconds: float) -> None:
-        self._due = self._loop.time() + seconds
-        self._timer = self._loop.call_later(seconds, self._look_at_clock)
+        self._timer_at = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._check_deadline)
 
-    def _look_at_clock(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if self.complete:
             return  # idle in the pool
-        left = (self._touched + self._timeout if self.headed else self._head_due) - self._loop.time()
-        if left > 0 or self._paused:  # paused: it is the client that is slow, and client.py bounds that
+        left = (self._last_activity + self._timeout if self.has_head else self._head_deadline) - self._loop.time()
+        if left > 0 or self._paused:  # paused: the client is slow, and client_connection.py bounds that
             self._set_timer(max(left, 1.0) if self._paused else left)
             return
-        error = self._lost(f"no byte from the worker for {self._timeout:g} s" if self.headed else "no answer within the request's deadline")
-        self.fail(TooSilent(str(error)) if isinstance(error, LostBeforeHead) else error)
+        error = self._lost_error(
+            f"no byte from the worker for {self._timeout:g} s" if self.has_head else "no answer within the request's deadline"
+        )
+        self.fail(ResponseTimeout(str(error)) if isinstance(error, LostBeforeHead) else error)

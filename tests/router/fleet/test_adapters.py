@@ -1,4 +1,4 @@
-"""LoRA adapters as the router sees them: by name to those that have them, by content in the index, and known while nobody is there."""
+"""LoRA adapters in the router: routed by name to workers that have them, hashed by content, and known while there is no worker."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Finding workers, and learning how their model reads prompts."""
+"""Discovery of workers, and of their prompt formats."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from tests.router.prompt_format import make_format
 
 from fairlead_common.discovery import DnsSource, FileSource, StaticSource, Unresolved, source_of
 from fairlead_router.config import RouterConfig, read_config
-from fairlead_router.fleet.discovery import follow
+from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.workers import WorkerTable
 
 
@@ -126,7 +126,7 @@ async def test_discovery_survives_whatever_a_source_throws(fleet: Fleet) -> None
                 raise answer
             return answer
 
-    following = asyncio.create_task(follow(Odd(), table, 0.01, asyncio.Event()))
+    following = asyncio.create_task(follow_discovery(Odd(), table, 0.01, asyncio.Event()))
     try:
         await eventually(lambda: table.get(worker.address) is not None, "it asked again")
     finally:

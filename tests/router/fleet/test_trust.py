@@ -1,4 +1,4 @@
-"""What somebody with a worker's Redis credential can do: steer badly within its own service, and nothing else."""
+"""Limits of an attacker with a worker's Redis credential: it can only degrade the routing of its own service."""
 
 import asyncio
 import contextlib
@@ -258,8 +258,8 @@ async def test_a_worker_is_used_when_discovery_names_it_and_not_before(fleet: Fl
     assert not newer.received
     page = (await router.client.get("/fairlead/workers")).json()
     assert [one["address"] for one in page["workers"]] == [known.address]
-    await eventually(lambda: bool(router.server.router.policy.trust.shown()), "it is shown")  # type: ignore[union-attr]
-    [ignored] = router.server.router.policy.trust.shown()  # type: ignore[union-attr]
+    await eventually(lambda: bool(router.server.router.policy.trust.recent()), "it is shown")  # type: ignore[union-attr]
+    [ignored] = router.server.router.policy.trust.recent()  # type: ignore[union-attr]
     assert (ignored["address"], ignored["reason"]) == (newer.address, "unknown_address")
     fleet.list_in_file(known, newer)
     began = asyncio.get_running_loop().time()
@@ -278,7 +278,7 @@ async def test_a_worker_that_joined_again_is_believed_within_a_poll(fleet: Fleet
     before = worker._index.incarnation
     redis.command("FLUSHALL")
     await eventually(lambda: worker.joined and worker._index.incarnation != before, "it joined again")  # type: ignore[union-attr]
-    await asyncio.sleep(0.1)  # POLL_AGAIN_SECONDS after the last poll
+    await asyncio.sleep(0.1)  # MIN_CHECK_INTERVAL_SECONDS after the last poll
 
     async def steered() -> bool:
         return "x-fairlead-predicted-tokens" in (await router.complete("a" * 40)).headers
@@ -312,7 +312,7 @@ async def test_forged_perfect_records_do_not_hide_the_holder_of_a_prompt(fleet: 
 
 async def test_ignored_records_are_bounded() -> None:
     table = WorkerTable()
-    table.discovered(["10.0.0.1:1"])
+    table.set_addresses(["10.0.0.1:1"])
     metrics, asked = Metrics(table), [0]
 
     def resolve() -> None:
@@ -321,19 +321,19 @@ async def test_ignored_records_are_bounded() -> None:
     trust = Trust(table, metrics.ignored_records, resolve)
     for number in range(1000):
         assert not trust(f"10.1.{number // 250}.{number % 250}:1" * 20, "00")
-    assert len(trust.shown()) == 128 and asked[0] == 1000
-    assert all(len(one["address"]) <= 200 for one in trust.shown())
+    assert len(trust.recent()) == 128 and asked[0] == 1000
+    assert all(len(one["address"]) <= 200 for one in trust.recent())
 
 
 async def test_a_record_of_a_worker_that_was_not_polled_yet_is_not_reported() -> None:
     table = WorkerTable()
-    table.discovered(["10.0.0.1:1"])
+    table.set_addresses(["10.0.0.1:1"])
     worker, metrics = next(iter(table)), Metrics(table)
     trust = Trust(table, metrics.ignored_records, lambda: None)
-    assert not trust("10.0.0.1:1", "aa") and not trust.shown(), "a router that has just started"
+    assert not trust("10.0.0.1:1", "aa") and not trust.recent(), "a router that has just started"
     worker.reason = ""
     assert not trust("10.0.0.1:1", "") and not trust("10.0.0.1:1", "aa")
-    assert [one["reason"] for one in trust.shown()] == ["other_incarnation"]
+    assert [one["reason"] for one in trust.recent()] == ["other_incarnation"]
     worker.incarnation = "aa"
     assert trust("10.0.0.1:1", "aa") and not trust("10.0.0.1:1", "ab")
 

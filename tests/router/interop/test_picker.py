@@ -227,7 +227,7 @@ async def test_the_gateways_own_errors_open_the_breaker(fleet: Fleet) -> None:
             await exchange.picked()
             await exchange.streamed()
             await exchange.respond(503, end=True)  # Envoy: no connection
-        assert not router.table.get(worker.address).breaker.closed
+        assert not router.table.get(worker.address).breaker.is_closed
 
 
 async def test_many_at_once_and_cancels_at_every_phase_leave_nothing_counted(fleet: Fleet) -> None:
@@ -339,7 +339,7 @@ async def test_a_drain_refuses_new_streams_and_lets_the_others_finish(fleet: Fle
         await exchange.request(PATH, prompt())
         await exchange.picked()
         await exchange.streamed()
-        router.server.router.leave()
+        router.server.router.stop_accepting()
         await exchange.respond()
         assert await asking.exchange().call.code() == grpc.StatusCode.UNAVAILABLE
         await exchange.response_body(b"", end=True)

@@ -70,7 +70,7 @@ async def test_all_prompts_of_a_request_are_charged_and_its_refusal_is_counted(f
         exchange = asking.exchange()
         await exchange.request(PATH, body, authorization=f"Bearer {ANNA}")
         await exchange.picked()
-        (account,) = (one for name, one in router.server.router.front._accounts._accounts.items() if name == "anna")
+        (account,) = (one for name, one in router.server.router.handler._accounts._accounts.items() if name == "anna")
         assert account.level <= 400 - len(body) // 4
         exchange.call.cancel()
         exchange = asking.exchange()
@@ -87,7 +87,7 @@ async def test_what_is_only_tokenized_is_charged_too(fleet: Fleet, tmp_path: Pat
         exchange = asking.exchange()
         await exchange.headers("/tokenize", authorization=f"Bearer {ANNA}", content_length="4000")
         await exchange.read()
-        (account,) = (one for name, one in router.server.router.front._accounts._accounts.items() if name == "anna")
+        (account,) = (one for name, one in router.server.router.handler._accounts._accounts.items() if name == "anna")
         assert account.level < -800
         exchange.call.cancel()
 
@@ -96,7 +96,7 @@ async def test_bodies_that_a_gateway_shows_take_room_like_all_others(fleet: Flee
     """--max-inflight-bytes bounds them together, until each is passed on or its stream ends."""
     router = await fleet.router(await fleet.worker(), picker_port=0, picker_tls="off", max_inflight_bytes=1_000_000)
     assert router.server.router.picker is not None
-    bodies = router.server.router.front.bodies
+    bodies = router.server.router.handler.body_budget
     async with gateway(router.server.router.picker.port) as asking:
         half = asking.exchange()
         await half.headers(PATH)

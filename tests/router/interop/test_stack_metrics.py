@@ -55,12 +55,12 @@ async def test_by_default_only_our_own_names_are_shown(fleet: Fleet) -> None:
 def test_what_is_sampled_over_a_minute_ends_with_it() -> None:
     now = 1000.0
     table = WorkerTable(lambda: now)
-    table.discovered(["a:1"])
+    table.set_addresses(["a:1"])
     stack = StackMetrics(table, lambda: "m", lambda: now)
     for took, cached in ((0.5, 64), (1.5, None)):
-        call = Call("POST", "/v1/completions", b"", "id", [], None, "", began=now - took)
-        call.worker, call.first_byte, call.prompt_tokens, call.cached = "a:1", now, 128, cached
-        stack.finished(call)
+        call = Call("POST", "/v1/completions", b"", "id", [], None, "", started_at=now - took)
+        call.worker, call.first_byte_at, call.prompt_tokens, call.cached_tokens = "a:1", now, 128, cached
+        stack.record(call)
 
     def value(name: str) -> float:
         return next(sample.value for metric in stack.collect() for sample in metric.samples if sample.name == name)

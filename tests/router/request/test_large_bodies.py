@@ -1,4 +1,4 @@
-"""Prompts that take much memory and time to tokenize: one at a time, tenants by turns, and nobody's short prompt behind them."""
+"""Prompts that take much memory and time to tokenize: one at a time, fairly between tenants, without delaying short prompts."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from tests.router.harness import Fleet, eventually
 from tests.router.tenancy.test_access import ANNA, BORIS, ask, guarded
 
 from fairlead_common.memory import LARGE
-from fairlead_router.request.fair_lock import Turns
+from fairlead_router.request.fair_lock import FairLock
 from fairlead_router.request.prompts import INLINE_BYTES, Prompt, Prompts
 
 LONG, SHORT = "界" * (LARGE // 3 + 100), "short " * (INLINE_BYTES // 3)
@@ -55,7 +55,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 
 async def test_large_bodies_are_read_one_at_a_time_and_short_ones_beside_them(fleet: Fleet, tmp_path: Path, slow: Slow) -> None:
     router, worker = await guarded(fleet, tmp_path)
-    turns = router.server.router.prompts._large
+    turns = router.server.router.prompts._large_body_lock
     asking = [asyncio.create_task(ask(router, ANNA, f"<anna {number}>{LONG}")) for number in range(4)]
     try:
         await eventually(lambda: len(slow.order) == 1 and len(turns._waiting.get("anna", ())) == 3, "one is read, three wait")
@@ -67,7 +67,7 @@ async def test_large_bodies_are_read_one_at_a_time_and_short_ones_beside_them(fl
         assert len(slow.order) == 1 and len(worker.received) == 8
         asking[0].cancel()  # its client goes, and the thread works on
         await eventually(lambda: not router.server._under_way() or len(router.server._under_way()) == 4, "its request has ended")
-        assert len(slow.order) == 1, "so nobody else's turn has come"
+        assert len(slow.order) == 1, "the lock is still held"
     finally:
         slow.go_on.set()
     answers = await asyncio.gather(*asking[1:])
@@ -79,7 +79,7 @@ async def test_a_large_body_that_is_refused_gives_its_turn_back(fleet: Fleet, tm
     router, _ = await guarded(fleet, tmp_path)
     answers = await asyncio.gather(*(ask(router, ANNA, LONG, model="nobody") for _ in range(3)), ask(router, ANNA, LONG))
     assert [answer.status_code for answer in answers] == [404, 404, 404, 200]
-    assert not router.server.router.prompts._large._taken
+    assert not router.server.router.prompts._large_body_lock._is_locked
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=12))
@@ -87,11 +87,11 @@ def test_every_turn_comes_once_tenants_alternate_and_none_is_lost(asked: list[tu
     """Each: its tenant, and whether it is cancelled while it waits."""
 
     async def play() -> None:
-        turns, came = Turns(), []
-        await turns.take("first")
+        turns, came = FairLock(), []
+        await turns.acquire("first")
 
         async def take(number: int, tenant: str) -> None:
-            await turns.take(tenant)
+            await turns.acquire(tenant)
             came.append((tenant, number))
 
         waiting = []
@@ -105,7 +105,7 @@ def test_every_turn_comes_once_tenants_alternate_and_none_is_lost(asked: list[tu
         await asyncio.sleep(0)
         for count in range(len(stay)):
             assert len(came) == count
-            turns.give_back()
+            turns.release()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert sorted(came) == sorted(stay)
@@ -115,19 +115,19 @@ def test_every_turn_comes_once_tenants_alternate_and_none_is_lost(asked: list[tu
         for at in range(1, len(came)):
             left = {tenant for tenant, _ in came[at:]}
             assert came[at][0] != came[at - 1][0] or left == {came[at][0]}, "the same tenant twice only where it is alone"
-        turns.give_back()
-        await asyncio.wait_for(turns.take("last"), 1)
+        turns.release()
+        await asyncio.wait_for(turns.acquire("last"), 1)
 
     asyncio.run(play())
 
 
 async def test_a_turn_that_comes_as_its_holder_is_cancelled_goes_on() -> None:
-    turns = Turns()
-    await turns.take("a")
-    second = asyncio.create_task(turns.take("a"))
-    third = asyncio.create_task(turns.take("b"))
+    turns = FairLock()
+    await turns.acquire("a")
+    second = asyncio.create_task(turns.acquire("a"))
+    third = asyncio.create_task(turns.acquire("b"))
     await asyncio.sleep(0)
-    turns.give_back()
+    turns.release()
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second

@@ -1,4 +1,4 @@
-"""Embeddings and scores through the router: with their tokens where there is one text, and without a word of prefixes."""
+"""Embeddings and scores through the router: token ids are sent for a single text, and no prefix match is predicted."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ async def test_one_text_goes_with_its_tokens_and_nothing_is_foretold(given: obje
     worker = await fleet.worker(behaviour=whole)
     router = await fleet.router(worker)
     prompt = await router.server.router.prompts.read("/v1/embeddings", msgspec.json.encode({"input": given, "cache_salt": "s"}))
-    assert not len(prompt.hashes) and prompt.length == len(TEXT) and (prompt.asked.output, prompt.asked.salt) == (0, "s")
+    assert not len(prompt.hashes) and prompt.length == len(TEXT) and (prompt.params.max_output, prompt.params.salt) == (0, "s")
     assert (await router.client.post("/v1/embeddings", json={"input": given})).status_code == 200
     assert worker.received[0].tokens is not None and len(worker.received[0].tokens) == len(TEXT)
 

@@ -60,7 +60,7 @@ async def test_tokens_are_the_workers_or_none(fleet: Fleet, path: str, fields: d
 
 
 async def test_what_is_sure_to_be_too_long_goes_to_the_worker_as_it_came(fleet: Fleet) -> None:
-    """It refuses it, in its own words; nobody tokenizes it."""
+    """The worker refuses it with its own message, and the router does not tokenize it."""
     format = msgspec.structs.replace(make_format(), max_model_len=100)
     worker = await fleet.worker(format=format)
     router = await fleet.router(worker)

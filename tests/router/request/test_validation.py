@@ -1,4 +1,4 @@
-"""Without a worker: what is wrong whichever worker reads it is refused at once, and brings nobody up; the rest waits for one."""
+"""Without a worker: requests that every worker would refuse get a 400 and cause no scale-up; the others wait for a worker."""
 
 import json
 from time import monotonic

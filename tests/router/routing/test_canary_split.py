@@ -1,4 +1,4 @@
-"""A canary's share: its weight of the conversations and no more, the other side where one fails, and how both fare."""
+"""Canary routing: the canary gets its weight of the conversations, failures fall back to the other side, and both are counted."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.router.test_process import router_process
 
 from fairlead_common.canary_split import Durations, Split, SplitReport
 from fairlead_router.request.prompts import conversation_of
-from fairlead_router.routing.canary_split import LEEWAY, leans_to_canary
+from fairlead_router.routing.canary_split import TOLERANCE, belongs_to_canary
 
 CANARY = {"canary": "new"}
 
@@ -70,7 +70,7 @@ async def test_a_bad_canary_gets_its_weight_and_no_client_sees_it(fleet: Fleet, 
     answers = [await router.complete(f"prompt {number}") for number in range(200)]
     assert Counter(answer.status_code for answer in answers) == {200: 200}
     share = len(canary.received)
-    assert abs(share - 40) <= LEEWAY + 4 * math.sqrt(200 * 0.2 * 0.8) + 1
+    assert abs(share - 40) <= TOLERANCE + 4 * math.sqrt(200 * 0.2 * 0.8) + 1
     assert len(stable.received) == 200, "what the canary failed went to the other side"
     seen = await report(router)
     assert seen["revision"] == "new" and seen["weight"] == 20
@@ -123,7 +123,7 @@ async def test_a_conversation_stays_on_its_side_at_every_router_and_as_the_weigh
         assert [await side(number, turns, router) for number in range(30)] == first
     told(tmp_path, 60)
     await eventually(
-        lambda: all(router.server.router.split.report().weight == 60 for router in routers if router.server.router.split), "told"
+        lambda: all(router.server.router.canary.report().weight == 60 for router in routers if router.server.router.canary), "told"
     )
     later = [await side(number, 4, routers[1]) for number in range(30)]
     assert all(now == canary.pod for before, now in zip(first, later, strict=True) if before == canary.pod)
@@ -164,7 +164,7 @@ async def test_a_session_is_a_conversation_and_one_prompt_sent_over_and_over_is_
     before = len(canary.received)
     for _ in range(240):
         assert (await router.complete("the same")).status_code == 200
-    assert abs(len(canary.received) - before - 60) <= 2 * (LEEWAY + 4 * math.sqrt(270 * 0.25 * 0.75))
+    assert abs(len(canary.received) - before - 60) <= 2 * (TOLERANCE + 4 * math.sqrt(270 * 0.25 * 0.75))
 
 
 async def test_neither_side_is_missed(fleet: Fleet, tmp_path: Path) -> None:
@@ -178,13 +178,13 @@ async def test_neither_side_is_missed(fleet: Fleet, tmp_path: Path) -> None:
     await router.usable(1)
     assert {(await router.complete(f"b{number}")).headers["x-fairlead-pod"] for number in range(10)} == {canary.pod}
     canary.behaviour = fails
-    assert (await router.complete("c")).status_code == 500, "with nobody else to ask, its answer stands"
+    assert (await router.complete("c")).status_code == 500, "without another worker, its answer stands"
 
 
 async def test_a_canary_without_a_weight_is_a_last_resort_and_a_weight_is_followed(fleet: Fleet, tmp_path: Path) -> None:
     stable, canary = await fleet.worker(), await fleet.worker(load=CANARY)
     router = await fleet.router(stable, canary, split_file=str(tmp_path / "split.json"))
-    split = router.server.router.split
+    split = router.server.router.canary
     assert split is not None
 
     async def pods(name: str) -> set[str]:
@@ -240,7 +240,7 @@ async def test_two_models_at_once_are_each_steered_by_their_own_blocks(fleet: Fl
     assert formats.current is not None and formats.current.format.block_tokens == 16, "three canaries do not outvote two others"
     split = Split("new", 50)
     prompts = [f"{number} " * 200 for number in range(40)]
-    of = {prompt: leans_to_canary(conversation_of(None, prompt, ""), split) for prompt in prompts}
+    of = {prompt: belongs_to_canary(conversation_of(None, prompt, ""), split) for prompt in prompts}
     chosen = [next(prompt for prompt in prompts if of[prompt] is on_canary) for on_canary in (True, False)]
     for prompt, side in zip(chosen, (canary, stable), strict=True):
         first = await router.complete(prompt)
@@ -273,7 +273,7 @@ async def test_requests_by_way_of_a_gateway_count_by_their_answers_heads_and_nev
     stable, other, canary = await fleet.worker(), await fleet.worker(), await fleet.worker(load=CANARY)
     settings: dict[str, Any] = {"picker_port": 0, "picker_tls": "off", "policy": "RoundRobin"}
     router = await fleet.router(stable, other, canary, split_file=told(tmp_path, 0), **settings)
-    picker, split = router.server.router.picker, router.server.router.split
+    picker, split = router.server.router.picker, router.server.router.canary
     assert picker is not None and split is not None
     async with gateway(picker.port) as asking:
 
@@ -291,7 +291,7 @@ async def test_requests_by_way_of_a_gateway_count_by_their_answers_heads_and_nev
         await eventually(lambda: split.report().weight == 100, "the router read it")
         assert (await asked(200, x_fairlead_pod=canary.pod))[0] == canary.address
         assert (await asked(500, x_fairlead_pod=canary.pod))[0] == canary.address
-        assert (await asked(503))[0] == canary.address  # the gateway's own words: nobody answered
+        assert (await asked(503))[0] == canary.address  # the gateway's own status: no worker answered
         seen = split.report()
         assert (seen.stable.requests, seen.stable.errors, seen.stable.ttft.count) == (1, 0, 1)
         assert (seen.canary.requests, seen.canary.errors, seen.canary.ttft.count) == (3, 2, 1)

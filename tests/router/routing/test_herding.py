@@ -35,7 +35,7 @@ async def test_a_burst_of_one_cold_prefix_spreads(fleet: Fleet, redis: RedisServ
     policies = [router.server.router.policy for router in routers]
     for policy in policies:
         assert isinstance(policy, PrefixAware)
-        await eventually(lambda: policy.reading == mode, "the index is read as wanted")  # noqa: B023 (awaited here)
+        await eventually(lambda: policy.read_mode == mode, "the index is read as wanted")  # noqa: B023 (awaited here)
     for worker in workers:
         worker.reports = False
     if away:

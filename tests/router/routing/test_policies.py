@@ -11,10 +11,10 @@ from tests.router.prompt_format import make_format
 
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter
-from fairlead_router.fleet.circuit_breaker import Breaker
+from fairlead_router.fleet.circuit_breaker import CircuitBreaker
 from fairlead_router.fleet.workers import WorkerTable
-from fairlead_router.routing.local_fallback import soonest_of
-from fairlead_router.routing.policies import LeastLoad, RoundRobin, Session, Wanted
+from fairlead_router.routing.local_fallback import choose_from_table
+from fairlead_router.routing.policies import LeastLoad, RoundRobin, RoutingRequest, Session
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 async def table() -> WorkerTable:
     table = WorkerTable(Clock())
-    table.discovered([f"10.0.0.{number}:8000" for number in range(8)])
+    table.set_addresses([f"10.0.0.{number}:8000" for number in range(8)])
     for worker in table:
         worker.ready = True
     return table
@@ -35,26 +35,26 @@ async def table() -> WorkerTable:
 
 def test_a_look_that_changes_nothing_leaves_what_may_be_chosen(table: WorkerTable) -> None:
     worker, told = next(iter(table)), list[str]()
-    worker.on_choice = lambda: told.append("changed")
+    worker.on_eligibility_change = lambda: told.append("changed")
     worker.ready, worker.draining, worker.silent, worker.role, worker.adapters = True, False, False, "", {}
     assert not told, "as every look sets them"
     worker.adapters = {"a": Adapter()}
     worker.silent = True
-    worker.suspect()
+    worker.mark_unhealthy()
     assert len(told) == 3
 
 
 async def test_least_load_takes_the_shortest_wait(table: WorkerTable) -> None:
     for number, worker in enumerate(table):
         worker.load = WorkerLoad(backlog_tokens=1000 * (8 - number), prefill_rate=1000.0)
-    choice = await LeastLoad(table).choose(Wanted(), ())
+    choice = await LeastLoad(table).choose(RoutingRequest(), ())
     assert choice and choice.worker.address == "10.0.0.7:8000"
 
 
 async def test_a_burst_spreads_although_no_new_load_was_reported(table: WorkerTable) -> None:
     chosen: Counter[str] = Counter()
     for _ in range(80):
-        choice = await LeastLoad(table).choose(Wanted(100), ())
+        choice = await LeastLoad(table).choose(RoutingRequest(100), ())
         assert choice
         choice.worker.pending_tokens += 100
         chosen[choice.worker.address] += 1
@@ -63,20 +63,20 @@ async def test_a_burst_spreads_although_no_new_load_was_reported(table: WorkerTa
 
 async def test_round_robin_takes_turns(table: WorkerTable) -> None:
     policy = RoundRobin(table)
-    chosen = Counter([choice.worker.address for _ in range(16) if (choice := await policy.choose(Wanted(), ()))])
+    chosen = Counter([choice.worker.address for _ in range(16) if (choice := await policy.choose(RoutingRequest(), ()))])
     assert set(chosen.values()) == {2}
 
 
 async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: WorkerTable) -> None:
     async def where(session: str) -> str:
-        choice = await Session(table).choose(Wanted(session=session), ())
+        choice = await Session(table).choose(RoutingRequest(session=session), ())
         assert choice
         return choice.worker.address
 
     before = {f"s{number}": await where(f"s{number}") for number in range(200)}
     assert len(set(before.values())) == 8
     lost = "10.0.0.3:8000"
-    table.discovered([worker.address for worker in table if worker.address != lost])
+    table.set_addresses([worker.address for worker in table if worker.address != lost])
     for session, address in before.items():
         now = await where(session)
         assert now != lost and (address == lost or now == address)
@@ -84,7 +84,7 @@ async def test_a_session_stays_and_moves_only_when_its_worker_goes(table: Worker
 
 async def test_alone_a_prefix_keeps_to_two_workers_until_others_are_much_sooner(table: WorkerTable) -> None:
     def chosen(hashes: list[int]) -> str:
-        worker = soonest_of(Wanted(64 * len(hashes), array("Q", hashes)), table)
+        worker = choose_from_table(RoutingRequest(64 * len(hashes), array("Q", hashes)), table)
         assert worker is not None
         return worker.address
 
@@ -105,12 +105,12 @@ async def test_tried_draining_silent_and_broken_workers_are_not_chosen(table: Wo
     first, second, third, fourth, *others = table
     first.draining, second.silent = True, True
     for _ in range(3):
-        third.breaker.failed()
-    assert set(table.usable({(fourth.address, fourth.life)})) == set(others)
+        third.breaker.record_failure()
+    assert set(table.usable({(fourth.address, fourth.generation)})) == set(others)
     assert table.unusable_addresses() == {first.address, second.address, third.address}
     for worker in others:
         worker.ready = False
-    assert table.usable({(fourth.address, fourth.life)}) == [second]  # silent, but better than none
+    assert table.usable({(fourth.address, fourth.generation)}) == [second]  # silent, but better than none
 
 
 async def test_role_and_adapter_are_hard_filters(table: WorkerTable) -> None:
@@ -145,31 +145,31 @@ async def test_while_a_rollout_renames_the_model_each_name_goes_to_workers_that_
     assert [worker.received[0].json["model"] for worker in (before, after)] == ["before", "after"]
     assert all({one.json["model"] for one in worker.received} == {name} for worker, name in ((before, "before"), (after, "after")))
     answer = await router.client.post("/v1/completions", json={"model": "alias", "prompt": "x"})
-    assert answer.status_code == 200, "a name that no format has bars nobody"
+    assert answer.status_code == 200, "a name that no format has excludes no worker"
 
 
 async def test_waiting_for_a_change_ends_with_it(table: WorkerTable) -> None:
-    waiting = asyncio.create_task(table.changed(10))
+    waiting = asyncio.create_task(table.wait_for_change(10))
     await asyncio.sleep(0)
-    table.discovered([])
+    table.set_addresses([])
     await asyncio.wait_for(waiting, 1)
 
 
 def test_a_breaker_opens_longer_each_time_and_closes_by_a_look() -> None:
     clock = Clock()
-    breaker = Breaker(clock)
+    breaker = CircuitBreaker(clock)
     for seconds in (1, 2, 4, 8, 10, 10):
-        while breaker.closed:
-            breaker.failed()
+        while breaker.is_closed:
+            breaker.record_failure()
         clock.now += seconds - 0.1
-        breaker.probed()
-        assert not breaker.closed
+        breaker.record_healthy_check()
+        assert not breaker.is_closed
         clock.now += 0.1
-        breaker.probed()
-        assert breaker.closed  # half open: one more failure opens it again
-    breaker.succeeded()
-    breaker.failed()
-    assert breaker.closed
+        breaker.record_healthy_check()
+        assert breaker.is_closed  # half open: one more failure opens it again
+    breaker.record_success()
+    breaker.record_failure()
+    assert breaker.is_closed
 
 
 async def test_each_policy_serves(fleet: Fleet) -> None:

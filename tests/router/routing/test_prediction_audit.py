@@ -1,4 +1,4 @@
-"""What the index foretold against what workers found: figures, and a worker that is wrong for long tells all anew."""
+"""Predicted against actual cached tokens: the metrics, and the resync of a worker with a sustained error."""
 
 import asyncio
 import uuid
@@ -17,8 +17,8 @@ from fairlead_index.writer import IndexWriter
 from fairlead_router.fleet.adapters import Adapter
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.metrics import Metrics
-from fairlead_router.routing.policies import Choice, Wanted
-from fairlead_router.routing.prediction_audit import ANSWERS, Audit
+from fairlead_router.routing.policies import Choice, RoutingRequest
+from fairlead_router.routing.prediction_audit import MIN_ANSWERS, PredictionAudit
 
 HASHES = block_hashes(7, range(640), 16)
 
@@ -29,26 +29,29 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
+REQUEST = RoutingRequest(640, HASHES)
+
+
 class Judge:
     """An audit whose index holds `held` and grants what it is asked for."""
 
     def __init__(self) -> None:
         self.held, self.recalled = 0, list[str]()
         table = WorkerTable()
-        table.discovered(["10.0.0.1:1"])
+        table.set_addresses(["10.0.0.1:1"])
         self.worker = next(iter(table))
-        self.audit = Audit(Metrics(table), self._held, self._recall)
+        self.audit = PredictionAudit(Metrics(table), self._held, self._recall)
 
-    async def _held(self, wanted: Wanted, worker: Worker) -> int:
+    async def _held(self, wanted: RoutingRequest, worker: Worker) -> int:
         return self.held
 
     async def _recall(self, address: str) -> bool:
         self.recalled.append(address)
         return True
 
-    async def answers(self, predicted: int, cached: int, count: int = ANSWERS, wanted: Wanted = Wanted(640, HASHES)) -> None:  # noqa: B008
+    async def answers(self, predicted: int, cached: int, count: int = MIN_ANSWERS, wanted: RoutingRequest = REQUEST) -> None:
         for _ in range(count):
-            self.audit.answered(wanted, Choice(self.worker, predicted), cached)
+            self.audit.record_answer(wanted, Choice(self.worker, predicted), cached)
             await asyncio.gather(*self.audit._tasks)
         await asyncio.gather(*self.audit._tasks)
 
@@ -57,33 +60,33 @@ async def test_less_than_a_block_is_no_error_and_good_answers_recall_nobody() ->
     judge = Judge()
     await judge.answers(predicted=320, cached=332, count=40)
     await judge.answers(predicted=320, cached=310, count=40)
-    assert judge.worker.prediction.shown() == {"answers": 80, "over": 0.0, "under": 0.0, "recalls": 0} and not judge.recalled
+    assert judge.worker.prediction_error.to_dict() == {"answers": 80, "over": 0.0, "under": 0.0, "recalls": 0} and not judge.recalled
 
 
 async def test_another_adapter_under_the_same_name_is_no_error_of_the_index() -> None:
     """While a rollout replaces it, prompts are hashed as for most of the workers."""
     judge = Judge()
     judge.worker.adapters = {"sql": Adapter("new")}
-    await judge.answers(predicted=0, cached=624, wanted=Wanted(640, HASHES, model="sql", adapter="old"))
-    assert not judge.recalled and not judge.worker.prediction.answers
-    await judge.answers(predicted=0, cached=624, wanted=Wanted(640, HASHES, model="sql", adapter="new"))
+    await judge.answers(predicted=0, cached=624, wanted=RoutingRequest(640, HASHES, model="sql", adapter="old"))
+    assert not judge.recalled and not judge.worker.prediction_error.answers
+    await judge.answers(predicted=0, cached=624, wanted=RoutingRequest(640, HASHES, model="sql", adapter="new"))
     assert judge.recalled
 
 
 async def test_said_too_much_for_long_recalls_once() -> None:
     judge = Judge()
-    await judge.answers(predicted=320, cached=0, count=ANSWERS - 1)
-    assert not judge.recalled and judge.worker.prediction.over == 0.5
+    await judge.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
+    assert not judge.recalled and judge.worker.prediction_error.over == 0.5
     await judge.answers(predicted=320, cached=0, count=60)
     assert judge.recalled == ["10.0.0.1:1"]  # and then it is given time
-    assert judge.worker.prediction.recalls == 1
+    assert judge.worker.prediction_error.recalls == 1
 
 
 async def test_said_too_little_counts_only_while_the_index_still_does_not_know() -> None:
     judge = Judge()
     judge.held = 640  # followers of a prompt that was under way when they were routed
     await judge.answers(predicted=0, cached=624, count=60)
-    assert not judge.recalled and judge.worker.prediction.under == 0
+    assert not judge.recalled and judge.worker.prediction_error.under == 0
     judge.held = 0
     await judge.answers(predicted=0, cached=624, count=60)
     assert judge.recalled == ["10.0.0.1:1"]
@@ -91,9 +94,9 @@ async def test_said_too_little_counts_only_while_the_index_still_does_not_know()
 
 async def test_a_new_life_begins_without_blame() -> None:
     judge = Judge()
-    await judge.answers(predicted=320, cached=0, count=ANSWERS - 1)
-    judge.worker.life += 1
-    await judge.answers(predicted=320, cached=0, count=ANSWERS - 1)
+    await judge.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
+    judge.worker.generation += 1
+    await judge.answers(predicted=320, cached=0, count=MIN_ANSWERS - 1)
     assert not judge.recalled
 
 
@@ -123,7 +126,7 @@ async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: Redis
         assert await shows(10)
         granted = await asyncio.gather(*(reader.recall(address) for reader in readers for address in ("a:1", "b:1")))
         assert sum(granted) == 1 and granted[0]
-        await eventually(lambda: shows(40), "it told all anew", 10)
+        await eventually(lambda: shows(40), "it resynced", 10)
         assert writers[0].stats.joins == 2 and writers[1].stats.joins == 1
         assert not await readers[1].recall("a:1") and not await readers[1].recall("nobody:1")
     finally:
@@ -135,7 +138,7 @@ async def test_a_worker_that_lost_its_cache_unsaid_is_found_out(fleet: Fleet, re
     worker = await fleet.worker(redis=(redis.url, "tests/audit"))
     await eventually(lambda: worker.joined, "it joined")
     router = await fleet.router(worker, redis_url=redis.url, index_namespace="tests/audit", index_mode=mode)
-    prompts = [f"{number} of many things that were said before " * 10 for number in range(ANSWERS + 4)]
+    prompts = [f"{number} of many things that were said before " * 10 for number in range(MIN_ANSWERS + 4)]
     for prompt in prompts:
         await router.complete(prompt)
     assert worker._index is not None

@@ -14,7 +14,7 @@ from fairlead_index.hashing import block_hashes, prompt_root
 from fairlead_index.reader import IndexReader
 from fairlead_operator.polling.prober import Prober
 from fairlead_operator.status import index as index_status
-from fairlead_router.routing.policies import Wanted
+from fairlead_router.routing.policies import RoutingRequest
 from fairlead_router.routing.prefix_aware import PrefixAware
 
 
@@ -44,7 +44,7 @@ async def steered(
     await eventually(lambda: all(worker.joined for worker in workers), "the workers joined the index")
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware)
-    await eventually(lambda: policy.reading == ("remote" if mode == "remote" else "mirror"), "the index is read as wanted", 5)
+    await eventually(lambda: policy.read_mode == ("remote" if mode == "remote" else "mirror"), "the index is read as wanted", 5)
     return router, workers
 
 
@@ -54,10 +54,10 @@ async def indexed(redis: RedisServer, namespace: str, worker: StandIn, router: R
     hashes = block_hashes(prompt_root(worker.format), worker.received[-1].tokens, 16)
 
     policy = router.server.router.policy if router is not None else None
-    mirrored = policy._mirrored if isinstance(policy, PrefixAware) else None
+    mirrored = policy._mirror if isinstance(policy, PrefixAware) else None
 
     async def holds() -> bool:
-        if mirrored is not None and mirrored.held(Wanted(16 * len(hashes), hashes), worker.address) != 16 * len(hashes):
+        if mirrored is not None and mirrored.held(RoutingRequest(16 * len(hashes), hashes), worker.address) != 16 * len(hashes):
             return False
         return (await reader.match(hashes)).get(worker.address, 0) == 16 * len(hashes)
 
@@ -196,19 +196,19 @@ async def test_a_mirror_steers_by_its_last_picture_while_redis_is_away(fleet: Fl
     router, workers = await steered(fleet, redis, namespace, 4, "mirror")
     talks = [f"{name} and what was said " * 20 for name in ("ann", "bob", "eve", "joe", "kim", "lee")]
     policy = router.server.router.policy
-    assert isinstance(policy, PrefixAware) and policy._mirrored is not None
-    held, homes = policy._mirrored.held, []
+    assert isinstance(policy, PrefixAware) and policy._mirror is not None
+    held, homes = policy._mirror.held, []
     for talk in talks:
         homes.append((await router.complete(talk)).headers["x-fairlead-pod"])
         home = holder(workers, homes[-1])
-        wanted = Wanted(len(talk), block_hashes(prompt_root(home.format), home.received[-1].tokens or [], 16))
+        wanted = RoutingRequest(len(talk), block_hashes(prompt_root(home.format), home.received[-1].tokens or [], 16))
         await eventually(lambda: held(wanted, home.address) == len(talk) // 16 * 16, "it is mirrored")  # noqa: B023 (awaited here)
     redis.kill()
     await eventually(lambda: policy.index == "unavailable", "its absence is noticed", 5)
     answers = [await router.complete(talk + "and the next turn") for talk in talks]
     assert [answer.headers["x-fairlead-pod"] for answer in answers] == homes
     assert all(int(answer.headers["x-fairlead-predicted-tokens"]) > 400 for answer in answers)
-    workers[0].ready = False  # the router's own view of who lives
+    workers[0].ready = False  # the router's own health check
     await router.usable(3)
     answers = [await router.complete(talk + "and one more") for talk in talks]
     assert workers[0].pod not in {answer.headers["x-fairlead-pod"] for answer in answers}
@@ -229,11 +229,11 @@ async def test_auto_asks_redis_where_the_fleet_is_large(
     monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1999)
     router = await fleet.router(*workers, redis_url=redis.url, index_namespace=namespace)
     policy = router.server.router.policy
-    assert isinstance(policy, PrefixAware) and policy._mirrored is not None
-    fleet_reader = policy._mirrored.fleet
+    assert isinstance(policy, PrefixAware) and policy._mirror is not None
+    fleet_reader = policy._mirror.fleet
     await eventually(lambda: fleet_reader.capacity == 2000, "the fleet is seen")
     answer = await router.complete("prefix " * 50)
-    assert policy.reading == "remote" and "x-fairlead-predicted-tokens" in answer.headers
+    assert policy.read_mode == "remote" and "x-fairlead-predicted-tokens" in answer.headers
 
 
 async def test_a_router_is_exact_within_a_second_of_its_start(fleet: Fleet, redis: RedisServer, namespace: str, mode: str) -> None:

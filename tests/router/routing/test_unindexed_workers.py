@@ -1,4 +1,4 @@
-"""The index names only some of the workers that serve: they share the work all the same, however the index is read."""
+"""The index lists only some of the serving workers: all of them still share the load, in every index mode."""
 
 import asyncio
 from collections import Counter
@@ -35,7 +35,7 @@ async def partly_named(fleet: Fleet, redis: RedisServer, named: int, unnamed: in
     router = await fleet.router(*workers, redis_url=redis.url, index_namespace=NAMESPACE, index_mode=mode)
     policy = router.server.router.policy
     assert isinstance(policy, PrefixAware)
-    await eventually(lambda: policy.reading == ("mirror" if mode == "mirror" else "remote"), "the index is read as wanted")
+    await eventually(lambda: policy.read_mode == ("mirror" if mode == "mirror" else "remote"), "the index is read as wanted")
     return router
 
 
@@ -85,14 +85,14 @@ async def test_nor_are_many_of_a_larger_fleet(fleet: Fleet, redis: RedisServer, 
     monkeypatch.setattr("fairlead_router.routing.prefix_aware.AUTO_BLOCKS", 1)
     router = await partly_named(fleet, redis, 9, 9, mode)  # more than an answer of the index names
     policy = router.server.router.policy
-    assert isinstance(policy, PrefixAware) and policy._unnamed is not None
-    unnamed = policy._unnamed
+    assert isinstance(policy, PrefixAware) and policy._unindexed is not None
+    unnamed = policy._unindexed
 
     async def counted() -> bool:
         await router.complete("one more " * 20)
         return len(unnamed._missing) == 9
 
-    await eventually(counted, "it is known who is not named")
+    await eventually(counted, "the unindexed workers are known")
     taken = await burst(fleet, router)
     assert len(taken) == 18 and max(taken.values()) <= 2 * REQUESTS / 18, taken
 

@@ -1,4 +1,4 @@
-"""Who goes when: the order under pressure, what is shed, and what is held while there is no worker."""
+"""Admission control: the order under load, shedding, and holding requests while there is no worker."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ FULL = {"running": 4, "max_running": 4, "waiting": 1, "prefill_rate": 100.0, "ba
 
 @dataclass(eq=False)
 class Standing:
-    served: float = 0.0
+    served_tokens: float = 0.0
 
 
 @dataclass(eq=False)
@@ -48,12 +48,12 @@ def drained(queue: FairQueue[Item]) -> list[Item]:
     items = []
     while queue:
         items.append(popped(queue))
-        items[-1].account.served += items[-1].tokens
+        items[-1].account.served_tokens += items[-1].tokens
     return items
 
 
 def test_tenants_take_turns_and_priority_goes_first() -> None:
-    anna, boris, queue = Standing(), Standing(served=5), FairQueue[Item]()
+    anna, boris, queue = Standing(), Standing(served_tokens=5), FairQueue[Item]()
     for number in range(6):
         queue.push(Item(anna, number))
     for number in range(6, 9):
@@ -66,20 +66,20 @@ def test_tenants_take_turns_and_priority_goes_first() -> None:
 
 
 def test_rest_is_not_saved_up_and_who_comes_back_has_the_old_place() -> None:
-    busy, rested, queue = Standing(served=1000), Standing(), FairQueue[Item]()
+    busy, rested, queue = Standing(served_tokens=1000), Standing(), FairQueue[Item]()
     items = [Item(busy, number) for number in range(4)]
     for item in items:
         queue.push(item)
     for number in range(4, 8):
         queue.push(Item(rested, number))
     first = popped(queue)
-    assert first is items[0] and rested.served == 1000
+    assert first is items[0] and rested.served_tokens == 1000
     queue.push(first)
     assert queue.pop() is first
 
 
 def test_who_may_not_go_keeps_its_place_and_holds_up_nobody() -> None:
-    anna, boris, queue = Standing(), Standing(served=5), FairQueue[Item]()
+    anna, boris, queue = Standing(), Standing(served_tokens=5), FairQueue[Item]()
     items = [Item(anna, 0, priority=-1), Item(anna, 1), Item(boris, 2), Item(anna, 3)]
     for item in items:
         queue.push(item)
@@ -92,18 +92,18 @@ def test_the_one_who_has_most_makes_room() -> None:
     for number in range(4):
         queue.push(Item(anna, number, priority=number % 2))
     newcomer = Item(boris, 9)
-    assert queue.to_displace(Item(anna, 8)) is None, "not for its own tenant"
-    victim = queue.to_displace(newcomer)
+    assert queue.find_victim(Item(anna, 8)) is None, "not for its own tenant"
+    victim = queue.find_victim(newcomer)
     assert victim is not None and (victim.number, victim.priority) == (3, 1), "the newest of the least urgent"
-    assert queue.to_displace(Item(boris, 9, priority=2)) is None, "not for somebody less urgent"
+    assert queue.find_victim(Item(boris, 9, priority=2)) is None, "not for a less urgent request"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 1), st.sampled_from(["push", "pop", "discard", "back"]))))
 def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> None:
     standings, queue, inside, out = [Standing() for _ in range(4)], FairQueue[Item](), [], []
-    for number, (who, priority, step) in enumerate(steps):
+    for number, (tenant, priority, step) in enumerate(steps):
         if step == "push":
-            inside.append(Item(standings[who], number, priority, size=number))
+            inside.append(Item(standings[tenant], number, priority, size=number))
             queue.push(inside[-1])
         elif step == "pop" and inside:
             item = popped(queue)
@@ -112,7 +112,7 @@ def test_the_queue_counts_what_it_holds(steps: list[tuple[int, int, str]]) -> No
             inside.remove(item)
             out.append(item)
         elif step == "discard" and inside:
-            queue.discard(inside.pop(who % len(inside)))
+            queue.discard(inside.pop(tenant % len(inside)))
         elif step == "back" and out:
             inside.append(out.pop())
             queue.push(inside[-1])
@@ -184,8 +184,8 @@ async def test_the_client_that_goes_leaves_the_queue(fleet: Fleet) -> None:
     waiting = [task for task in asked if not task.done()]
     for task in waiting:
         task.cancel()
-    await eventually(lambda: len(queue) == 0 and router.server.router.admission._unbegun == 0, "all places are free again")
-    assert router.server.router.front.bodies.total == 0
+    await eventually(lambda: len(queue) == 0 and router.server.router.admission._num_unanswered == 0, "all places are free again")
+    assert router.server.router.handler.body_budget.total == 0
     worker.behaviour = answers
     assert (await router.complete("x")).status_code == 200
 
@@ -280,15 +280,15 @@ async def test_nobody_waits_with_those_that_the_workers_there_are_no_use_to(flee
     router = await fleet.router(await fleet.worker())
     admission, account = router.server.router.admission, Account(Tenant(), lambda: 1.0)
     held = [Ticket(account, 0, 10, 10) for _ in range(AHEAD_REQUESTS)]
-    waiting = [asyncio.create_task(admission.again(ticket)) for ticket in held]
+    waiting = [asyncio.create_task(admission.requeue(ticket)) for ticket in held]
     await asyncio.sleep(0)
     assert admission.queued()[0] == len(held)
     newcomer = Ticket(account, 0, 10, 10)
     turn = asyncio.create_task(admission.enter(newcomer))
     await asyncio.sleep(0)
     assert turn.done(), "there is room for it"
-    admission.begun(newcomer)
-    assert not any(task.done() or ticket.granted for task, ticket in zip(waiting, held, strict=True)), "nothing has changed for them"
+    admission.record_answer(newcomer)
+    assert not any(task.done() or ticket.is_granted for task, ticket in zip(waiting, held, strict=True)), "nothing has changed for them"
     router.table.notify()
     await eventually(lambda: all(task.done() for task in waiting), "something may have")
     for ticket in held:
@@ -323,7 +323,7 @@ async def test_what_fails_after_the_comments_ends_with_an_error_event(fleet: Fle
     error = events(text.decode())[-1]["error"]
     expected = {"error": "bad", "timeout": "service_unavailable", "drain": "service_unavailable", "death": "bad_gateway"}
     assert error["code"] == expected[ending] and text.startswith(b": held\n\n") and text.endswith(b"}\n\n")
-    assert router.server.router.front.bodies.total == 0
+    assert router.server.router.handler.body_budget.total == 0
 
 
 async def test_holding_is_bounded_in_number_and_bytes(fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""Clients that go at any moment, workers that fail at any moment: nothing stays counted, held, reserved or charged."""
+"""Clients disconnect and workers fail at any moment: nothing stays counted, held, reserved or charged."""
 
 import asyncio
 import random
@@ -58,18 +58,18 @@ async def one_client(router: RunningRouter, chance: random.Random, headers: tupl
 
 
 def at_rest(router: RunningRouter) -> dict[str, float]:
-    """Every count that is to be zero when nobody asks for anything; those that are not."""
+    """Return the counters that are not zero although there are no requests."""
     parts, server = router.server.router, router.server
-    queue, bodies = parts.admission._queue, parts.front.bodies
+    queue, bodies = parts.admission._queue, parts.handler.body_budget
     counts: dict[str, float] = {
         "bodies": bodies.total,
         "tenants with bodies": len(bodies._each),
         "queued": queue.total.count,
         "queued bytes": queue.total.size,
         "queued tokens": queue.total.tokens,
-        "accounts in the queue": len(queue._each),
+        "accounts in the queue": len(queue._by_account),
         "granted": parts.admission._granted,
-        "unbegun": parts.admission._unbegun,
+        "unbegun": parts.admission._num_unanswered,
         "requests under way": len(server._under_way()),
         "connections": max(0, len(server._connections) - 1),  # the test's own client keeps one
         "guarded": max(0, len(server._guard) - 1),
@@ -89,7 +89,7 @@ async def come_and_go(workers: list[StandIn], router: RunningRouter, seed: int, 
         if wave == WAVES - 1:
             for worker in workers:
                 worker.ready = False
-            await eventually(lambda: not router.table.usable(), "nobody is ready")
+            await eventually(lambda: not router.table.usable(), "no worker is ready")
             clients += [asyncio.create_task(one_client(router, chance, headers)) for _ in range(CLIENTS)]
             await asyncio.wait(clients, timeout=MAX_SECONDS / 2)
             for worker in workers:

@@ -1,4 +1,4 @@
-"""What a router says of its demand, when it says it, and what it tells those that wait while workers are being started."""
+"""`/fairlead/demand`: its figures, its long poll, and the errors of requests that wait while workers start."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.router.harness import Fleet, RunningRouter, eventually
 
-from fairlead_router.fleet.scale_up_status import Coming
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.serving.demand import WINDOW_SECONDS, Arrivals
 
 
@@ -48,7 +48,7 @@ async def test_a_long_poll_is_answered_by_the_first_request_and_otherwise_by_tim
     burst = [asyncio.create_task(router.complete("hello")) for _ in range(20)]
     said = await asyncio.wait_for(asking, 5)
     assert said["active"] == 20 and said["queued"] >= 19 and said["idle_seconds"] == 0 and said["prompt_tokens_per_second"] > 0
-    assert (await demand(router, "?wait=60"))["active"] == 20, "at once, while somebody waits"
+    assert (await demand(router, "?wait=60"))["active"] == 20, "immediately, while requests wait"
     worker = await fleet.worker()
     fleet.list_in_file(worker)
     assert {answer.status_code for answer in await asyncio.gather(*burst)} == {200}
@@ -58,7 +58,7 @@ async def test_a_long_poll_is_answered_by_the_first_request_and_otherwise_by_tim
 async def test_a_router_that_drains_keeps_nobody_waiting(fleet: Fleet) -> None:
     router = await empty(fleet)
     asking = asyncio.create_task(demand(router, "?wait=60"))
-    await eventually(lambda: bool(router.server.router.demand._some._waiters), "it waits")
+    await eventually(lambda: bool(router.server.router.demand._has_requests._waiters), "it waits")
     router.server.router.drain()
     assert (await asyncio.wait_for(asking, 5))["draining"] is True
 
@@ -143,13 +143,13 @@ async def test_a_burst_beyond_the_queue_is_held_or_told_when_to_come_back(fleet:
 
 def test_what_is_said_of_starting_workers_grows_old() -> None:
     now = [1000.0]
-    coming = Coming(lambda: now[0])
-    assert coming.words == "" and coming.retry_after == 5
-    coming.told(4, 2, 30.0, "FailedScheduling")
+    coming = ScaleUpStatus(lambda: now[0])
+    assert coming.description == "" and coming.retry_after == 5
+    coming.update(4, 2, 30.0, "FailedScheduling")
     now[0] += 10
-    assert coming.words == ": 2 of 4 workers being started, for 40 s now, FailedScheduling" and coming.retry_after == 40
+    assert coming.description == ": 2 of 4 workers being started, for 40 s now, FailedScheduling" and coming.retry_after == 40
     now[0] += 200
-    assert coming.words == "" and coming.retry_after == 5
+    assert coming.description == "" and coming.retry_after == 5
 
 
 def test_a_rate_is_that_of_the_window() -> None:

@@ -1,4 +1,4 @@
-"""What clients see when workers fail: nothing, as long as nothing of an answer was sent."""
+"""Worker failures are invisible to clients, unless a part of the answer was sent."""
 
 import asyncio
 import json
@@ -190,7 +190,7 @@ async def test_a_worker_that_restarts_on_its_own_address_may_be_asked_again(flee
     held = asyncio.create_task(router.complete("x"))
     await eventually(lambda: bool(worker.received), "the request was sent")
     await worker.kill()
-    await eventually(lambda: all(worker.seen_down for worker in router.table), "a look found it down")
+    await eventually(lambda: all(worker.was_unready for worker in router.table), "a look found it down")
     again = await fleet.worker(port=int(worker.address.split(":")[1]))
     assert (await held).status_code == 200 and len(again.received) == 1
 
@@ -323,7 +323,7 @@ async def test_a_held_request_goes_on_although_nobody_said_that_a_worker_is_back
     (known,) = router.table
     known.ready = False
     held = asyncio.create_task(router.complete("x"))
-    await eventually(lambda: router.server.router.admission._held() == 1, "it is held")
+    await eventually(lambda: router.server.router.admission._num_waiting_for_worker() == 1, "it is held")
     known.ready = True  # as when a breaker closes: nothing pulses
     async with asyncio.timeout(5):
         assert (await held).status_code == 200
@@ -333,7 +333,7 @@ async def test_a_look_that_began_before_a_suspicion_does_not_clear_it(fleet: Fle
     router = await fleet.router(await fleet.worker(), poll_interval=0.05)
     (known,) = router.table
     poller = router.server.router._poller
-    really, begun, gate, seen = poller._look, asyncio.Event(), asyncio.Event(), []
+    really, begun, gate, seen = poller._check, asyncio.Event(), asyncio.Event(), []
 
     async def slow(worker: Worker) -> str:
         seen.append(worker.ready)
@@ -342,10 +342,10 @@ async def test_a_look_that_began_before_a_suspicion_does_not_clear_it(fleet: Fle
         await gate.wait()
         return reason
 
-    monkeypatch.setattr(poller, "_look", slow)
+    monkeypatch.setattr(poller, "_check", slow)
     await begun.wait()
     looks = len(seen)
-    known.suspect()
+    known.mark_unhealthy()
     gate.set()
     await eventually(lambda: len(seen) > looks, "it is looked at again")
     assert seen[looks] is False
@@ -369,28 +369,28 @@ async def test_requests_of_a_silent_worker_that_was_dropped_are_taken_elsewhere(
 async def test_a_worker_whose_look_fails_beyond_reason_is_looked_at_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     router = await fleet.router(await fleet.worker())
     poller = router.server.router._poller
-    really, failing = poller._look, True
+    really, failing = poller._check, True
 
     async def look(worker: Worker) -> str:
         if failing:
             raise KeyError("surprise")
         return await really(worker)
 
-    monkeypatch.setattr(poller, "_look", look)
+    monkeypatch.setattr(poller, "_check", look)
     await router.usable(0)
     failing = False
     await router.usable(1)
 
 
 async def test_records_of_another_incarnation_do_not_keep_a_slow_look_from_counting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = Poller._look
+    really = Poller._check
 
     async def look(poller: Poller, worker: Worker) -> str:
         reason = await really(poller, worker)
-        worker.looked_at -= 1.0  # it took a second, and such a record was met meanwhile
-        worker.poll_soon()
+        worker.checked_at -= 1.0  # it took a second, and such a record was met meanwhile
+        worker.request_check()
         return reason
 
-    monkeypatch.setattr(Poller, "_look", look)
+    monkeypatch.setattr(Poller, "_check", look)
     router = await fleet.router(await fleet.worker())
     assert (await router.complete("x")).status_code == 200

@@ -1,4 +1,4 @@
-"""`/fairlead/probe`: a real completion for who has no key, and no way to make it expensive."""
+"""`/fairlead/probe`: an unauthenticated real completion that clients cannot make expensive."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who may ask: keys from a file that changes, tenants that cannot be forged, and nothing secret in the logs."""
+"""Authentication: keys from a file that changes, tenants that cannot be forged, and no secrets in the logs."""
 
 import asyncio
 import logging
@@ -98,7 +98,7 @@ async def test_tenants_hash_their_prompts_apart(fleet: Fleet, tmp_path: Path) ->
     prompts = router.server.router.prompts
     hashes = {}
     for key in (ANNA, BORIS):
-        caller = router.server.router.front.keys.caller(key.encode())
+        caller = router.server.router.handler.keys.authenticate(key.encode())
         hashes[key] = list((await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20), caller.salt)).hashes)
     plain = await prompts.read("/v1/completions", b'{"prompt": "%b"}' % (b"tell me more " * 20))
     assert not set(hashes[ANNA]) & set(hashes[BORIS]) and not set(plain.hashes) & set(hashes[ANNA] + hashes[BORIS])
@@ -131,12 +131,12 @@ async def test_the_file_is_followed_and_a_broken_one_is_not_used(fleet: Fleet, t
     swap("v2", key_file())
     await eventually(answers(BORIS, 200), "the new key is known")
     swap("v3", key_file() + f"\n  broken: [{BORIS}\n")
-    await eventually(lambda: bool(router.server.router.front.keys.problem), "the broken file was seen")
+    await eventually(lambda: bool(router.server.router.handler.keys.problem), "the broken file was seen")
     assert await answers(ANNA, 200)() and await answers(BORIS, 200)()
     assert await router.metric("fairlead_router_key_file_ok") == 0
     assert "stay in use" in caplog.text and BORIS not in caplog.text, "a broken file is not quoted"
     swap("v4", "a: !!timestamp x")  # of which PyYAML's own constructor says AttributeError
-    await eventually(lambda: "AttributeError" in router.server.router.front.keys.problem, "so was one that its reader stumbles over")
+    await eventually(lambda: "AttributeError" in router.server.router.handler.keys.problem, "so was one that its reader stumbles over")
     swap("v5", key_file({"anna": {"keys": []}, "boris": {}}))
     await eventually(answers(ANNA, 401), "a key that was taken out ends")
     assert await router.metric("fairlead_router_key_file_ok") == 1
@@ -201,7 +201,7 @@ async def test_nothing_confidential_is_logged_at_any_level(fleet: Fleet, tmp_pat
     said = "\n".join(
         f"{record.name} {record.getMessage()} {record.exc_text or ''}" for record in caplog.records if not record.name.startswith("http")
     )
-    assert "caller=anna/anna-1" in said, "who asked is there, by name"
+    assert "caller=anna/anna-1" in said, "the log names the caller"
     salt = cache_salt(SECRET.encode(), "tenant:anna")
     for secret in ("xyzzy", "secret", ANNA, BORIS, sha256(ANNA.encode()).hexdigest(), SECRET, salt, "4000123456"):
         assert secret not in said, secret

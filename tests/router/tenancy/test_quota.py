@@ -1,4 +1,4 @@
-"""Token rates: what a tenant uses is what the worker says, common to all routers, and nobody else pays for it."""
+"""Token rates: usage is what the worker reports, is shared by all routers, and is charged to its own tenant only."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from fairlead_router.fleet.workers import WorkerTable
 from fairlead_router.metrics import Metrics
 from fairlead_router.tenancy.quota import Account, Accounts
 from fairlead_router.tenancy.tenants import Tenant
-from fairlead_router.tenancy.usage import Meter
+from fairlead_router.tenancy.usage import UsageMeter
 
 SLOW = {"anna": {"tokensPerMinute": 60, "burstTokens": 1000}, "boris": {}}
 """A token a second: within a test the bucket does not fill."""
@@ -40,7 +40,7 @@ def told(prompt: int, output: int) -> Any:
 
 
 def level(router: RunningRouter, tenant: str = "anna") -> float:
-    return router.server.router.front._accounts._accounts[tenant].refill()
+    return router.server.router.handler._accounts._accounts[tenant].refill()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -58,7 +58,7 @@ async def test_what_the_worker_says_is_what_is_charged(fleet: Fleet, tmp_path: P
     assert refused.status_code == 429 and error["code"] == "rate_limit_exceeded" and error["type"] == "tokens"
     assert int(refused.headers["retry-after"]) >= 240 and refused.headers["x-ratelimit-remaining-tokens"] == "0"
     assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
-    assert (await ask(router, BORIS)).status_code == 200, "nobody else's"
+    assert (await ask(router, BORIS)).status_code == 200, "other tenants are unaffected"
     text = (await router.client.get("/metrics")).text
     assert 'fairlead_router_tenant_tokens_total{kind="output",tenant="anna"} 650.0' in text
     assert await router.metric("fairlead_router_refused_total") == 1
@@ -110,14 +110,14 @@ async def test_a_broken_bucket_of_one_tenant_is_common_to_all_routers(fleet: Fle
         worker = await fleet.worker(behaviour=told(400, 400))
         settings = {"api_keys_file": str(path), "redis_url": redis.url, "policy": "LeastLoad"}
         one, two = [await fleet.router(worker, **settings) for _ in range(2)]
-        accounts = [router.server.router.front._accounts for router in (one, two)]
-        await eventually(lambda: all(one.shared and one._replicas == 2 for one in accounts), "both share")
+        accounts = [router.server.router.handler._accounts for router in (one, two)]
+        await eventually(lambda: all(one.is_shared and one._replicas == 2 for one in accounts), "both share")
         assert (await ask(one, ANNA, max_tokens=1)).status_code == 200
         assert (await ask(two, ANNA, max_tokens=1)).status_code in (200, 429)  # it may not know yet
         await eventually(lambda: accounts[1].of(accounts[1]._accounts["anna"].tenant).refill() < 300, "the other router knows")
         assert (await ask(two, ANNA, "x" * 4 * 400)).status_code == 429
         redis.stop()
-        await eventually(lambda: not accounts[0].shared and not accounts[1].shared, "both noticed")
+        await eventually(lambda: not accounts[0].is_shared and not accounts[1].is_shared, "both noticed")
         assert accounts[0]._replicas == 2 and level(one) <= 500, "each goes on with its half"
         assert (await ask(one, BORIS)).status_code == 200
 
@@ -125,13 +125,13 @@ async def test_a_broken_bucket_of_one_tenant_is_common_to_all_routers(fleet: Fle
 def test_a_bucket_fills_holds_its_most_and_lets_pass_what_is_larger_than_it() -> None:
     now = [0.0]
     account = Account(Tenant("t", rate=10, burst=100), lambda: 1.0, lambda: now[0])
-    account.admit(5000)  # full: it goes into debt
+    account.check(5000)  # full: it goes into debt
     account.use(5000)
     now[0] = 100.0
     with pytest.raises(Exception, match="Try again in 391 s"):
-        account.admit(10)
+        account.check(10)
     now[0] = 491.0
-    account.admit(10)
+    account.check(10)
     now[0] = 1e6
     assert account.refill() == 100
     account.use(30)
@@ -147,7 +147,7 @@ def test_two_routers_of_one_tenant_hold_its_rate_over_time() -> None:
         now[0] += 0.01
         for account in accounts:
             try:
-                account.admit(7)
+                account.check(7)
             except Exception:
                 continue
             account.use(7)
@@ -158,10 +158,10 @@ def test_two_routers_of_one_tenant_hold_its_rate_over_time() -> None:
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 def test_usage_is_read_however_the_stream_is_cut(cut: int) -> None:
     stream = b'data: {"text": "a"}\n\ndata: {"text": ": usage 9 9\\n\\n"}\n\n: usage 12 345\n\ndata: [DONE]\n\n'
-    meter = Meter(1)
+    meter = UsageMeter(1)
     for piece in (stream[: cut + 30], stream[cut + 30 :]):
         meter.feed(piece)
-    assert (meter.prompt, meter.output, meter.known) == (12, 345, True)
+    assert (meter.prompt, meter.output, meter.is_exact) == (12, 345, True)
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +201,7 @@ async def test_a_call_whose_reply_was_lost_charges_once() -> None:
             await accounts._sync(scripts, [account])
         account.use(10)
         await accounts._sync(scripts, [account])
-        assert account.refill() == pytest.approx(890, abs=0.1) and account.unsent == 10
+        assert account.refill() == pytest.approx(890, abs=0.1) and account.unreported == 10
         await accounts._sync(scripts, [account])
-        assert account.refill() == pytest.approx(890, abs=0.1) and account.unsent == 0
+        assert account.refill() == pytest.approx(890, abs=0.1) and account.unreported == 0
         await accounts.close()

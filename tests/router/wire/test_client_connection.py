@@ -77,7 +77,7 @@ async def test_one_request_at_most_is_read_ahead(fleet: Fleet) -> None:
     async with wire(router) as (reader, writer):
         writer.write(b"GET /fairlead/demand?wait=60 HTTP/1.1\r\nhost: x\r\n\r\n")
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 20_000)
-        await eventually(lambda: any(connection._ahead for connection in router.server._connections), "one was read ahead")
+        await eventually(lambda: any(connection._next for connection in router.server._connections), "one was read ahead")
         for _ in range(20):
             assert (await router.client.get("/health")).status_code == 200
         assert parsed() - before <= 4
@@ -96,15 +96,15 @@ async def test_a_request_starts_when_the_answer_before_it_is_taken(fleet: Fleet,
         built += 1
         return "x" * size
 
-    monkeypatch.setattr(router.server.router, "picture", picture)
+    monkeypatch.setattr(router.server.router, "describe_workers", picture)
     async with wire(router) as (reader, writer):
         writer.transport.pause_reading()
         writer.write(b"GET /fairlead/workers HTTP/1.1\r\nhost: x\r\n\r\n" * count)
         connections = router.server._connections
-        await eventually(lambda: any(connection._stalled for connection in connections), "the client is behind")
+        await eventually(lambda: any(connection._write_paused_at for connection in connections), "the client is behind")
         for _ in range(20):
             assert (await router.client.get("/health")).status_code == 200
-        stalled = [connection for connection in connections if connection._stalled]
+        stalled = [connection for connection in connections if connection._write_paused_at]
         assert len(stalled) == 1 and stalled[0]._transport.get_write_buffer_size() < 2 * size
         assert built < count
         writer.transport.resume_reading()
@@ -278,7 +278,7 @@ async def test_clients_that_stand_still_are_dropped_and_others_are_not(fleet: Fl
         asking.write(post(WHOLE))
         await eventually(lambda: bool(worker.received) and len(connections) >= 3, "all three are there")
         for connection in list(connections):
-            connection.look(monotonic() + KEEP_ALIVE_SECONDS + 1)
+            connection.close_if_stalled(monotonic() + KEEP_ALIVE_SECONDS + 1)
         assert not await idle.read() and not await half.read()
         gate.set()
         assert (await answer(waiting))[0] == 200
@@ -296,14 +296,14 @@ async def test_a_client_that_takes_nothing_is_dropped(fleet: Fleet) -> None:
         writer.transport.pause_reading()
         writer.write(post(STREAM))
         connections = router.server._connections
-        await eventually(lambda: any(connection._stalled for connection in connections), "the client is behind")
+        await eventually(lambda: any(connection._write_paused_at for connection in connections), "the client is behind")
         for connection in list(connections):
-            connection.look(monotonic() + STALL_SECONDS + 1)
+            connection.close_if_stalled(monotonic() + STALL_SECONDS + 1)
         await eventually(lambda: worker.gone == 1, "the worker was told")
 
 
 async def test_what_a_get_brings_is_not_kept(fleet: Fleet) -> None:
-    """Nobody takes it, and this answer takes its time: without a bound it would be the memory's."""
+    """No handler reads this body, and the answer takes long: without a limit the body would fill memory."""
     router = await fleet.router(await fleet.worker())
     async with wire(router) as (reader, writer):
         writer.write(b"GET /fairlead/demand?wait=60 HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n" + b"x" * 9_000_000)

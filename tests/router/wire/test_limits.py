@@ -45,7 +45,7 @@ async def test_the_router_says_its_version_as_a_worker_does(fleet: Fleet) -> Non
 async def test_who_is_slow_to_say_what_it_wants_is_let_go(fleet: Fleet, sent: bytes, expected: tuple[int, str]) -> None:
     router = await fleet.router(await fleet.worker(), header_timeout=0.2, body_timeout=0.2)
     assert await answered(router.port, sent) == expected
-    assert router.server.router.front.bodies.total == 0
+    assert router.server.router.handler.body_budget.total == 0
 
 
 @pytest.mark.parametrize("sent", UNBOUNDED.values(), ids=UNBOUNDED)
@@ -53,7 +53,7 @@ async def test_trailers_and_chunk_extensions_count_as_headers(fleet: Fleet, sent
     """The parser joins a trailer's pieces in quadratic time, so one connection could stall the event loop until the body timeout."""
     router = await fleet.router(await fleet.worker())
     assert await answered(router.port, sent) == (431, "headers_too_large")
-    assert router.server.router.front.bodies.total == 0
+    assert router.server.router.handler.body_budget.total == 0
 
 
 async def test_a_coding_that_is_not_known_is_refused(fleet: Fleet) -> None:
@@ -127,13 +127,13 @@ async def test_the_bodies_that_are_kept_are_bounded_and_fairly(fleet: Fleet, tmp
         head = HEAD + b"authorization: Bearer " + key.encode() + b"\r\ncontent-length: 8000\r\n\r\n"
         writer.write(head + b"x" * 4900)
         streams.append((reader, writer))
-        await eventually(lambda: router.server.router.front.bodies.total == 4900 * len(streams), "it is kept")  # over at once
+        await eventually(lambda: router.server.router.handler.body_budget.total == 4900 * len(streams), "it is kept")  # over at once
     refused = await ask(router, ANNA, "x" * 300)
     assert refused.status_code == 503 and refused.headers["retry-after"], "no more for anybody"
     streams[1][1].close()
-    await eventually(lambda: router.server.router.front.bodies.total == 4900, "what went is not kept")
+    await eventually(lambda: router.server.router.handler.body_budget.total == 4900, "what went is not kept")
     refused = await ask(router, ANNA, "x" * 150)
     assert refused.status_code == 429 and refused.headers["retry-after"], "one tenant has its half"
     assert (await router.client.post("/v1/completions", json={"prompt": "x" * 3000}, headers=bearer(BORIS))).status_code == 200
     streams[0][1].close()
-    await eventually(lambda: router.server.router.front.bodies.total == 0, "nothing is kept")
+    await eventually(lambda: router.server.router.handler.body_budget.total == 0, "nothing is kept")

@@ -1,4 +1,4 @@
-"""What workers may write, and what the router makes of it."""
+"""Workers' responses, valid and malformed, and how the router handles them."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The endpoint picker of the Gateway API inference extension: a gateway asks over gRPC which worker gets a request.
+"""Endpoint picker of the Gateway API inference extension: a gateway queries over gRPC which worker gets a request.
 
-The same policy, worker table and tokenization as the proxy: who asks is the only difference. docs/endpoint-picker.md.
+It shares the policy, worker table and tokenization of the proxy. See docs/endpoint-picker.md.
 """

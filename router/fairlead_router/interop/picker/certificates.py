@@ -1,4 +1,4 @@
-"""TLS of the picker's port. Gateways of the inference extension speak TLS to a picker and do not verify it, unless they are told to."""
+"""TLS of the picker's port. Gateways of the inference extension use TLS to a picker, and do not verify it unless configured to."""
 
 import datetime
 from pathlib import Path
@@ -12,8 +12,11 @@ YEARS = 10
 
 
 def credentials(tls: str) -> grpc.ServerCredentials | None:
-    """None for `off`; a key of its own for `self-signed`; else a folder with `tls.crt` and `tls.key`, as a Kubernetes Secret is mounted:
-    read again for each new connection, so a renewed certificate needs no restart. Raises OSError, ValueError."""
+    """Return the server's credentials: None for `off`, a generated key for `self-signed`, else those of a folder.
+
+    The folder holds `tls.crt` and `tls.key`, as in a mounted Kubernetes Secret. It is read again for each new connection, so a renewed
+    certificate needs no restart. Raises OSError, ValueError.
+    """
     if tls == "off":
         return None
     if tls == "self-signed":
@@ -28,7 +31,7 @@ def credentials(tls: str) -> grpc.ServerCredentials | None:
         try:
             now = _read(folder)
         except (OSError, ValueError):
-            return None  # between two states of the folder: the last one stays
+            return None  # the folder is being updated: keep the last certificate
         if now == last:
             return None
         last = now
@@ -38,7 +41,7 @@ def credentials(tls: str) -> grpc.ServerCredentials | None:
 
 
 def self_signed() -> tuple[bytes, bytes]:
-    """A private key and its certificate, PEM."""
+    """Return a private key and its certificate, PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "fairlead-endpoint-picker")])
     now = datetime.datetime.now(datetime.UTC)

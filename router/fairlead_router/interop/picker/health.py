@@ -1,4 +1,4 @@
-"""gRPC's health service: live while the process answers, ready when the router is."""
+"""gRPC health service: live while the process answers, ready when the router is."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +15,7 @@ WATCH_SECONDS = 1.0
 
 
 class Health:
-    """Names of proposal 004: `liveness`, `readiness` and the processor's own; empty asks for all."""
+    """Health service with the names of proposal 004: `liveness`, `readiness` and the processor's own; empty means all."""
 
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
@@ -27,14 +27,14 @@ class Health:
         return HealthCheckResponse(status=status)
 
     async def watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
-        """The status now, and each time that it changes."""
+        """Yield the status now, and at each change."""
         said = None
         while True:
             status = self._status(request.service)
             if status != said or said is None:
                 yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
                 said = status
-            await self._picker.changed(WATCH_SECONDS)
+            await self._picker.wait_for_change(WATCH_SECONDS)
 
     def _status(self, service: str) -> Any:
         if service in LIVE:
@@ -45,7 +45,7 @@ class Health:
 
 
 def health_handler(health: Health) -> Any:
-    """`grpc.health.v1.Health`, for a server's generic handlers."""
+    """Return `grpc.health.v1.Health` for a server's generic handlers."""
     codec = {"request_deserializer": HealthCheckRequest.FromString, "response_serializer": HealthCheckResponse.SerializeToString}
     return grpc.method_handlers_generic_handler(
         "grpc.health.v1.Health",

@@ -1,4 +1,4 @@
-"""What Envoy says and is told, as plain values: headers, endpoints in metadata, and the answers that carry them."""
+"""Conversion between Envoy's messages and plain values: headers, endpoints in metadata, and responses."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,7 +21,7 @@ from fairlead_router.interop.picker.ext_proc_pb2 import (
     StreamedBodyResponse,
 )
 
-# gateway-api-inference-extension, proposal 004: names that the gateway and the picker agree on.
+# gateway-api-inference-extension, proposal 004: names shared by the gateway and the picker.
 DESTINATION = "x-gateway-destination-endpoint"
 NAMESPACE = "envoy.lb"
 SERVED = "x-gateway-destination-endpoint-served"
@@ -29,18 +29,18 @@ SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET = "x-gateway-destination-endpoint-subset"
 
 PIECE = 62 * 1024
-"""Bytes of a body in one message: Envoy recommends at most 64 KiB of it."""
+"""Bytes of a body in one message. Envoy recommends at most 64 KiB."""
 
 REPLACE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 def read_headers(headers: HeaderMap) -> Headers:
-    """Names in lower case, as Envoy has them, and values as bytes."""
+    """Return headers with lower-case names, as Envoy has them, and values as bytes."""
     return [(header.key.lower().encode("latin-1", "replace"), header.raw_value or header.value.encode()) for header in headers.headers]
 
 
 def endpoints_in(metadata: Metadata, namespace: str, key: str) -> list[str] | None:
-    """Endpoints of an entry: a list, or one string with commas (both are seen). None where there is no such entry."""
+    """Return the endpoints of a metadata entry: a list, or one comma-separated string (both occur). None without such an entry."""
     space = metadata.filter_metadata.get(namespace)
     entry = space.fields.get(key) if space is not None else None
     if entry is None:
@@ -58,13 +58,13 @@ def changes(set_headers: Iterable[tuple[str, str]] = (), removed: Iterable[str] 
 
 
 def destination(endpoints: Sequence[str]) -> Struct:
-    """The dynamic metadata that names the endpoints: the header and it must say the same."""
+    """Return the dynamic metadata with the endpoints, which must equal the header's."""
     named = Struct(fields={DESTINATION: Value(string_value=",".join(endpoints))})
     return Struct(fields={NAMESPACE: Value(struct_value=named)})
 
 
 def pieces(body: bytes, end_of_stream: bool) -> Iterator[BodyMutation]:
-    """A body as Envoy takes it in full duplex. An empty one still has its end."""
+    """Yield a body in the pieces of full duplex mode. An empty body still yields its end of stream."""
     for at in range(0, max(len(body), 1), PIECE):
         last = end_of_stream and at + PIECE >= len(body)
         yield BodyMutation(streamed_response=StreamedBodyResponse(body=body[at : at + PIECE], end_of_stream=last))
@@ -91,7 +91,7 @@ def response_body(mutation: BodyMutation | None) -> ProcessingResponse:
 
 
 def refusal(error: ApiError, request_id: str, path: str = "") -> ProcessingResponse:
-    """The whole answer, in the shape of the path's API; the gateway sends it in the worker's place. `details` go to its access log."""
+    """Return a complete error answer in the format of the path's API, which the gateway sends. `details` go to its access log."""
     said = [("content-type", "application/json"), ("x-request-id", request_id)]
     said += [(name.decode("latin-1"), value.decode("latin-1")) for name, value in error.headers if name != b"connection"]
     immediate = ImmediateResponse(

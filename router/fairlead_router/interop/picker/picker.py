@@ -1,4 +1,4 @@
-"""Which worker a gateway's request goes to: the proxy's own policy, over endpoints that the gateway may use."""
+"""Choice of the worker for a gateway's request: the proxy's policy, limited to the endpoints that the gateway may use."""
 
 import ipaddress
 import math
@@ -12,65 +12,71 @@ from fairlead_common.http.inference_paths import is_inference
 from fairlead_common.truncate import brief
 from fairlead_router.config import RouterConfig
 from fairlead_router.errors import ApiError, Headers, unavailable
-from fairlead_router.fleet.scale_up_status import Coming
+from fairlead_router.fleet.scale_up_status import ScaleUpStatus
 from fairlead_router.fleet.workers import Worker, WorkerTable
-from fairlead_router.interop.picker.turn import Turn
-from fairlead_router.interop.picker.visitor import Visitor
+from fairlead_router.interop.picker.gateway_request import GatewayRequest
+from fairlead_router.interop.picker.pick_session import PickSession
 from fairlead_router.metrics import Metrics
-from fairlead_router.request.prompts import PASSED, PROMPTED, Prompt, Prompts, estimate
-from fairlead_router.routing.policies import Choice, Policy, Wanted
-from fairlead_router.serving.request_handler import Front
-from fairlead_router.serving.upstream_request import instructions_for, wanted_for
-from fairlead_router.tenancy.tenants import credential
+from fairlead_router.request.prompts import PROMPTED, UNPROMPTED, Prompt, Prompts, estimate_prompt
+from fairlead_router.routing.policies import Choice, Policy, RoutingRequest
+from fairlead_router.serving.request_handler import RequestHandler
+from fairlead_router.serving.upstream_request import build_routing_request, worker_headers
+from fairlead_router.tenancy.tenants import read_credential
 
 FALLBACKS = 2
-"""Endpoints named after the first one: a gateway that retries goes down the list."""
+"""Endpoints listed after the first one, for a gateway's retries."""
 MOST_RETRY_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a gateway says of a request. `subset`: the endpoints that it may go to; None: all."""
+class PickRequest:
+    """Request as a gateway describes it. `subset`: the allowed endpoints; None: all."""
 
     path: str
     body: bytes | None
-    """None where the gateway does not show it before it has to know the worker."""
+    """None if the gateway does not send the body before the choice."""
     length: int
     session: str
     subset: list[str] | None
-    visitor: Visitor
+    client: GatewayRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """`endpoints`: IP:PORT, best first. `tokens`: the prompt's in the format of that tag, where every one of them has it."""
+class PickResult:
+    """Choice for one request. `endpoints`: IP:PORT, best first. `tokens`: of the prompt, if all endpoints have the format `format_tag`."""
 
     endpoints: list[str]
-    turn: Turn
+    session: PickSession
     tokens: "array[int] | None"
     format_tag: str
     instructions: Headers
 
 
 class Picker:
-    """Picks for every stream of the process."""
+    """Endpoint picker shared by all streams of the process."""
 
     def __init__(
         self,
         config: RouterConfig,
         table: WorkerTable,
         policy: Policy,
-        front: Front,
+        handler: RequestHandler,
         prompts: Prompts,
         metrics: Metrics,
         not_ready_reason: Callable[[], str],
-        came: Callable[[int], None] = lambda tokens: None,
-        coming: Coming | None = None,
+        count_prompt: Callable[[int], None] = lambda tokens: None,
+        scale_up: ScaleUpStatus | None = None,
     ) -> None:
-        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `came` is told of each prompt's tokens.
-        `coming`: what is known of workers that start, for those that find none."""
-        self._config, self._table, self._policy, self._front, self._prompts = config, table, policy, front, prompts
-        self._metrics, self.not_ready_reason, self._came, self._coming = metrics, not_ready_reason, came, coming or Coming()
+        """`not_ready_reason`: empty while the router is ready, for the gateway's health checks. `count_prompt`: called with each prompt's
+        tokens. `scale_up`: status of starting workers, for the error without a worker.
+        """
+        self._config, self._table, self._policy, self._handler, self._prompts = config, table, policy, handler, prompts
+        self._metrics, self.not_ready_reason, self._count_prompt, self._scale_up = (
+            metrics,
+            not_ready_reason,
+            count_prompt,
+            scale_up or ScaleUpStatus(),
+        )
 
     @property
     def max_body_bytes(self) -> int:
@@ -86,17 +92,22 @@ class Picker:
     def max_header_bytes(self) -> int:
         return self._config.max_header_bytes
 
-    def identify(self, headers: Mapping[bytes, bytes]) -> Visitor:
-        """Before anything of the body is read. Raises ApiError: 401; 429 for a tenant whose bucket is empty."""
-        caller, account = self._front.visitor(credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")))
-        self._front.check_quota(account)
-        return Visitor(caller, account, self._front.bodies)
+    def authenticate(self, headers: Mapping[bytes, bytes]) -> GatewayRequest:
+        """Authenticate a request before its body is read. Raises ApiError: 401; 429 for a tenant in debt."""
+        caller, account = self._handler.authenticate_gateway(
+            read_credential(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
+        )
+        self._handler.check_quota(account)
+        return GatewayRequest(caller, account, self._handler.body_budget)
 
-    async def pick(self, asked: Asked) -> Picked:
-        """Raises ApiError: 400 and 404 for what no worker would take, 503 without a usable endpoint, 429 when the wait is too long."""
+    async def pick(self, asked: PickRequest) -> PickResult:
+        """Choose the endpoints of a request.
+
+        Raises ApiError: 400 and 404 for a request that no worker accepts, 503 without a usable endpoint, 429 when the wait is too long.
+        """
         try:
             prompt = await self._prompt(asked)
-            wanted = wanted_for(prompt, asked.visitor.caller, asked.session)
+            wanted = build_routing_request(prompt, asked.client.caller, asked.session)
             choice = await self._choose(wanted, asked.subset)
             self._check_wait(choice)
             self._charge(asked, prompt, choice)
@@ -104,44 +115,44 @@ class Picker:
             self._metrics.picks.labels(str(error.status)).inc()
             raise
         self._metrics.picks.labels("200").inc()
-        turn = Turn(self._table, self._policy, self._metrics, wanted, choice)
+        turn = PickSession(self._table, self._policy, self._metrics, wanted, choice)
         first = choice.worker
         alike = (w for w in self._table.usable((), prompt.model) if w.format_tag == first.format_tag)
-        # A request for the others never falls to a canary; its own may fall to them.
-        others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _may(w.address, asked.subset)]
+        # A stable request never falls back to a canary; a canary's request may fall back to stable workers.
+        others = [w for w in alike if w is not first and w.canary in ("", first.canary) and _is_allowed(w.address, asked.subset)]
         others.sort(key=Worker.expected_wait)
         tokens = prompt.tokens if first.format_tag == prompt.format_tag else None
         endpoints = [first.address, *(worker.address for worker in others[:FALLBACKS])]
-        return Picked(endpoints, turn, tokens, prompt.format_tag, instructions_for(prompt, asked.visitor.caller))
+        return PickResult(endpoints, turn, tokens, prompt.format_tag, worker_headers(prompt, asked.client.caller))
 
-    def _charge(self, asked: Asked, prompt: Prompt, choice: Choice) -> None:
+    def _charge(self, asked: PickRequest, prompt: Prompt, choice: Choice) -> None:
         try:
-            if asked.path in PROMPTED or asked.path in PASSED:
-                asked.visitor.charge = self._front.charge(asked.visitor.account, prompt, len(asked.body or b""))
+            if asked.path in PROMPTED or asked.path in UNPROMPTED:
+                asked.client.charge = self._handler.charge(asked.client.account, prompt, len(asked.body or b""))
         except ApiError:
             self._policy.release(choice)
             raise
 
-    async def _prompt(self, asked: Asked) -> Prompt:
+    async def _prompt(self, asked: PickRequest) -> Prompt:
         if asked.path not in PROMPTED or asked.body is None:
-            return estimate(asked.length)
+            return estimate_prompt(asked.length)
         if not self._table.any_usable():
-            await self._prompts.check(asked.path, asked.body)
-        began, caller = monotonic(), asked.visitor.caller
+            await self._prompts.validate(asked.path, asked.body)
+        began, caller = monotonic(), asked.client.caller
         prompt = await self._prompts.read(asked.path, asked.body, caller.salt, asked.session, caller.tenant.name)
         self._metrics.overhead.observe(monotonic() - began)
-        self._came(prompt.length)
+        self._count_prompt(prompt.length)
         return prompt
 
-    async def _choose(self, wanted: Wanted, subset: list[str] | None) -> Choice:
-        tried = {(worker.address, worker.life) for worker in self._table if not _may(worker.address, subset)}
+    async def _choose(self, wanted: RoutingRequest, subset: list[str] | None) -> Choice:
+        tried = {(worker.address, worker.generation) for worker in self._table if not _is_allowed(worker.address, subset)}
         while (choice := await self._policy.choose(wanted, tried)) is not None:
-            if _may(choice.worker.address, subset):
+            if _is_allowed(choice.worker.address, subset):
                 return choice
-            self._policy.release(choice)  # discovery named that one meanwhile, so it was not ruled out above
-            tried.add((choice.worker.address, choice.worker.life))
+            self._policy.release(choice)  # discovery added this worker meanwhile, so it was not excluded above
+            tried.add((choice.worker.address, choice.worker.generation))
         where = "" if subset is None else f" among the {len(subset)} endpoints that the gateway allows"
-        said, again = self._coming.words, self._coming.retry_after
+        said, again = self._scale_up.description, self._scale_up.retry_after
         raise unavailable(f"No worker is ready{where}{said}. Try again in {again} s.", retry_after=again)
 
     def _check_wait(self, choice: Choice) -> None:
@@ -152,19 +163,19 @@ class Picker:
         retry = min(MOST_RETRY_SECONDS, max(1, math.ceil(wait - limit)))
         raise ApiError(
             429,
-            f"A prompt would wait {wait:.0f} s for its turn, and at most {limit:g} s are allowed (--picker-max-wait). Try again later.",
+            f"The expected wait is {wait:.0f} s, above the limit of {limit:g} s (--picker-max-wait). Try again in {retry} s.",
             kind="overloaded_error",
             code="overloaded",
             headers=[(b"retry-after", b"%d" % retry)],
         )
 
-    async def changed(self, timeout: float) -> None:
-        """Something about the workers changed, or `timeout` seconds are over."""
-        await self._table.changed(timeout)
+    async def wait_for_change(self, timeout: float) -> None:
+        """Return at the next change of the workers, or after `timeout` seconds."""
+        await self._table.wait_for_change(timeout)
 
 
-def _may(address: str, subset: Collection[str] | None) -> bool:
-    """Whether a gateway can send there: only to IP addresses (proposal 004), and only to those that it names, if it does."""
+def _is_allowed(address: str, subset: Collection[str] | None) -> bool:
+    """Return whether a gateway can use the address: only IP addresses (proposal 004), and only those in its subset, if any."""
     host, _ = split_address(address)
     try:
         ipaddress.ip_address(host)

@@ -1,4 +1,4 @@
-"""The listening side: Envoy's external processor and gRPC's health service on one port."""
+"""gRPC server of the endpoint picker: Envoy's external processor and the health service on one port."""
 
 import asyncio
 import logging
@@ -16,16 +16,16 @@ from fairlead_router.interop.picker.stream import Stream
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 1000
-"""Requests at once on one connection; a gateway opens more connections for more."""
+"""Concurrent requests on one connection. A gateway opens further connections for more."""
 MESSAGE_MARGIN = 1024 * 1024
-"""Bytes of a message beside the body that it may hold whole (BUFFERED mode)."""
+"""Bytes of a message beside a complete body (BUFFERED mode)."""
 
 
 class PickerServer:
-    """`start` it on a running loop, `drain` it when the process is to end, `close` it there."""
+    """Server of the picker. `start` and `close` it on a running loop; `drain` it at the process's shutdown."""
 
     def __init__(self, picker: Picker, config: RouterConfig) -> None:
-        """Raises ValueError for certificates that cannot be used."""
+        """Raises ValueError for invalid certificates."""
         assert config.picker_port is not None
         self._picker, self._config = picker, config
         try:
@@ -38,7 +38,7 @@ class PickerServer:
         self.port = config.picker_port
 
     async def start(self) -> None:
-        """Raises RuntimeError for a port that is taken."""
+        """Listen. Raises RuntimeError if the port is in use."""
         options = [
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self._config.max_body_bytes + MESSAGE_MARGIN),
@@ -60,12 +60,12 @@ class PickerServer:
         logger.info("endpoint picker on %s:%d, TLS %s", host, self.port, self._config.picker_tls)
 
     def drain(self) -> None:
-        """No new streams from now on; those under way have their time."""
+        """Refuse new streams. Current ones may finish within the drain timeout."""
         if self._stopping is None and self._server is not None:
             self._stopping = asyncio.create_task(self._server.stop(self._config.drain_timeout), name="picker drain")
 
     async def close(self) -> None:
-        """Ends what the drain has not: immediately, if there was none."""
+        """Wait for the drain, or stop immediately without one."""
         if self._stopping is not None:
             await self._stopping
         elif self._server is not None:
@@ -79,11 +79,11 @@ class PickerServer:
             async for message in said:
                 for answer in await stream.answer(message):
                     await context.write(answer)
-                stream.sent()
-                if stream.refused:
+                stream.record_written()
+                if stream.is_refused:
                     return
         except Exception:
-            logger.exception("a fault of the endpoint picker")
-            raise  # Envoy answers 500, or passes the request on where its filter may fail open
+            logger.exception("internal error of the endpoint picker")
+            raise  # Envoy answers 500, or forwards the request if its filter may fail open
         finally:
             stream.close()

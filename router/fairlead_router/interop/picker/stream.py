@@ -1,11 +1,11 @@
-"""One stream is one HTTP request: what Envoy tells of it, phase by phase, and what it is answered.
+"""Stream of one HTTP request: Envoy's messages, phase by phase, and the answers to them.
 
-How much Envoy tells depends on its filter's body mode, which it names in its first message (older ones do not: then it is the mode that
-the inference extension demands).
+The messages depend on the body mode of Envoy's filter, which its first message names. Older versions do not name it; then it is the mode
+that the inference extension requires.
 
 | request body mode | the worker is picked | from |
 | --- | --- | --- |
-| FULL_DUPLEX_STREAMED | when the body is whole; headers and body wait for it | the prompt |
+| FULL_DUPLEX_STREAMED | when the body is complete; headers and body wait for it | the prompt |
 | BUFFERED, BUFFERED_PARTIAL | with the body, which Envoy sends after an answer to the headers | the prompt |
 | STREAMED, NONE, a request without a body, other paths | with the headers | load alone |
 """
@@ -25,8 +25,8 @@ from fairlead_router.interop.picker.ext_proc_pb2 import (
     ProcessingResponse,
     TrailersResponse,
 )
-from fairlead_router.interop.picker.picker import Asked, Picked, Picker
-from fairlead_router.interop.picker.visitor import Visitor
+from fairlead_router.interop.picker.gateway_request import GatewayRequest
+from fairlead_router.interop.picker.picker import Picker, PickRequest, PickResult
 from fairlead_router.request.client_request import request_id
 from fairlead_router.request.prompts import PROMPTED
 
@@ -37,26 +37,26 @@ _OURS = "x-fairlead-"
 
 
 class Stream:
-    """`answer` each message in turn, then `close`."""
+    """State of one stream. `answer` each message in turn, then `close`."""
 
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
         self._headers: dict[bytes, bytes] = {}
-        self._visitor: Visitor | None = None
+        self._gateway_request: GatewayRequest | None = None
         self._subset: list[str] | None = None
         self._body = bytearray()
-        self._picked: Picked | None = None
-        self.refused = False
-        """The last answer was the whole answer: nothing may follow."""
+        self._picked: PickResult | None = None
+        self.is_refused = False
+        """The last answer was a complete response, so nothing may follow."""
 
     async def answer(self, message: ProcessingRequest) -> Answers:
-        """What Envoy is told of one message. Empty where it has to wait for more of its own."""
+        """Return the answers to one message; empty if Envoy has to send more first."""
         if message.HasField("protocol_config"):
             self._request_mode = message.protocol_config.request_body_mode
             self._response_mode = message.protocol_config.response_body_mode
         if message.observability_mode:
-            return []  # it only shows us what it does
+            return []  # observability mode: Envoy only reports what it does
         try:
             match message.WhichOneof("request"):
                 case "request_headers":
@@ -66,7 +66,7 @@ class Stream:
                     return await self._on_request_body(message.request_body)
                 case "request_trailers":
                     waiting = self._picked is None and self._request_mode == FULL_DUPLEX_STREAMED
-                    before = await self._whole(end_of_stream=False) if waiting else []
+                    before = await self._pick_and_release(end_of_stream=False) if waiting else []
                     return [*before, ProcessingResponse(request_trailers=TrailersResponse())]
                 case "response_headers":
                     return [self._on_response_headers(message)]
@@ -78,21 +78,21 @@ class Stream:
                 case _:
                     return []  # a message of a newer Envoy
         except ApiError as error:
-            self.refused = True
+            self.is_refused = True
             return [messages.refusal(error, self._request_id(), self._path())]
 
-    def sent(self) -> None:
-        """The answers to the last message are written: a body that was among them is not kept any longer."""
-        if self._visitor is not None and not self._body:
-            self._visitor.let_go()
+    def record_written(self) -> None:
+        """Record that the answers to the last message are written, and release the body that was among them."""
+        if self._gateway_request is not None and not self._body:
+            self._gateway_request.release_body()
 
     def close(self) -> None:
-        """The request is over, or Envoy has gone. May be said again."""
+        """End the request, or record that Envoy disconnected. Idempotent."""
         self._body.clear()
-        self.sent()
+        self.record_written()
         if self._picked is not None:
-            self._picked.turn.over()
-            self._who.settle()
+            self._picked.session.end()
+            self._client.settle()
 
     # The request
 
@@ -102,74 +102,78 @@ class Stream:
             raise ApiError(431, message, code="headers_too_large")
         self._headers = dict(messages.read_headers(said.headers))
         self._picker.check_path(self._path())
-        self._visitor = self._picker.identify(self._headers)
+        self._gateway_request = self._picker.authenticate(self._headers)
         length = self._headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._picker.max_body_bytes:
             raise self._too_large(int(length))
         shown_later = self._request_mode in (FULL_DUPLEX_STREAMED, BUFFERED, BUFFERED_PARTIAL)
         if shown_later and not said.end_of_stream and self._path() in PROMPTED:
-            return [] if self._request_mode == FULL_DUPLEX_STREAMED else [messages.request_headers(messages.changes(removed=self._stale()))]
+            return (
+                []
+                if self._request_mode == FULL_DUPLEX_STREAMED
+                else [messages.request_headers(messages.changes(removed=self._untrusted_headers()))]
+            )
         picked = await self._pick(None)
-        return [messages.request_headers(self._way(picked), messages.destination(picked.endpoints))]
+        return [messages.request_headers(self._request_mutation(picked), messages.destination(picked.endpoints))]
 
     async def _on_request_body(self, said: HttpBody) -> Answers:
-        if self._picked is not None:  # it goes its way already
+        if self._picked is not None:  # the request was already routed
             if self._request_mode == FULL_DUPLEX_STREAMED:
                 return [messages.request_body(piece) for piece in messages.pieces(said.body, said.end_of_stream)]
             return [messages.request_body()]
         if len(self._body) + len(said.body) > self._picker.max_body_bytes:
             raise self._too_large(None)
-        self._who.keep(len(said.body))
+        self._client.reserve_body(len(said.body))
         self._body += said.body
         if self._request_mode == FULL_DUPLEX_STREAMED:
-            return await self._whole(end_of_stream=True) if said.end_of_stream else []
+            return await self._pick_and_release(end_of_stream=True) if said.end_of_stream else []
         body = bytes(self._body)
         self._body.clear()
         picked = await self._pick(body)
-        return [messages.request_body(None, self._way(picked), messages.destination(picked.endpoints))]
+        return [messages.request_body(None, self._request_mutation(picked), messages.destination(picked.endpoints))]
 
-    async def _whole(self, end_of_stream: bool) -> Answers:
-        """The body is whole and waits with us: pick, then let headers and body go, tokenized where the workers take that."""
+    async def _pick_and_release(self, end_of_stream: bool) -> Answers:
+        """Pick a worker for the buffered body, then release headers and body, with token ids if the workers accept them."""
         body = bytes(self._body)
         self._body.clear()
         picked = await self._pick(body)
-        way, tokens = self._way(picked), picked.tokens
+        way, tokens = self._request_mutation(picked), picked.tokens
         if tokens is not None and len(body) + 4 * len(tokens) <= self._picker.max_body_bytes:
             said = [("x-fairlead-prompt-tokens", str(len(tokens))), ("x-fairlead-prompt-format", picked.format_tag)]
-            way.MergeFrom(messages.changes(said))  # the tag, so that a worker which has changed since can take the text
+            way.MergeFrom(messages.changes(said))  # the tag lets a worker whose format has changed use the text
             body = tokens.tobytes() + body
         head = messages.request_headers(way, messages.destination(picked.endpoints))
         return [head, *(messages.request_body(piece) for piece in messages.pieces(body, end_of_stream))]
 
-    async def _pick(self, body: bytes | None) -> Picked:
+    async def _pick(self, body: bytes | None) -> PickResult:
         length = self._headers.get(b"content-length", b"")
         session = self._headers.get(b"x-session-id", b"").decode("latin-1")
-        asked = Asked(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._who)
+        asked = PickRequest(self._path(), body, int(length) if length.isdigit() else 0, session, self._subset, self._client)
         self._picked = await self._picker.pick(asked)
         logger.debug("request %s: to %s", self._request_id(), self._picked.endpoints)
         return self._picked
 
-    def _way(self, picked: Picked) -> HeaderMutation:
+    def _request_mutation(self, picked: PickResult) -> HeaderMutation:
         ours = [(messages.DESTINATION, ",".join(picked.endpoints)), ("x-request-id", self._request_id())]
         ours += [(name.decode(), value.decode()) for name, value in picked.instructions]
-        return messages.changes(ours, self._stale())
+        return messages.changes(ours, self._untrusted_headers())
 
-    def _stale(self) -> list[str]:
-        """Headers that no worker may see: in our name, which it would believe, and the key that was meant for us."""
+    def _untrusted_headers(self) -> list[str]:
+        """Return headers that no worker may see: forged names of the router's own headers, and the client's API key."""
         ours = [name.decode("latin-1") for name in self._headers if name.startswith(_OURS.encode())]
-        return [*ours, "authorization", "x-api-key"] if self._who.caller.tenant.name else ours
+        return [*ours, "authorization", "x-api-key"] if self._client.caller.tenant.name else ours
 
     @property
-    def _who(self) -> Visitor:
-        assert self._visitor is not None, "a body before its headers"
-        return self._visitor
+    def _client(self) -> GatewayRequest:
+        assert self._gateway_request is not None, "a body before its headers"
+        return self._gateway_request
 
     def _path(self) -> str:
         return self._headers.get(b":path", b"").decode("latin-1").partition("?")[0]
 
     def _request_id(self) -> str:
         said = request_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
-        self._headers[b"x-request-id"] = said.encode()  # once made, it stays
+        self._headers[b"x-request-id"] = said.encode()  # a generated id is kept
         return said
 
     def _too_large(self, length: int | None) -> ApiError:
@@ -185,16 +189,16 @@ class Stream:
         if self._picked is not None:
             status = dict(headers).get(b":status", b"")
             served = messages.endpoints_in(message.metadata_context, messages.NAMESPACE, messages.SERVED) or [""]
-            self._picked.turn.began(int(status) if status.isdigit() else 0, headers, served[0])
-            self._who.began(int(status) if status.isdigit() else 0, headers)
-            predicted = self._picked.turn.choice.predicted
+            self._picked.session.start_answer(int(status) if status.isdigit() else 0, headers, served[0])
+            self._client.read_head(int(status) if status.isdigit() else 0, headers)
+            predicted = self._picked.session.choice.predicted
             shown = [("x-fairlead-predicted-tokens", str(predicted))] if predicted is not None else []
         if message.response_headers.end_of_stream:
             self.close()
         return messages.response_headers(messages.changes(shown))
 
     def _on_response_body(self, said: HttpBody) -> Answers:
-        self._who.read(said.body)
+        self._client.read_body(said.body)
         if said.end_of_stream:
             self.close()
         if self._response_mode == FULL_DUPLEX_STREAMED:

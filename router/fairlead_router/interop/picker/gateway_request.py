@@ -1,0 +1,47 @@
+"""Caller and charge of a gateway's request, with the same API keys, token buckets and salts as the proxy's."""
+
+from fairlead_router.errors import Headers
+from fairlead_router.tenancy.body_budget import InflightBodyBudget
+from fairlead_router.tenancy.charge import Charge
+from fairlead_router.tenancy.quota import Account
+from fairlead_router.tenancy.tenants import Caller
+
+
+class GatewayRequest:
+    """One request's caller, its charge, and the usage read from its answer."""
+
+    def __init__(self, caller: Caller, account: Account, bodies: InflightBodyBudget) -> None:
+        self.caller, self.account, self._body_budget = caller, account, bodies
+        self._reserved_bytes = 0
+        self.charge: Charge | None = None
+        """None until a worker is picked, and for paths without a charge."""
+        self._status = 0
+        self._has_read_body = False
+
+    def reserve_body(self, size: int) -> None:
+        """Reserve `size` more bytes for the body. Raises ApiError when the body budget is exhausted."""
+        self._body_budget.acquire(self.caller.tenant.name, size)
+        self._reserved_bytes += size
+
+    def release_body(self) -> None:
+        """Release the body's bytes. Idempotent."""
+        if self._reserved_bytes:
+            self._body_budget.release(self.caller.tenant.name, self._reserved_bytes)
+            self._reserved_bytes = 0
+
+    def read_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+        if self.charge is not None:
+            self.charge.meter.read_header(dict(headers).get(b"x-fairlead-usage"))
+
+    def read_body(self, piece: bytes) -> None:
+        """Read a piece of the answer, if the gateway sends it."""
+        self._has_read_body = True
+        if self.charge is not None:
+            self.charge.meter.feed(piece)
+
+    def settle(self) -> None:
+        """Settle the charge; a refused request costs nothing. Idempotent."""
+        charge, self.charge = self.charge, None
+        if charge is not None:
+            charge.settle(self._status < 400, charge.meter.is_exact or self._has_read_body)
