@@ -76,7 +76,7 @@ class SplitReport(msgspec.Struct):
     canary: Side = msgspec.field(default_factory=Side)
     stable: Side = msgspec.field(default_factory=Side)
 
-    def speaks_of(self, split: Split) -> bool:
+    def describes(self, split: Split) -> bool:
         """Whatever the weight is."""
         return bool(split.revision) and (self.revision, self.trial) == (split.revision, split.trial)
 

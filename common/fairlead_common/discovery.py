@@ -18,13 +18,13 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class Unresolved(Exception):
+class DiscoveryError(Exception):
     """Discovery has no answer now; what was known stays."""
 
 
 class Source(Protocol):
     async def addresses(self) -> set[str]:
-        """`host:port` of every worker now. Raises Unresolved."""
+        """`host:port` of every worker now. Raises DiscoveryError."""
 
 
 class StaticSource:
@@ -49,13 +49,13 @@ class FileSource:
         try:
             lines = await asyncio.to_thread(self._path.read_text, encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise Unresolved(f"{self._path}: {error}") from error
+            raise DiscoveryError(f"{self._path}: {error}") from error
         found = {line.split("#")[0].strip() for line in lines.splitlines()} - {""}
         try:
             for address in found:
                 split_address(address)
         except ValueError as error:
-            raise Unresolved(f"{self._path}: {error}") from error
+            raise DiscoveryError(f"{self._path}: {error}") from error
         return found
 
 
@@ -79,10 +79,10 @@ class DnsSource:
             hosts = {str(where[0]) for *_, where in found}
             return {f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts}
         # Also a name without records: a headless Service with no ready pod. What was known stays, and being looked at decides.
-        raise Unresolved(f"{self._host}: {problem}")
+        raise DiscoveryError(f"{self._host}: {problem}")
 
 
-def source_of(url: str, flag: str = "--workers") -> Source:
+def create_source(url: str, flag: str = "--workers") -> Source:
     """Return the source that `url`, the value of `flag`, names. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme == "static":

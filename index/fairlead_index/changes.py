@@ -63,7 +63,7 @@ class Changes:
         """Whether handing out all that is pending makes the index equal to the held set. False after the backlog was thrown away."""
         return self._following
 
-    def stored(self, hashes: Iterable[int], parent: int = 0) -> None:
+    def store(self, hashes: Iterable[int], parent: int = 0) -> None:
         """Blocks that follow each other, the first of them `parent`. Behind one that is not held, as a root is not, begins a prompt."""
         held, tells = self._held, self._following and not self._removals_only
         above = held.get(parent)
@@ -86,7 +86,7 @@ class Changes:
             parent = value
         self._bound()
 
-    def removed(self, hashes: Iterable[int]) -> None:
+    def remove(self, hashes: Iterable[int]) -> None:
         """Blocks, each after all that follow it."""
         held, last = self._held, self._changes[-1] if self._changes else None
         for value in hashes:

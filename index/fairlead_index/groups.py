@@ -90,9 +90,9 @@ class GroupedReader:
         return any((await self._ask([reader.recall(address) for reader in self._readers])).values())
 
     @property
-    def away(self) -> bool:
+    def is_unavailable(self) -> bool:
         """Whether no group answers."""
-        return all(reader.away for reader in self._readers)
+        return all(reader.is_unavailable for reader in self._readers)
 
     async def workers(self) -> list[WorkerState]:
         answers = await self._ask([reader.workers() for reader in self._readers])

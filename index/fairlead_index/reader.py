@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_index.worker_load import WorkerLoad
 
@@ -85,7 +85,7 @@ class IndexReader:
         """`trusts`: which records count; the others are left out of every answer."""
         self._scripts = Scripts(redis, namespace, timeout=deadline)
         self._deadline, self._trusts = deadline, trusts
-        self._pause = Pause()
+        self._backoff = Backoff()
         self._distrusted: dict[bytes, tuple[Candidate, float]] = {}
         """By slot: the record, and until when it is left out without being looked at."""
 
@@ -154,9 +154,9 @@ class IndexReader:
         return bool((await self._call("recall", address))[0] == b"OK")
 
     @property
-    def away(self) -> bool:
+    def is_unavailable(self) -> bool:
         """Whether calls fail at once, for Redis has not answered for a while. One late answer is no such thing."""
-        return self._pause.on
+        return self._backoff.is_active
 
     async def close(self) -> None:
         """Closes the connections. Does not raise for a Redis that is away."""
@@ -165,8 +165,8 @@ class IndexReader:
 
     async def _call(self, name: str, *args: bytes | str | int, give_up: float = 0.0) -> list[Any]:
         """`give_up`: when to, monotonic seconds, for one of several calls of one question."""
-        if not self._pause.may_try():
-            raise IndexUnavailable(f"redis is away: {self._pause.reason}")
+        if not self._backoff.may_try():
+            raise IndexUnavailable(f"redis is away: {self._backoff.reason}")
         began = time.monotonic()
         deadline = max(0.0, give_up - began) if give_up else self._deadline
         try:
@@ -175,9 +175,9 @@ class IndexReader:
         except REDIS_ERRORS as error:
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
             late = time.monotonic() - began >= 0.9 * deadline
-            (self._pause.missed if late else self._pause.failed)(reason)
+            (self._backoff.record_timeout if late else self._backoff.record_failure)(reason)
             raise IndexUnavailable(f"redis is away: {reason}") from error
-        self._pause.succeeded()
+        self._backoff.reset()
         return reply
 
 

@@ -31,7 +31,7 @@ class ScoredWorker:
     address: str
     block_tokens: int
     depth: int = 0
-    owed: float = 0.0
+    reserved_tokens: float = 0.0
     backlog: float = 0.0
     rate: float = 0.0
     step: float = 0.0
@@ -42,7 +42,7 @@ class ScoredWorker:
 
 
 @dataclass(slots=True)
-class Start:
+class StartEstimate:
     """When one worker would give the first token. `cost`: prompt tokens that it would have to compute, `work` the seconds of that.
 
     `score` is what workers are compared by: `seconds`, and what the choice costs those who are there already and who come after.
@@ -58,9 +58,9 @@ class Start:
     rank: int
 
 
-def best_starts(
+def rank_candidates(
     workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int, homes: Collection[str] = ()
-) -> list[Start]:
+) -> list[StartEstimate]:
     """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes;
     `homes`: the addresses, among those of the workers, where a prompt that nobody holds is at home (`Ring.homes` of its first block)."""
     known = list(workers)
@@ -68,7 +68,7 @@ def best_starts(
     deepest = max((worker.depth for worker in known), default=0)
     block = deepest if deepest < blocks else deepest - 1  # the first that nobody holds
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
-    starts = sorted((_start(worker, prompt_tokens, key) for worker in known), key=_order)
+    starts = sorted((_estimate(worker, prompt_tokens, key) for worker in known), key=_order)
     best = starts[:wanted]
     if deepest or not blocks or not homes:
         return best
@@ -82,13 +82,13 @@ def best_starts(
 def ready_key(worker: ScoredWorker, now: float) -> float:
     """When the worker could begin a prompt of USUAL_TOKENS that it does not hold, `now` seconds and the score: the order of `r:ready`."""
     rate = worker.rate or PRIOR_RATE
-    waits = max(0.0, worker.backlog / rate - worker.load_age) + worker.owed / rate + worker.step
+    waits = max(0.0, worker.backlog / rate - worker.load_age) + worker.reserved_tokens / rate + worker.step
     work = USUAL_TOKENS / rate
     full = worker.pages_total and worker.page_size and worker.pages_free * worker.page_size < USUAL_TOKENS
     return now + waits + work + min(FLEET, work) + ITL_STEPS * worker.step + (NO_ROOM if full else 0.0)
 
 
-def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
+def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> StartEstimate:
     reusable = prompt_tokens - 1  # the last token is always computed: it gives the logits; and what is reused are whole pages
     if worker.page_size:
         reusable -= reusable % worker.page_size
@@ -97,10 +97,10 @@ def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
     rate, step = worker.rate or PRIOR_RATE, worker.step
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
     work = cost / rate
-    seconds = (backlog + worker.owed) / rate + work + step
+    seconds = (backlog + worker.reserved_tokens) / rate + work + step
     score = seconds + (min(FLEET, work) + ITL_STEPS * step)  # added up as the script does, for equal scores to be equal
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return Start(worker.address, cached, cost, work, seconds, score, fits, _rank(worker.address, key))
+    return StartEstimate(worker.address, cached, cost, work, seconds, score, fits, _rank(worker.address, key))
 
 
 def _rank(address: str, key: bytes) -> int:
@@ -115,5 +115,5 @@ def seed(address: str) -> int:
     return int(sha1(address.encode(), usedforsecurity=False).hexdigest()[:8], 16) % CIRCLE
 
 
-def _order(start: Start) -> tuple[bool, float, int]:
+def _order(start: StartEstimate) -> tuple[bool, float, int]:
     return (not start.fits, start.score, start.rank)

@@ -11,7 +11,7 @@ from typing import Final
 
 from fairlead_index.changes import Change, Changes, pack
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.connection import ReplyError
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts, eviction_advice
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
@@ -87,7 +87,7 @@ class IndexWriter:
         self._buckets = buckets
         self._changes = Changes()
         self._stats = WriterStats()
-        self._pause = Pause(first=0.05, longest=min(1.0, lease_seconds / 5))
+        self._backoff = Backoff(first=0.05, longest=min(1.0, lease_seconds / 5))
         self._load: tuple[float, WorkerLoad] | None = None  # when it was seen, monotonic seconds
         self._load_is_new = False
         self._beat_at = 0.0
@@ -106,15 +106,15 @@ class IndexWriter:
             raise RuntimeError("the index writer was started before: a worker that comes back makes a new one")
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"index-writer-{self._card.pod}")
 
-    def stored(self, hashes: Iterable[int], parent: int = 0) -> None:
+    def store(self, hashes: Iterable[int], parent: int = 0) -> None:
         """Blocks that the worker holds from now on, each the next one's parent, behind `parent`: a block held, or what the prompt's hashes
         are rooted in. Ones that it holds already change nothing."""
-        self._changes.stored(hashes, parent)
+        self._changes.store(hashes, parent)
         self._wake.set()
 
-    def removed(self, hashes: Iterable[int]) -> None:
+    def remove(self, hashes: Iterable[int]) -> None:
         """Blocks that the worker no longer holds, each after all that follow it; ones it did not hold change nothing."""
-        self._changes.removed(hashes)
+        self._changes.remove(hashes)
         self._wake.set()
 
     def report(self, load: WorkerLoad) -> None:
@@ -191,9 +191,9 @@ class IndexWriter:
             self._changes.restart()  # all of it, parents first: what the index kept of it changes nothing
             self._stats.full = bool(self._changes.pending)
             self._store_at = time.monotonic() + self._lease
-        if self._pause.on:
+        if self._backoff.is_active:
             log.info("the index is told of this worker's cache again")
-        self._pause.succeeded()
+        self._backoff.reset()
         if me.batch is None and not self._changes.pending:
             await self._idle()
 
@@ -313,9 +313,9 @@ class IndexWriter:
     async def _away(self, error: BaseException) -> None:
         self._stats.errors += 1
         self._stats.last_error = str(error) or type(error).__name__
-        if not self._pause.on:
+        if not self._backoff.is_active:
             log.warning("the index is not told of this worker's cache, until it answers: %s%s", self._stats.last_error, self._way_out())
-        seconds = self._pause.failed(self._stats.last_error)
+        seconds = self._backoff.record_failure(self._stats.last_error)
         log.debug("next try in %.2f s: %s", seconds, self._stats.last_error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

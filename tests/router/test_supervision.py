@@ -11,7 +11,7 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.tenancy.test_access import ANNA, ask, key_file
 
-from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_router import supervision as background
 from fairlead_router.fleet.prompt_formats import PromptFormats
@@ -132,7 +132,7 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
         "index watch": Once(PrefixAware._say, "index watch"),
         "looks": Once(PromptFormats.elect, "looks"),
         "queue": Once(Admission._call, "queue"),
-        "connections": Once(Guard.look, "connections"),
+        "connections": Once(ConnectionLimiter.look, "connections"),
         "discovery": Once(WorkerTable.discovered, "discovery"),
     }
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
@@ -142,7 +142,7 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
     monkeypatch.setattr(PrefixAware, "_say", faults["index watch"])
     monkeypatch.setattr(PromptFormats, "elect", faults["looks"])
     monkeypatch.setattr(Admission, "_call", faults["queue"])
-    monkeypatch.setattr(Guard, "look", faults["connections"])
+    monkeypatch.setattr(ConnectionLimiter, "look", faults["connections"])
     monkeypatch.setattr(WorkerTable, "discovered", faults["discovery"])
     worker.ready = False  # a look that finds another worker than before; and a request that has to wait
     await router.usable(0)

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 SPARE = 64
 """Connections beyond the bound that may still ask for the pages of probes: a kubelet that gets no answer would end the process."""
-TURNS = 8
+STARTS_PER_PASS = 8
 """Requests read ahead that start in one pass of the event loop. Else thousands of pipelining clients make a pass seconds long."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
 
@@ -35,7 +35,7 @@ class Limits(Protocol):
     def body_timeout(self) -> float: ...
 
 
-class Guarded(Protocol):
+class LimitedConnection(Protocol):
     """One client's connection. `deadline`: monotonic seconds by which it must have said what it has begun to say; 0 for none."""
 
     deadline: float
@@ -47,10 +47,10 @@ class Guarded(Protocol):
         """Nothing is under way on it, and others need its place: close."""
 
 
-Connection = TypeVar("Connection", bound=Guarded)
+Connection = TypeVar("Connection", bound=LimitedConnection)
 
 
-class Guard(Generic[Connection]):
+class ConnectionLimiter(Generic[Connection]):
     """Knows every connection of a server."""
 
     def __init__(self, limits: Limits) -> None:
@@ -60,7 +60,7 @@ class Guard(Generic[Connection]):
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
         """Those without a request, the longest idle first."""
-        self._turns: deque[Callable[[], None]] = deque()
+        self._starts: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -68,11 +68,11 @@ class Guard(Generic[Connection]):
     def __iter__(self) -> Iterator[Connection]:
         return iter(list(self._open))
 
-    def opened(self, connection: Connection) -> bool:
+    def add(self, connection: Connection) -> bool:
         """A new connection; False where it must be closed at once. Takes the place of the longest idle one when there is no other."""
         if len(self._open) >= self.max_connections and self._idle:
             longest = next(iter(self._idle))
-            self.closed(longest)
+            self.remove(longest)
             longest.close_idle()
         if len(self._open) >= self.max_connections + SPARE:
             return False
@@ -80,11 +80,11 @@ class Guard(Generic[Connection]):
         self.expects_head(connection)
         return True
 
-    def closed(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
-    def full_for(self, path: str) -> bool:
+    def is_full_for(self, path: str) -> bool:
         """A request for `path` has to be refused, as there are too many connections."""
         return len(self._open) > self.max_connections and path not in SPARE_PATHS
 
@@ -96,30 +96,30 @@ class Guard(Generic[Connection]):
     def expects_body(self, connection: Connection) -> None:
         connection.deadline = monotonic() + self._body_timeout
 
-    def whole(self, connection: Connection) -> None:
+    def clear_deadline(self, connection: Connection) -> None:
         """Everything has come of the request."""
         connection.deadline = 0.0
 
-    def answered(self, connection: Connection) -> None:
+    def mark_idle(self, connection: Connection) -> None:
         """It waits for its next request, unless that has begun."""
         if not connection.deadline and connection in self._open:
             self._idle[connection] = None
 
-    def take_turn(self, start: Callable[[], None]) -> None:
+    def schedule(self, start: Callable[[], None]) -> None:
         """Call `start`, which starts a request that was read ahead, soon: in turn with those of other connections."""
-        if not self._turns:
-            asyncio.get_running_loop().call_soon(self._next_turns)
-        self._turns.append(start)
+        if not self._starts:
+            asyncio.get_running_loop().call_soon(self._run_starts)
+        self._starts.append(start)
 
-    def _next_turns(self) -> None:
+    def _run_starts(self) -> None:
         try:
-            for _ in range(min(TURNS, len(self._turns))):
-                self._turns.popleft()()
+            for _ in range(min(STARTS_PER_PASS, len(self._starts))):
+                self._starts.popleft()()
         finally:  # a start that fails must not leave all others without a turn
-            if self._turns:
-                asyncio.get_running_loop().call_soon(self._next_turns)
+            if self._starts:
+                asyncio.get_running_loop().call_soon(self._run_starts)
 
-    def look(self, now: float) -> None:
+    def close_overdue(self, now: float) -> None:
         """End what is late. Once a second is enough."""
         for connection in [one for one in self._open if 0 < one.deadline < now]:
             connection.deadline = 0.0

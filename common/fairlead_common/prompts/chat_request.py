@@ -28,7 +28,7 @@ class ChatFields(Protocol):
     def reasoning_effort(self) -> Any: ...
 
 
-def encoding_of(body: ChatFields) -> dict[str, Any]:
+def build_encode_kwargs(body: ChatFields) -> dict[str, Any]:
     """The arguments of `PromptEncoder.encode_chat`.
 
     `tool_choice` "none" leaves the tools out of the prompt: what the model does not know it does not call.

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from fairlead_common.errors import PromptError, PromptTooLong
 from fairlead_common.prompts import messages as chat
 from fairlead_common.prompts.detokenizer import TextStream
-from fairlead_common.prompts.min_tokens import LeastTokens
-from fairlead_common.prompts.split_points import Cuts, affixes
+from fairlead_common.prompts.min_tokens import MinTokenCounter
+from fairlead_common.prompts.split_points import SplitPoints, affixes
 from fairlead_common.prompts.token_cache import Key, TokenCache
 from fairlead_common.truncate import brief
 
@@ -95,7 +95,7 @@ class PromptEncoder:
         self._tokenizer.no_truncation()
         self._special = frozenset(id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
         wanted = [format.chat_template, format.tool_template, *format.special_tokens.values()]
-        self._cuts = Cuts(self._tokenizer, wanted) if cache is not None else None
+        self._points = SplitPoints(self._tokenizer, wanted) if cache is not None else None
         self._affixes = affixes(self._tokenizer) if cache is not None else None
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
@@ -108,16 +108,16 @@ class PromptEncoder:
         """
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
-        if most is not None and len(text) > most and (least := self._least_tokens.of(text)) > most:
+        if most is not None and len(text) > most and (least := self._min_tokens.count(text)) > most:
             raise PromptTooLong("prompt", least, most)
         try:
-            if self._cache is None or self._cuts is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
+            if self._cache is None or self._points is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
                 # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms; "fast" leaves out the offsets.
                 (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return array("I", encoding.ids)
             before, after = self._affixes if add_special_tokens and self._affixes else ([], [])
             tokens = array("I", before)
-            for part in self._parts(self._cache, self._cuts.split(text), scope):
+            for part in self._parts(self._cache, self._points.split(text), scope):
                 tokens += part
             tokens.extend(after)
             return tokens
@@ -200,7 +200,7 @@ class PromptEncoder:
 
         return TextStream(decode, prompt)
 
-    def special_within(self, text: str) -> frozenset[int]:
+    def find_special_tokens(self, text: str) -> frozenset[int]:
         """The special tokens whose names a text has."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(id for id in self._special if added[id].content and added[id].content in text)
@@ -227,9 +227,9 @@ class PromptEncoder:
         return self._tokenizer.token_to_id(token)
 
     @cached_property
-    def _least_tokens(self) -> LeastTokens:
+    def _min_tokens(self) -> MinTokenCounter:
         """Made for the first long text: it looks at the whole vocabulary."""
-        return LeastTokens(self.format.tokenizer_json, self._tokenizer)
+        return MinTokenCounter(self.format.tokenizer_json, self._tokenizer)
 
     @property
     def _name(self) -> str:

@@ -54,19 +54,19 @@ class _Settings(msgspec.Struct):
     pre_tokenizer: _Part | None = None
 
 
-class LeastTokens:
+class MinTokenCounter:
     """Of one tokenizer. `longest`: letters and digits of the token that has most; 0: nothing is told of any text."""
 
     def __init__(self, tokenizer_json: str, tokenizer: Tokenizer) -> None:
-        self.longest = _longest(tokenizer) if _keeps(tokenizer_json, tokenizer) else 0
+        self.max_characters = _longest(tokenizer) if _keeps(tokenizer_json, tokenizer) else 0
 
-    def of(self, text: str) -> int:
+    def count(self, text: str) -> int:
         """No more than the tokens that the text has."""
-        if not self.longest:
+        if not self.max_characters:
             return 0
         raw = text.encode(errors="replace")
         sure = len(raw.translate(None, _OTHERS)) - len(raw.translate(None, _NOT_BEGINNING))
-        return max(0, -(-sure // self.longest))
+        return max(0, -(-sure // self.max_characters))
 
 
 def _longest(tokenizer: Tokenizer) -> int:

@@ -29,7 +29,7 @@ _AFFIX_PROBES: Final = ("a", "Hello there", "7 + 8", "\n")
 _FIXED_AFFIXES: Final = frozenset({"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing", "Sequence"})
 
 
-class Cuts:
+class SplitPoints:
     """The cuts of one tokenizer. `marks` are the added tokens before which a text may be cut; none: it must stay whole."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: Sequence[str] = ()) -> None:

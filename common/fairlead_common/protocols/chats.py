@@ -17,7 +17,7 @@ _READERS: dict[str, Callable[[bytes], dict[str, Any]]] = {
 }
 
 
-def is_dialect(path: str) -> bool:
+def needs_conversion(path: str) -> bool:
     return path in _READERS
 
 

@@ -9,7 +9,7 @@ from fairlead_common.errors import PromptError
 from fairlead_common.prompts.messages import json_type
 
 
-class ChatsOwn(msgspec.Struct, frozen=True, kw_only=True):
+class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of vLLM's and ours that mean in every dialect what they mean in a chat, whose rules check them."""
 
     top_k: Any = None
@@ -30,7 +30,7 @@ class ChatsOwn(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Any = None
 
 
-PASSED_ON = ChatsOwn.__struct_fields__
+SHARED_FIELDS = SharedFields.__struct_fields__
 
 
 def refuse(field: str, reason: str) -> NoReturn:
@@ -75,7 +75,7 @@ def refuse_unlike(body: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]
             refuse(f"{field}{name}", f"{given!r:.80} is not supported; leave it out{other}")
 
 
-class Turns:
+class ChatBuilder:
     """Messages of a chat, from parts that came one by one: what the assistant thought, said and called in one turn is one message."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Turns:
         self._open: dict[str, Any] | None = None
         """The assistant's turn."""
 
-    def say(self, role: str, content: Any) -> None:
+    def add_message(self, role: str, content: Any) -> None:
         """A message of somebody else, which ends the assistant's turn. A second system message in front is the first's continuation:
         templates know one."""
         self._open = None
@@ -93,23 +93,23 @@ class Turns:
             return
         self.messages.append({"role": role, "content": content})
 
-    def result(self, call: str, content: Any) -> None:
+    def add_tool_result(self, call: str, content: Any) -> None:
         """What a call gave."""
         self._open = None
         self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
 
-    def answered(self, content: Any) -> None:
+    def add_answer(self, content: Any) -> None:
         turn = self._turn()
         turn["content"] = content if turn.get("content") is None else [*parts(turn["content"]), *parts(content)]
 
-    def thought(self, reasoning: str) -> None:
+    def add_reasoning(self, reasoning: str) -> None:
         """Begins a turn where the last one has said something."""
         if self._open is not None and (self._open.get("content") is not None or "tool_calls" in self._open):
             self._open = None
         turn = self._turn()
         turn["reasoning_content"] = turn.get("reasoning_content", "") + reasoning
 
-    def called(self, id: str, name: str, arguments: str) -> None:
+    def add_tool_call(self, id: str, name: str, arguments: str) -> None:
         """`arguments`: JSON."""
         calls = self._turn().setdefault("tool_calls", [])
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})

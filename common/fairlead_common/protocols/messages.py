@@ -6,7 +6,18 @@ import msgspec
 from msgspec import Meta
 
 from fairlead_common.prompts.messages import json_type
-from fairlead_common.protocols.fields import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_common.protocols.fields import (
+    SHARED_FIELDS,
+    ChatBuilder,
+    SharedFields,
+    joined,
+    member,
+    objects,
+    refuse,
+    refuse_given,
+    refuse_unlike,
+    text,
+)
 
 REFUSED = {
     "container": "there are no containers here; leave it out",
@@ -34,7 +45,7 @@ RENAMED = {
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesBody(ChatsOwn, frozen=True, kw_only=True):
+class MessagesBody(SharedFields, frozen=True, kw_only=True):
     """The fields, with the chat's own."""
 
     messages: list[Any] | None = None
@@ -68,7 +79,7 @@ def chat_body(body: MessagesBody) -> dict[str, Any]:
     given = msgspec.structs.asdict(body)
     refuse_given(given, REFUSED)
     refuse_unlike(given, ALLOWED)
-    chat: dict[str, Any] = {name: given[name] for name in (*PASSED_ON, "model", "temperature", "top_p", "stream")}
+    chat: dict[str, Any] = {name: given[name] for name in (*SHARED_FIELDS, "model", "temperature", "top_p", "stream")}
     chat["messages"], continues = _messages(body)
     if continues:
         chat["continue_final_message"] = True
@@ -91,33 +102,33 @@ def hides_thinking(body: MessagesBody) -> bool:
 
 def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
     """The messages, and whether the answer goes on where the last one ends."""
-    turns, role = Turns(), ""
+    chat, role = ChatBuilder(), ""
     if body.system:
-        turns.say("system", _texts(body.system, "system"))
+        chat.add_message("system", _texts(body.system, "system"))
     if not body.messages:
         refuse("messages", "is empty; give at least one message" if body.messages == [] else "is missing; give a list of messages")
     for where, message in objects(body.messages, "messages"):
         role = message.get("role", "")
         content = message.get("content")
         if role == "assistant":
-            turns.end_turn()
-            _assistant(turns, content, f"{where}.content")
+            chat.end_turn()
+            _assistant(chat, content, f"{where}.content")
         elif role == "user":
-            _user(turns, content, f"{where}.content")
+            _user(chat, content, f"{where}.content")
         elif role == "system":
-            turns.say("system", _texts(content, f"{where}.content"))
+            chat.add_message("system", _texts(content, f"{where}.content"))
         else:
             refuse(f"{where}.role", f"is {role!r:.40}; it must be user, assistant or system")
-    last = turns.messages[-1] if turns.messages else {}
+    last = chat.messages[-1] if chat.messages else {}
     if role == "assistant" and "tool_calls" in last:
         refuse("messages", "the last one has a tool_use; its tool_result must follow")
-    return turns.messages, role == last.get("role") == "assistant" and last.get("content") is not None
+    return chat.messages, role == last.get("role") == "assistant" and last.get("content") is not None
 
 
-def _user(turns: Turns, content: Any, where: str) -> None:
+def _user(chat: ChatBuilder, content: Any, where: str) -> None:
     """Results of tools go before what is said about them, each as a message of its own."""
     if isinstance(content, str):
-        turns.say("user", content)
+        chat.add_message("user", content)
         return
     texts = []
     for at, block in objects(content, where):
@@ -125,11 +136,11 @@ def _user(turns: Turns, content: Any, where: str) -> None:
             case "text":
                 texts.append(member(block, "text", at))
             case "tool_result":
-                turns.result(member(block, "tool_use_id", at), _result(block, at))
+                chat.add_tool_result(member(block, "tool_use_id", at), _result(block, at))
             case kind:
                 refuse(f"{at}.type", f"is {kind!r:.60}: this model reads text and tool_result blocks only")
     if texts:
-        turns.say("user", joined(texts))
+        chat.add_message("user", joined(texts))
     elif not content:
         refuse(where, "is empty: give a text, or at least one block")
 
@@ -142,9 +153,9 @@ def _result(block: dict[str, Any], where: str) -> Any:
     return joined(["Error:", *(part["text"] for part in content)]) if isinstance(content, list) else f"Error: {content}"
 
 
-def _assistant(turns: Turns, content: Any, where: str) -> None:
+def _assistant(chat: ChatBuilder, content: Any, where: str) -> None:
     if isinstance(content, str):
-        turns.answered(content)
+        chat.add_answer(content)
         return
     texts = []
     for at, block in objects(content, where):
@@ -152,18 +163,18 @@ def _assistant(turns: Turns, content: Any, where: str) -> None:
             case "text":
                 texts.append(member(block, "text", at))
             case "thinking":
-                turns.thought(text(block.get("thinking"), f"{at}.thinking"))
+                chat.add_reasoning(text(block.get("thinking"), f"{at}.thinking"))
             case "redacted_thinking":
                 refuse(f"{at}.type", "only who encrypted it can read it; leave the block out")
             case "tool_use":
                 arguments = block.get("input")
                 if not isinstance(arguments, dict):
                     refuse(f"{at}.input", f"must be an object, not {json_type(arguments)}")
-                turns.called(member(block, "id", at), member(block, "name", at), msgspec.json.encode(arguments).decode())
+                chat.add_tool_call(member(block, "id", at), member(block, "name", at), msgspec.json.encode(arguments).decode())
             case kind:
                 refuse(f"{at}.type", f"is {kind!r:.60}: an assistant's blocks are text, thinking and tool_use here")
     if texts:
-        turns.answered(joined(texts))
+        chat.add_answer(joined(texts))
 
 
 def _texts(content: Any, where: str) -> Any:

@@ -6,7 +6,18 @@ import msgspec
 from msgspec import Meta
 
 from fairlead_common.prompts.messages import json_type
-from fairlead_common.protocols.fields import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_common.protocols.fields import (
+    SHARED_FIELDS,
+    ChatBuilder,
+    SharedFields,
+    joined,
+    member,
+    objects,
+    refuse,
+    refuse_given,
+    refuse_unlike,
+    text,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 NOT_STORED = "nothing is stored here; send the whole conversation in input"
@@ -43,7 +54,7 @@ RENAMED = {
 """Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
 
 
-class ResponsesBody(ChatsOwn, frozen=True, kw_only=True):
+class ResponsesBody(SharedFields, frozen=True, kw_only=True):
     """The fields, with the chat's own."""
 
     input: str | list[Any] | None = None
@@ -93,7 +104,7 @@ def chat_body(body: ResponsesBody) -> dict[str, Any]:
     for at, wish in enumerate(body.include or ()):
         if wish not in INCLUDES:
             refuse(f"include[{at}]", f"{wish!r:.80} is not to be had here; there is {' and '.join(INCLUDES)}")
-    chat: dict[str, Any] = {name: given[name] for name in (*PASSED_ON, "model", "temperature", "top_p", "stop", "stream", "user")}
+    chat: dict[str, Any] = {name: given[name] for name in (*SHARED_FIELDS, "model", "temperature", "top_p", "stop", "stream", "user")}
     chat["messages"] = _messages(body)
     chat["max_completion_tokens"] = body.max_output_tokens
     chat["tools"], chat["tool_choice"] = _tools(body)
@@ -106,36 +117,36 @@ def chat_body(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
-    turns = Turns()
+    chat = ChatBuilder()
     if body.instructions:
-        turns.say("system", body.instructions)
+        chat.add_message("system", body.instructions)
     if not body.input:
         refuse("input", f"is {'missing' if body.input is None else 'empty'}; give a text or a list of items")
     if isinstance(body.input, str):
-        turns.say("user", body.input)
-        return turns.messages
+        chat.add_message("user", body.input)
+        return chat.messages
     for where, item in objects(body.input, "input"):
-        _item(turns, where, item)
-    return turns.messages
+        _item(chat, where, item)
+    return chat.messages
 
 
-def _item(turns: Turns, where: str, item: dict[str, Any]) -> None:
+def _item(chat: ChatBuilder, where: str, item: dict[str, Any]) -> None:
     match item.get("type", "message"):
         case "message":
             role, content = item.get("role"), _content(item.get("content"), f"{where}.content")
             if role == "assistant":
-                turns.answered(content)
+                chat.add_answer(content)
             elif role in ("user", "system", "developer"):
-                turns.say("system" if role == "developer" else role, content)
+                chat.add_message("system" if role == "developer" else role, content)
             else:
                 refuse(f"{where}.role", f"is {role!r:.40}; it must be user, assistant, system or developer")
         case "function_call":
-            turns.called(member(item, "call_id", where), member(item, "name", where), member(item, "arguments", where))
+            chat.add_tool_call(member(item, "call_id", where), member(item, "name", where), member(item, "arguments", where))
         case "function_call_output":
-            turns.result(member(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
+            chat.add_tool_result(member(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
         case "reasoning":
             if reasoning := _thoughts(where, item):
-                turns.thought(reasoning)
+                chat.add_reasoning(reasoning)
         case "item_reference":
             refuse(where, NOT_STORED)
         case kind:

@@ -78,7 +78,7 @@ class PrefixTable:
         return sum(map(len, self._shards))
 
     @property
-    def lives(self) -> int:
+    def num_incarnations(self) -> int:
         return len(self._bit)
 
     def join(self, slot: bytes, address: str, block_tokens: int, incarnation: str = "", lease_ms: float = 0.0) -> None:
@@ -119,7 +119,7 @@ class PrefixTable:
                 alive |= bit
         self._alive = alive
 
-    def stored(self, slot: bytes, hashes: Iterable[int]) -> None:
+    def store(self, slot: bytes, hashes: Iterable[int]) -> None:
         """Blocks that a life holds from now on, parents before children. An unknown slot's are left out."""
         bit = self._bit.get(slot)
         if bit is None:
@@ -133,7 +133,7 @@ class PrefixTable:
             elif not mask & bit:
                 holders[value] = share(mask | bit)
 
-    def removed(self, slot: bytes, hashes: Iterable[int]) -> None:
+    def remove(self, slot: bytes, hashes: Iterable[int]) -> None:
         """Blocks that a life no longer holds, children before parents."""
         bit = self._bit.get(slot, 0)
         for value in hashes:
@@ -141,7 +141,7 @@ class PrefixTable:
             if mask & bit:
                 self._keep(value, mask & ~bit)
 
-    def held_alone(self) -> dict[str, float]:
+    def unique_shares(self) -> dict[str, float]:
         """Of the blocks of each living life, by address, the share that no other living one holds: from whole shards, which hashes fill
         evenly, until SAMPLE_BLOCKS were seen."""
         alive, seen = self._alive, 0

@@ -15,7 +15,7 @@ from fairlead_index.hashing import hashes_from_bytes
 from fairlead_index.mirror.prefix_table import PrefixTable
 from fairlead_index.reader import IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 
 __all__ = ["MirrorReader", "MirrorStats"]
@@ -84,7 +84,7 @@ class MirrorReader:
         self._following = False
         self._closing = False
         self._stats = MirrorStats()
-        self._pause = Pause(first=0.05, longest=1.0)
+        self._backoff = Backoff(first=0.05, longest=1.0)
         self._pulse_at = 0.0
         self._listen_at = 0.0
         self._ready = asyncio.Event()
@@ -122,19 +122,19 @@ class MirrorReader:
         """Tokens of a block of the worker at an address; 0: unknown."""
         return self._picture.table.block_tokens_of(address) if self._picture is not None else 0
 
-    def pulse_soon(self) -> None:
+    def check_soon(self) -> None:
         """Who is trusted has changed: see within BLOCK_MS."""
         self._pulse_at = 0.0
 
-    def held_alone(self) -> dict[str, float]:
+    def unique_shares(self) -> dict[str, float]:
         """Of the blocks of each living worker, by address, the share that no other living one holds; empty before the first picture."""
-        return self._picture.table.held_alone() if self._picture is not None else {}
+        return self._picture.table.unique_shares() if self._picture is not None else {}
 
     @property
     def stats(self) -> MirrorStats:
         self._stats.following = self._following
         if self._picture is not None:
-            self._stats.blocks, self._stats.workers = len(self._picture.table), self._picture.table.lives
+            self._stats.blocks, self._stats.workers = len(self._picture.table), self._picture.table.num_incarnations
         return self._stats
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class MirrorReader:
                     self._lost = False
                     self._ready.set()
                 await self._turn(self._picture)
-                self._pause.succeeded()
+                self._backoff.reset()
             except _Lost as lost:
                 log.warning("mirror reads the index anew: %s", lost)
                 await self._failed(str(lost), lost=True)
@@ -170,7 +170,7 @@ class MirrorReader:
         self._pulse_at = self._listen_at = 0.0  # whoever answers next may be another server
         self._stats.errors += 1
         self._stats.last_error = reason
-        await asyncio.sleep(self._pause.failed(reason))
+        await asyncio.sleep(self._backoff.record_failure(reason))
 
     async def _turn(self, picture: _Picture) -> None:
         """Takes the pulse when it is time, then what is new in the log, waiting a moment for it."""
@@ -285,7 +285,7 @@ class MirrorReader:
                         if count:
                             held[number.to_bytes(2, "big")].append(blocks[: 8 * count])
             for slot, parts in held.items():
-                table.stored(slot, hashes_from_bytes(b"".join(parts)))
+                table.store(slot, hashes_from_bytes(b"".join(parts)))
 
 
 def _number(record: bytes) -> int:
@@ -308,7 +308,7 @@ def _apply(table: PrefixTable, record: bytes) -> None:
     elif kind == b"A":
         at = 3
         while at < len(record):
-            change = table.stored if record[at : at + 1] == b"S" else table.removed
+            change = table.store if record[at : at + 1] == b"S" else table.remove
             end = at + 5 + 8 * int.from_bytes(record[at + 1 : at + 5], "little")
             change(slot, hashes_from_bytes(record[at + 5 : end]))
             at = end

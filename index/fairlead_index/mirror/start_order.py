@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
 
-class Order:
+class StartOrder:
     """Members by key, the smallest first. A change moves pointers of a list: under a microsecond at a thousand members."""
 
     def __init__(self) -> None:

@@ -13,11 +13,11 @@ import struct
 import time
 from typing import Final
 
-from fairlead_index.mirror.reservations import NOWHERE, Change, Ledger, Position
-from fairlead_index.mirror.start_order import Order
+from fairlead_index.mirror.reservations import NOWHERE, Ledger, Position, ReservationChange
+from fairlead_index.mirror.start_order import StartOrder
 from fairlead_index.reader import Trust, WorkerState, parse_workers
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_index.score import PRIOR_RATE, ScoredWorker, ready_key
 
@@ -51,18 +51,18 @@ class FleetReader:
         self._scripts = Scripts(redis, namespace, timeout=call_seconds)
         self._router = os.urandom(8)
         self._ledger = Ledger()
-        self._outbox: list[tuple[bytes, Change]] = []
+        self._outbox: list[tuple[bytes, ReservationChange]] = []
         self._open: dict[bytes, float] = {}  # since when
         self._heard = b""
         self._seen: dict[str, tuple[bytes, WorkerState]] = {}  # by address
         self._scored: dict[str, ScoredWorker] = {}
         self._addresses: dict[bytes, str] = {}  # by slot
-        self.soonest = Order()
+        self.soonest = StartOrder()
         """Addresses of the workers, those first that could begin a prompt soonest; claims count at once."""
         self._looked_at = float("-inf")
         self._answers = False
         self._look_at = 0.0
-        self._pause = Pause(first=0.05, longest=1.0)
+        self._backoff = Backoff(first=0.05, longest=1.0)
         self._wake = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -74,12 +74,12 @@ class FleetReader:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="index-fleet")
 
     @property
-    def fresh(self) -> bool:
+    def is_fresh(self) -> bool:
         """Whether Redis answers, so that what is said here is of now. Else choose by what the workers say of themselves."""
         return self._answers and time.monotonic() - self._looked_at < FRESH_SECONDS
 
     @property
-    def looks(self) -> float:
+    def last_read_at(self) -> float:
         """When the workers were last read, monotonic seconds: another number, another set of workers perhaps."""
         return self._looked_at
 
@@ -95,10 +95,10 @@ class FleetReader:
 
     def refresh(self, scored: ScoredWorker) -> None:
         slot, state = self._seen[scored.address]
-        scored.owed = self._ledger.owed(slot)
+        scored.reserved_tokens = self._ledger.get(slot)
         scored.load_age = state.load_age + time.monotonic() - self._looked_at
 
-    def look_soon(self) -> None:
+    def read_soon(self) -> None:
         """Who is trusted has changed: read the workers now."""
         self._look_at = 0.0
         self._wake.set()
@@ -106,7 +106,7 @@ class FleetReader:
     def reserve(self, address: str, tokens: float) -> bytes:
         """Promises a worker `tokens` of work. The reservation, empty for a worker that the index does not know."""
         seen = self._seen.get(address)
-        if seen is None or not self.fresh:
+        if seen is None or not self.is_fresh:
             return b""
         reservation = seen[0] + os.urandom(8) + struct.pack("<d", tokens)
         self._open[reservation] = time.monotonic()
@@ -136,11 +136,11 @@ class FleetReader:
         self._outbox.append((sign + reservation, change))
         self._wake.set()
 
-    def _note(self, slot: bytes, tokens: float, position: Position | None = None) -> Change:
+    def _note(self, slot: bytes, tokens: float, position: Position | None = None) -> ReservationChange:
         address = self._addresses.get(slot)
         if address is not None and tokens > 0:  # not taken back: by then it was worked off, or the next look says so
             self.soonest.move(address, tokens / (self._scored[address].rate or PRIOR_RATE))
-        return self._ledger.note(slot, tokens, position)
+        return self._ledger.record(slot, tokens, position)
 
     async def _run(self) -> None:
         while not self._closing or (self._outbox and self._answers):
@@ -156,11 +156,11 @@ class FleetReader:
         self._answers = False
         self._outbox.clear()  # reservations are worth nothing by the time that Redis is back
         self._open.clear()
-        self._ledger.settle({}, (2**64, 0))
+        self._ledger.reconcile({}, (2**64, 0))
         self._heard = b""
         self._look_at = 0.0
         if not self._closing:
-            await asyncio.sleep(self._pause.failed(reason))
+            await asyncio.sleep(self._backoff.record_failure(reason))
 
     async def _turn(self) -> None:
         """Look if it is time, tell what is in the outbox, wait for more."""
@@ -169,7 +169,7 @@ class FleetReader:
             position = await self._tell()
             if looking:
                 await self._look(position)
-            self._pause.succeeded()
+            self._backoff.reset()
             self._answers = True
         if not self._outbox and not self._closing:
             self._wake.clear()
@@ -202,7 +202,7 @@ class FleetReader:
         self._addresses = {slot: address for address, (slot, _) in self._seen.items()}
         oldest = self._looked_at - LONGEST_SECONDS  # of callers that never release
         self._open = {reservation: since for reservation, since in self._open.items() if since > oldest}
-        self._ledger.settle({slot: float(state.reserved_tokens) for slot, state in self._seen.values()}, position)
+        self._ledger.reconcile({slot: float(state.reserved_tokens) for slot, state in self._seen.values()}, position)
         for scored in self._scored.values():
             self.refresh(scored)
         self.soonest.replace({address: ready_key(scored, self._looked_at) for address, scored in self._scored.items()})

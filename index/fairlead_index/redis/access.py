@@ -30,24 +30,24 @@ class RedisAccess:
     cert_file: str = ""
     key_file: str = ""
     username_file: str = ""
-    place: "Place" = field(init=False, repr=False, compare=False)
+    location: "Location" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        place = parse(self.url)
-        if (self.ca_file or self.cert_file) and not place.tls:
-            raise ValueError(f"redis url {shown(self.url)!r} has no TLS: give rediss://, or no certificate files")
+        location = parse_url(self.url)
+        if (self.ca_file or self.cert_file) and not location.tls:
+            raise ValueError(f"redis url {redact_url(self.url)!r} has no TLS: give rediss://, or no certificate files")
         if bool(self.cert_file) != bool(self.key_file):
             raise ValueError("redis client certificate: give both the certificate's file and its key's")
-        object.__setattr__(self, "place", place)
+        object.__setattr__(self, "location", location)
 
     def credentials(self) -> tuple[str, str]:
         """User and password for a new connection; an empty password means none is asked for. Raises OSError when the file is not there."""
-        username = _content(self.username_file, "username") or self.username or self.place.username
-        return username, _content(self.password_file, "password") or self.place.password
+        username = _content(self.username_file, "username") or self.username or self.location.username
+        return username, _content(self.password_file, "password") or self.location.password
 
     def tls(self) -> ssl.SSLContext | None:
         """For a new connection. Raises OSError for a file that is missing or no certificate."""
-        if not self.place.tls:
+        if not self.location.tls:
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
@@ -60,7 +60,7 @@ class RedisAccess:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A URL, taken apart. `nodes` are asked in turn: of a Cluster any of them knows the others, of Sentinel they are the sentinels."""
 
     nodes: tuple[Address, ...]
@@ -71,15 +71,15 @@ class Place:
     password: str = field(default="", repr=False)
 
 
-def parse(url: str) -> Place:
+def parse_url(url: str) -> Location:
     """Raises ValueError for a URL that can never work."""
     try:
         return _parse(url)
     except ValueError as error:
-        raise ValueError(f"redis url {shown(url)!r}: {error}") from None
+        raise ValueError(f"redis url {redact_url(url)!r}: {error}") from None
 
 
-def _parse(url: str) -> Place:
+def _parse(url: str) -> Location:
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise ValueError(f"give one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
@@ -88,7 +88,7 @@ def _parse(url: str) -> Place:
     if parts.scheme == "unix":
         if not parts.path or parts.netloc:
             raise ValueError("give unix:///PATH")
-        return Place(nodes=((unquote(parts.path), 0),))
+        return Location(nodes=((unquote(parts.path), 0),))
     user_info, _, hosts = parts.netloc.rpartition("@")
     username, _, password = user_info.partition(":")
     scheme, _, sentinel = parts.scheme.partition("+")
@@ -97,7 +97,7 @@ def _parse(url: str) -> Place:
         raise ValueError("give the name that the sentinels know the primary by: redis+sentinel://HOST:26379/NAME")
     if not sentinel and tail and not tail.isdecimal():
         raise ValueError(f"database {tail!r} is no number")
-    return Place(
+    return Location(
         nodes=tuple(_address(host, SENTINEL_PORT if sentinel else PORT) for host in hosts.split(",")),
         tls=scheme == "rediss",
         sentinel=tail if sentinel else "",
@@ -114,7 +114,7 @@ def _address(text: str, port: int) -> Address:
     return found[1] or found[2], int(found[3] or port)
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """The URL, fit for logs: whatever stands before the @ is hidden, and everything behind a ?."""
     scheme, separator, rest = url.partition("://")
     user_info, at, hosts = rest.rpartition("@")

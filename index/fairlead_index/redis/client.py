@@ -127,7 +127,7 @@ class RedisClient:
 
     async def _connect(self) -> Connection:
         nodes = [self._node] if self._node else []
-        others = [*self._access.place.nodes, *self._peers]
+        others = [*self._access.location.nodes, *self._peers]
         nodes += [node for node in _from(others, self._turn) if node not in nodes]
         failure: Exception = RedisError("no node")
         async with asyncio.timeout(self._timeout):
@@ -139,14 +139,14 @@ class RedisClient:
         raise failure
 
     async def _open(self, node: Address) -> Connection:
-        if self._access.place.sentinel:
+        if self._access.location.sentinel:
             node = await self._primary(node)
         connection = await connect(node, self._access.tls())
         try:
             user, password = self._access.credentials()
             greeting: list[Command] = [("AUTH", *([user] if user else []), password)] if password else []
-            if self._access.place.database:
-                greeting.append(("SELECT", self._access.place.database))
+            if self._access.location.database:
+                greeting.append(("SELECT", self._access.location.database))
             if greeting:
                 _raise_first(await connection.send(greeting))
         except BaseException:
@@ -155,7 +155,7 @@ class RedisClient:
         return connection
 
     async def _primary(self, sentinel: Address) -> Address:
-        name = self._access.place.sentinel
+        name = self._access.location.sentinel
         connection = await connect(sentinel, self._access.tls())
         try:
             [found] = await connection.send([("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)])

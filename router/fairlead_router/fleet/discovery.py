@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 
-from fairlead_common.discovery import Source, Unresolved
+from fairlead_common.discovery import DiscoveryError, Source
 from fairlead_router.fleet.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ async def follow(source: Source, table: WorkerTable, interval: float, hurry: asy
             lost = False
         except Exception as error:  # whatever it is, the next answer may be good, and without this task none would come
             if not lost:
-                logger.warning("discovery has no answer, the known workers stay: %s", error, exc_info=not isinstance(error, Unresolved))
+                logger.warning("discovery has no answer, the known workers stay: %s", error, exc_info=not isinstance(error, DiscoveryError))
             lost = True
         await asyncio.sleep(min(interval, HURRY_SECONDS))
         with contextlib.suppress(TimeoutError):

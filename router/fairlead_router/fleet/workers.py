@@ -10,7 +10,7 @@ from typing import Any
 
 from fairlead_common.http.inference_paths import with_port
 from fairlead_index.hash_ring import Ring
-from fairlead_index.mirror.start_order import Order
+from fairlead_index.mirror.start_order import StartOrder
 from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, Told, merged
@@ -191,7 +191,7 @@ class WorkerTable:
         self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
         self._views: dict[str, _View] = {}
-        self._order, self._moved = Order(), set[str]()
+        self._order, self._moved = StartOrder(), set[str]()
         self._ring = Ring()
         self._adapters: dict[str, Adapter] = {}
         self._pulse = asyncio.Event()

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
-from fairlead_index.score import HOLDERS, ScoredWorker, Start, best_starts
+from fairlead_index.score import HOLDERS, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.policies import Tried, Wanted
 
@@ -44,16 +44,16 @@ def soonest_alone(wanted: Wanted, workers: Sequence[Worker], home_of: HomeOf, no
     return best
 
 
-def soonest_start(wanted: Wanted, workers: Iterable[Worker]) -> Start:
+def soonest_start(wanted: Wanted, workers: Iterable[Worker]) -> StartEstimate:
     """When the best of them (there is one) would give the first token, with none of the prompt in its cache: by the index's own score."""
-    return best_starts([scored_alone(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
+    return rank_candidates([scored_alone(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
 
 
 def _start(worker: Worker, prompt_tokens: int, now: float | None) -> tuple[bool, float]:
     """Whether it has no room for the prompt, and seconds until it would begin it."""
     known = scored_alone(worker, 1, now)
     full = bool(known.pages_total) and known.pages_free * known.page_size < prompt_tokens
-    return full, (known.backlog + known.owed) / worker.rate + known.step
+    return full, (known.backlog + known.reserved_tokens) / worker.rate + known.step
 
 
 def scored_alone(worker: Worker, block_tokens: int, now: float | None = None) -> ScoredWorker:
@@ -63,7 +63,7 @@ def scored_alone(worker: Worker, block_tokens: int, now: float | None = None) ->
     return ScoredWorker(
         address=worker.address,
         block_tokens=block_tokens,
-        owed=max(0.0, worker.pending_tokens - backlog),
+        reserved_tokens=max(0.0, worker.pending_tokens - backlog),
         backlog=backlog,
         rate=load.prefill_rate,
         step=load.step_seconds,

@@ -13,7 +13,7 @@ from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, best_starts
+from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.local_fallback import BLOCK_TOKENS, scored_alone
 from fairlead_router.routing.policies import Choice, Tried, Wanted
@@ -57,15 +57,15 @@ class Mirrored:
     @property
     def preferred(self) -> bool:
         """Whether Redis has nothing better to say: the picture is of now, or nobody answers there."""
-        return self.ready and (self.current or not self.fleet.fresh)
+        return self.ready and (self.current or not self.fleet.is_fresh)
 
     @property
     def current(self) -> bool:
         """Whether the picture is of now."""
-        return self.fleet.fresh and self._mirror is not None and self._mirror.stats.following
+        return self.fleet.is_fresh and self._mirror is not None and self._mirror.stats.following
 
     def choose(self, wanted: Wanted, tried: Tried) -> Choice | None:
-        mirror, fresh, table = self._mirror, self.fleet.fresh, self._table
+        mirror, fresh, table = self._mirror, self.fleet.is_fresh, self._table
         if mirror is None:
             return None
         allowed = table.usable(tried, wanted.model)
@@ -82,7 +82,7 @@ class Mirrored:
         scored = [self._scored(worker, held.get(worker.address, 0), fresh) for worker in workers]
         if not scored:
             return None
-        best = best_starts(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
+        best = rank_candidates(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
         worker = table.get(best.address)
         assert worker is not None  # nothing was awaited since it was listed
         return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
@@ -111,7 +111,7 @@ class Mirrored:
 
     def held_alone(self) -> dict[str, float]:
         """Of what each worker (by address) holds, the share that no other does; empty before there is a picture."""
-        return self._mirror.held_alone() if self._mirror is not None else {}
+        return self._mirror.unique_shares() if self._mirror is not None else {}
 
     def held(self, wanted: Wanted, address: str) -> int | None:
         """Tokens of the prompt that the index sees there now; None where no picture is kept."""
@@ -135,7 +135,8 @@ class Mirrored:
         if scored is not None and fresh:
             self.fleet.refresh(scored)
             backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
-            scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # ours, of which no load may say that they are done
+            ours = worker.pending_tokens - backlog  # no load reports these as done yet
+            scored.reserved_tokens = max(scored.reserved_tokens, ours)
         else:
             known = self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0
             block_tokens = known or BLOCK_TOKENS
@@ -144,20 +145,20 @@ class Mirrored:
         return scored
 
     def _trust_changed(self) -> None:
-        self.fleet.look_soon()
+        self.fleet.read_soon()
         if self._mirror is not None:
-            self._mirror.pulse_soon()
+            self._mirror.check_soon()
 
     async def _guard(self, most: int) -> None:
         """Mirror while the fleet is small enough, and stop when it has clearly outgrown that."""
         while True:
-            if self._mirror is None and self.fleet.fresh and self.fleet.capacity <= most:
+            if self._mirror is None and self.fleet.is_fresh and self.fleet.capacity <= most:
                 self._begin()
             elif self._mirror is not None and self.fleet.capacity > 1.25 * most:
                 logger.info("the fleet could hold %d blocks, more than are mirrored: Redis is asked instead", self.fleet.capacity)
                 mirror, self._mirror = self._mirror, None
                 await mirror.close()
-            await asyncio.sleep(GUARD_SECONDS if self.fleet.fresh else 0.1)
+            await asyncio.sleep(GUARD_SECONDS if self.fleet.is_fresh else 0.1)
 
     def _begin(self) -> None:
         self._mirror = MirrorReader(self._redis, self._namespace, trusts=self._trusts)

@@ -105,7 +105,7 @@ class PrefixAware:
             raise
         except IndexUnavailable as error:
             self._metrics.index_unavailable.inc()
-            self._say(away=reader.away, why=str(error))
+            self._say(away=reader.is_unavailable, why=str(error))
             return None
         self._say(away=False)
         if not route.candidates:
@@ -166,19 +166,19 @@ class PrefixAware:
         try:
             await reader.release(reservation)
         except IndexUnavailable as error:
-            self._say(away=reader.away, why=str(error))  # the reservation decays by itself
+            self._say(away=reader.is_unavailable, why=str(error))  # the reservation decays by itself
 
     async def _watch(self, reader: IndexReader | GroupedReader) -> None:
         """Somebody has to notice that Redis is away, or back, where no request asks it: because a copy answers them, or there are none."""
         while True:
             if self._mirrored is not None and self._mirrored.ready:
-                self._say(away=not self._mirrored.fleet.fresh, why="Redis does not answer")
+                self._say(away=not self._mirrored.fleet.is_fresh, why="Redis does not answer")
                 await asyncio.sleep(WATCH_SECONDS)
                 continue
             try:
                 await reader.match(())
             except IndexUnavailable as error:
-                self._say(away=reader.away, why=str(error))
+                self._say(away=reader.is_unavailable, why=str(error))
             else:
                 self._say(away=False)
             await asyncio.sleep(ASK_SECONDS)

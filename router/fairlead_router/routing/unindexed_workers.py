@@ -53,9 +53,9 @@ class Unnamed:
             self._counted = float("-inf")  # should the next answer be full, this was no count for it
             named = {candidate.address for candidate in route.candidates}
             return [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address not in named]
-        if self._fleet is not None and self._fleet.fresh:
-            if self._counted != self._fleet.looks:
-                self._count(self._fleet.workers, self._fleet.looks)
+        if self._fleet is not None and self._fleet.is_fresh:
+            if self._counted != self._fleet.last_read_at:
+                self._count(self._fleet.workers, self._fleet.last_read_at)
         elif monotonic() - self._counted > LOOK_SECONDS and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look(), name="who the index names")
         joined = [candidate.address for candidate in route.candidates if candidate.address in self._missing]  # since
