@@ -17,7 +17,7 @@ from fairlead_index.writer import IndexWriter
 def test_a_change_counts_until_the_index_is_known_to_include_it() -> None:
     ledger = Ledger()
     ledger.reconcile({b"aa": 100.0}, (5, 0))
-    mine, theirs = ledger.record(b"aa", 30.0), ledger.note(b"aa", 7.0, (7, 0))
+    mine, theirs = ledger.record(b"aa", 30.0), ledger.record(b"aa", 7.0, (7, 0))
     assert ledger.get(b"aa") == 137
     ledger.reconcile({b"aa": 107.0}, (7, 0))  # with theirs; mine is on its way
     assert ledger.get(b"aa") == 137

@@ -132,7 +132,7 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
         "index watch": Once(PrefixAware._say, "index watch"),
         "looks": Once(PromptFormats.elect, "looks"),
         "queue": Once(Admission._call, "queue"),
-        "connections": Once(ConnectionLimiter.look, "connections"),
+        "connections": Once(ConnectionLimiter.close_overdue, "connections"),
         "discovery": Once(WorkerTable.discovered, "discovery"),
     }
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
