@@ -34,8 +34,8 @@ def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
     """Return the ACL SETUSER rules for `role` in the service `namespace`: keys and commands, without passwords.
 
     A worker reads and writes its service's keys except quotas (`q:`). A router reads all keys of its service, and writes reservations,
-    recalls and quotas only (`r:`, `q:`). `redis_7`: use `%R~` and FCALL. Redis 6.2 lacks both, so there a router may also write what it may read.
-    Raises ValueError for a namespace that can never work.
+    recalls and quotas only (`r:`, `q:`). `redis_7`: use `%R~` and FCALL. Redis 6.2 lacks both, so there a router may
+    also write what it may read. Raises ValueError for a namespace that can never work.
     """
     keys: list[str] = []
     for tag in _SERVICE_TAGS:
