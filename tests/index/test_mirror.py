@@ -239,12 +239,12 @@ async def test_a_silent_worker_is_not_named_past_its_lease(server: RedisServer, 
     await silent._scripts.close()
 
 
-async def test_without_a_picture_it_is_unavailable(namespace: str) -> None:
+async def test_matches_raise_before_the_first_load(namespace: str) -> None:
     mirror = MirrorReader(f"redis://127.0.0.1:{free_port()}/0", namespace, call_seconds=0.2)
     mirror.start()
     with pytest.raises(TimeoutError):
         await mirror.ready(0.3)
-    with pytest.raises(IndexUnavailable, match="no picture"):
+    with pytest.raises(IndexUnavailable, match="not mirrored yet"):
         mirror.match(CHAIN)
     await mirror.close()
 
