@@ -1,6 +1,6 @@
-"""Bounds on connections: how many there are, and how long each may take to say what it wants (slow loris).
+"""Limits on connections: their number, and how long each may take to send a request (slow loris).
 
-The protocol tells what happens on its connection; one look a second at all of them closes what is late, so that a request costs no timer.
+Each connection reports its events. One check per second closes overdue connections, so that a request needs no timer.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 SPARE = 64
-"""Connections beyond the bound that may still ask for the pages of probes: a kubelet that gets no answer would end the process."""
+"""Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
 STARTS_PER_PASS = 8
-"""Requests read ahead that start in one pass of the event loop. Else thousands of pipelining clients make a pass seconds long."""
+"""Pipelined requests that start in one pass of the event loop. Without the limit, thousands of clients make a pass seconds long."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
 
 
 class Limits(Protocol):
-    """The bounds, as both servers' configurations have them; times in seconds."""
+    """The limits in both servers' configurations. Times are in seconds."""
 
     @property
     def max_header_bytes(self) -> int: ...
@@ -36,22 +36,22 @@ class Limits(Protocol):
 
 
 class LimitedConnection(Protocol):
-    """One client's connection. `deadline`: monotonic seconds by which it must have said what it has begun to say; 0 for none."""
+    """One client's connection. `deadline`: monotonic seconds by which its request must be complete; 0 for none."""
 
     deadline: float
 
     def late(self) -> None:
-        """Its deadline is over: answer 408 if anything came, and close."""
+        """Handle the passed deadline: send 408 if any bytes came, and close."""
 
     def close_idle(self) -> None:
-        """Nothing is under way on it, and others need its place: close."""
+        """Close an idle connection, as a new one needs its place."""
 
 
 Connection = TypeVar("Connection", bound=LimitedConnection)
 
 
 class ConnectionLimiter(Generic[Connection]):
-    """Knows every connection of a server."""
+    """Tracks every connection of a server."""
 
     def __init__(self, limits: Limits) -> None:
         self.max_header_bytes, self.max_headers = limits.max_header_bytes, limits.max_headers
@@ -59,7 +59,7 @@ class ConnectionLimiter(Generic[Connection]):
         self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
-        """Those without a request, the longest idle first."""
+        """Connections without a request, the longest idle first."""
         self._starts: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class ConnectionLimiter(Generic[Connection]):
         return iter(list(self._open))
 
     def add(self, connection: Connection) -> bool:
-        """A new connection; False where it must be closed at once. Takes the place of the longest idle one when there is no other."""
+        """Add a new connection. Return False if it must be closed. At the limit it replaces the longest idle one."""
         if len(self._open) >= self.max_connections and self._idle:
             longest = next(iter(self._idle))
             self.remove(longest)
@@ -85,11 +85,11 @@ class ConnectionLimiter(Generic[Connection]):
         self._idle.pop(connection, None)
 
     def is_full_for(self, path: str) -> bool:
-        """A request for `path` has to be refused, as there are too many connections."""
+        """Return whether a request for `path` must be refused for too many connections."""
         return len(self._open) > self.max_connections and path not in SPARE_PATHS
 
     def expects_head(self, connection: Connection) -> None:
-        """A request has begun, or should soon on a new connection."""
+        """Start the timeout of a request's head, also for a new connection."""
         self._idle.pop(connection, None)
         connection.deadline = monotonic() + self._header_timeout
 
@@ -97,16 +97,16 @@ class ConnectionLimiter(Generic[Connection]):
         connection.deadline = monotonic() + self._body_timeout
 
     def clear_deadline(self, connection: Connection) -> None:
-        """Everything has come of the request."""
+        """End the timeout: the request is complete."""
         connection.deadline = 0.0
 
     def mark_idle(self, connection: Connection) -> None:
-        """It waits for its next request, unless that has begun."""
+        """Mark a connection as idle after its response, unless its next request has begun."""
         if not connection.deadline and connection in self._open:
             self._idle[connection] = None
 
     def schedule(self, start: Callable[[], None]) -> None:
-        """Call `start`, which starts a request that was read ahead, soon: in turn with those of other connections."""
+        """Call `start`, which starts a pipelined request, soon and in turn with those of other connections."""
         if not self._starts:
             asyncio.get_running_loop().call_soon(self._run_starts)
         self._starts.append(start)
@@ -115,12 +115,12 @@ class ConnectionLimiter(Generic[Connection]):
         try:
             for _ in range(min(STARTS_PER_PASS, len(self._starts))):
                 self._starts.popleft()()
-        finally:  # a start that fails must not leave all others without a turn
+        finally:  # a failed start must not block the others
             if self._starts:
                 asyncio.get_running_loop().call_soon(self._run_starts)
 
     def close_overdue(self, now: float) -> None:
-        """End what is late. Once a second is enough."""
+        """Time out overdue connections. Call it about once a second."""
         for connection in [one for one in self._open if 0 < one.deadline < now]:
             connection.deadline = 0.0
             connection.late()

@@ -1,4 +1,4 @@
-"""From requests to token ids, the same in the router and in the worker: `PromptFormat` says how, `PromptEncoder` does it.
+"""Encodes requests to token ids, the same in router and worker: `PromptFormat` is the configuration, `PromptEncoder` the code.
 
 Equal, token for token, to transformers' `tokenizer(text)` and `tokenizer.apply_chat_template(...)`; imports neither torch nor transformers.
 """
@@ -23,13 +23,13 @@ from fairlead_common.truncate import brief
 __all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
 
 CACHED_FROM = 1024
-"""Characters from which a text is looked up in parts: tokenizing less costs no more than that."""
+"""Characters from which a text's parts are looked up in the cache: tokenizing a shorter text costs no more than the look-up."""
 BATCHED_FROM = 4096
-"""Tokens from which text is decoded without the GIL: a million stop every other thread for 0.2 s."""
+"""Tokens from which text is decoded without the GIL: a million tokens would block other threads for 0.2 s."""
 
 
 class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that turns a request into token ids and block hashes. A worker serves it; a router holds it."""
+    """All settings that determine token ids and block hashes of a request. Workers serve it to routers."""
 
     tokenizer_json: str
     """The text of `tokenizer.json`."""
@@ -74,7 +74,7 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest(text: str) -> str:
-    """A short name for a text: 128 bits, hexadecimal."""
+    """Return a 128-bit digest of a text, hexadecimal."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -125,7 +125,7 @@ class PromptEncoder:
             raise PromptError("prompt", f"cannot be tokenized: {brief(error)}") from error
 
     def _parts(self, cache: TokenCache, parts: list[str], scope: str) -> "list[array[int]]":
-        """Token ids of a text's parts: those not seen before are tokenized, each once, in one batch."""
+        """Return the token ids of a text's parts. Parts not in the cache are tokenized, each once, in one batch."""
         keys = [Key(self.format.tokenizer_digest, scope, part) for part in parts]
         found = cache.get(keys)
         new = dict.fromkeys(key for key, ids in zip(keys, found, strict=True) if ids is None)
@@ -171,7 +171,7 @@ class PromptEncoder:
         template_kwargs: dict[str, Any] | None = None,
         template: str | None = None,
     ) -> str:
-        """The text of a chat, as `encode_chat` tokenizes it."""
+        """Return the text of a chat that `encode_chat` tokenizes."""
         renderer = self._chat if tools is None else self._tools
         if template is not None:
             renderer = chat.ChatRenderer(template, self.format.special_tokens)
@@ -180,7 +180,7 @@ class PromptEncoder:
         return renderer.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs or {})
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. For text that grows token by token use `stream`."""
+        """Return the text of token ids. For text that grows token by token use `stream`."""
         if len(tokens) < BATCHED_FROM:
             return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         (text,) = self._tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)  # without the GIL
@@ -201,7 +201,7 @@ class PromptEncoder:
         return TextStream(decode, prompt)
 
     def find_special_tokens(self, text: str) -> frozenset[int]:
-        """The special tokens whose names a text has."""
+        """Return the special tokens whose names occur in a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(id for id in self._special if added[id].content and added[id].content in text)
 
@@ -211,7 +211,7 @@ class PromptEncoder:
 
     @property
     def spaces_special_tokens(self) -> bool:
-        """Special tokens that follow each other are decoded with something between them."""
+        """Whether decoding puts a separator between consecutive special tokens."""
         for text in self.format.special_tokens.values():
             token = self._tokenizer.token_to_id(text)
             if token is not None:
@@ -228,7 +228,7 @@ class PromptEncoder:
 
     @cached_property
     def _min_tokens(self) -> MinTokenCounter:
-        """Made for the first long text: it looks at the whole vocabulary."""
+        """Created for the first long text, as it scans the whole vocabulary."""
         return MinTokenCounter(self.format.tokenizer_json, self._tokenizer)
 
     @property

@@ -30,7 +30,7 @@ _FIXED_AFFIXES: Final = frozenset({"ByteLevel", "TemplateProcessing", "BertProce
 
 
 class SplitPoints:
-    """The cuts of one tokenizer. `marks` are the added tokens before which a text may be cut; none: it must stay whole."""
+    """The split points of one tokenizer. `marks`: the added tokens before which a text may be split; none: it must stay whole."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: Sequence[str] = ()) -> None:
         """`wanted`: texts in whose neighbourhood marks matter (chat templates, special tokens), where a tokenizer has very many."""
@@ -38,7 +38,7 @@ class SplitPoints:
         self._pattern = re.compile("|".join(map(re.escape, self.marks))) if self.marks else None
 
     def split(self, text: str) -> list[str]:
-        """The parts of a text, which joined give it back: each but the first begins with a mark."""
+        """Split a text. Each part but the first begins with a mark; joined, the parts are the text."""
         if self._pattern is None:
             return [text]
         starts = [match.start() for match in self._pattern.finditer(text)]

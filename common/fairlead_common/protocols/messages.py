@@ -1,4 +1,4 @@
-"""Anthropic's Messages: a body made into a chat's. https://docs.anthropic.com/en/api/messages"""
+"""Anthropic's Messages: converted to chat completions. https://docs.anthropic.com/en/api/messages"""
 
 from typing import Annotated, Any
 
@@ -28,9 +28,9 @@ REFUSED = {
     "user_profile_id": "there are no profiles here; leave it out",
     "workspace_id": "there are no workspaces here; leave it out",
 }
-"""Fields that would change the answer and are not done. Null and false are as if they were left out."""
+"""Unsupported fields that would change the response. Null and false count as absent."""
 ALLOWED: dict[str, tuple[Any, ...]] = {"service_tier": ("auto", "standard_only"), "speed": ("standard",)}
-"""Fields of which only these values are done."""
+"""Fields of which only these values are supported."""
 RENAMED = {
     r"\bmax_completion_tokens\b": "max_tokens",
     r"\bresponse_format\.json_schema\.schema\b": "output_config.format.schema",
@@ -41,12 +41,12 @@ RENAMED = {
     r"\.function\.parameters\b": ".input_schema",
     r"\.function\.": ".",
 }
-"""Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
+"""Chat fields with another name here, for errors: patterns, applied in this order."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class MessagesBody(SharedFields, frozen=True, kw_only=True):
-    """The fields, with the chat's own."""
+    """The request body, with the fields shared with chats."""
 
     messages: list[Any] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -75,7 +75,7 @@ class MessagesBody(SharedFields, frozen=True, kw_only=True):
 
 
 def chat_body(body: MessagesBody) -> dict[str, Any]:
-    """The chat that asks for the same. Raises PromptError, for a field as the client wrote it."""
+    """Return the equivalent chat completion. Raises PromptError with the field's name as the client wrote it."""
     given = msgspec.structs.asdict(body)
     refuse_given(given, REFUSED)
     refuse_unlike(given, ALLOWED)
@@ -96,12 +96,12 @@ def chat_body(body: MessagesBody) -> dict[str, Any]:
 
 
 def hides_thinking(body: MessagesBody) -> bool:
-    """Thinking blocks are wanted without what they say."""
+    """Return whether thinking blocks are wanted without their text."""
     return (body.thinking or {}).get("display") == "omitted"
 
 
 def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
-    """The messages, and whether the answer goes on where the last one ends."""
+    """Return the messages, and whether the response continues the last one."""
     chat, role = ChatBuilder(), ""
     if body.system:
         chat.add_message("system", _texts(body.system, "system"))
@@ -126,7 +126,7 @@ def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _user(chat: ChatBuilder, content: Any, where: str) -> None:
-    """Results of tools go before what is said about them, each as a message of its own."""
+    """Add tool results as messages of their own, before the user's text."""
     if isinstance(content, str):
         chat.add_message("user", content)
         return
@@ -146,7 +146,7 @@ def _user(chat: ChatBuilder, content: Any, where: str) -> None:
 
 
 def _result(block: dict[str, Any], where: str) -> Any:
-    """Templates have no place for is_error: the text says it."""
+    """Return a tool result. Templates have no field for is_error, so the text states it."""
     content = _texts(block.get("content") or "", f"{where}.content")
     if block.get("is_error") is not True:
         return content
@@ -165,7 +165,7 @@ def _assistant(chat: ChatBuilder, content: Any, where: str) -> None:
             case "thinking":
                 chat.add_reasoning(text(block.get("thinking"), f"{at}.thinking"))
             case "redacted_thinking":
-                refuse(f"{at}.type", "only who encrypted it can read it; leave the block out")
+                refuse(f"{at}.type", "only its issuer can decrypt it; leave the block out")
             case "tool_use":
                 arguments = block.get("input")
                 if not isinstance(arguments, dict):
@@ -203,7 +203,7 @@ def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(given: dict[str, Any] | None) -> tuple[Any, bool | None]:
-    """Of a chat: tool_choice and parallel_tool_calls."""
+    """Return a chat's tool_choice and parallel_tool_calls."""
     if given is None:
         return None, None
     parallel = False if given.get("disable_parallel_tool_use") is True else None
@@ -225,7 +225,7 @@ def _format(form: Any) -> dict[str, Any] | None:
 
 
 def _effort(body: MessagesBody) -> str | None:
-    """Of a chat: "none" where there shall be no thinking."""
+    """Return a chat's reasoning effort: "none" for disabled thinking."""
     if (body.thinking or {}).get("type") == "disabled":
         return "none"
     effort = (body.output_config or {}).get("effort")
@@ -233,8 +233,8 @@ def _effort(body: MessagesBody) -> str | None:
 
 
 def _template_kwargs(body: MessagesBody) -> Any:
-    """What else templates have for thinking: a switch, and a budget, which is a word to those that know one (Seed-OSS's): nothing is cut
-    off for it. What the client itself says to the template stands above."""
+    """Return template variables for thinking: a switch, and a budget for templates that use one (Seed-OSS). The budget truncates nothing.
+    The client's chat_template_kwargs take precedence."""
     wanted: dict[str, Any] = {}
     if body.thinking is not None:
         refuse_unlike(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, without state: a body made into a chat's. https://platform.openai.com/docs/api-reference/responses/create"""
+"""OpenAI's Responses, without state: converted to chat completions. https://platform.openai.com/docs/api-reference/responses/create"""
 
 from typing import Annotated, Any
 
@@ -33,13 +33,13 @@ REFUSED = {
     "access_programs": "not supported; leave it out",
     "image": "not supported: this model reads and writes text only",
 }
-"""Fields that would change the answer and are not done. Null and false are as if they were left out."""
+"""Unsupported fields that would change the response. Null and false count as absent."""
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
     "prompt_cache_retention": ("in_memory",),
 }
-"""Fields of which only these values are done."""
+"""Fields of which only these values are supported."""
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 """Reasoning comes in plain text, so its encrypted form has nothing to add and is left out."""
 RENAMED = {
@@ -51,11 +51,11 @@ RENAMED = {
     r"\btool_choice\.allowed_tools\b": "tool_choice",
     r"\.function\.": ".",
 }
-"""Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
+"""Chat fields with another name here, for errors: patterns, applied in this order."""
 
 
 class ResponsesBody(SharedFields, frozen=True, kw_only=True):
-    """The fields, with the chat's own."""
+    """The request body, with the fields shared with chats."""
 
     input: str | list[Any] | None = None
     instructions: str | None = None
@@ -95,7 +95,7 @@ class ResponsesBody(SharedFields, frozen=True, kw_only=True):
 
 
 def chat_body(body: ResponsesBody) -> dict[str, Any]:
-    """The chat that asks for the same. Raises PromptError, for a field as the client wrote it."""
+    """Return the equivalent chat completion. Raises PromptError with the field's name as the client wrote it."""
     given = msgspec.structs.asdict(body)
     refuse_given(given, REFUSED)
     refuse_unlike(given, ALLOWED)
@@ -103,7 +103,7 @@ def chat_body(body: ResponsesBody) -> dict[str, Any]:
     refuse_unlike(body.prompt_cache_options or {}, {"mode": ("implicit",), "ttl": (), "prewarm": (False,)}, "prompt_cache_options.")
     for at, wish in enumerate(body.include or ()):
         if wish not in INCLUDES:
-            refuse(f"include[{at}]", f"{wish!r:.80} is not to be had here; there is {' and '.join(INCLUDES)}")
+            refuse(f"include[{at}]", f"{wish!r:.80} is not supported; give {' and '.join(INCLUDES)}")
     chat: dict[str, Any] = {name: given[name] for name in (*SHARED_FIELDS, "model", "temperature", "top_p", "stop", "stream", "user")}
     chat["messages"] = _messages(body)
     chat["max_completion_tokens"] = body.max_output_tokens
@@ -170,13 +170,13 @@ def _content(content: Any, where: str) -> Any:
 
 
 def _thoughts(where: str, item: dict[str, Any]) -> str:
-    """Its text; its summary, where there is no other."""
+    """Return the reasoning's text, or its summary without a text."""
     if said := "".join(member(part, "text", at) for at, part in objects(item.get("content") or [], f"{where}.content")):
         return said
     if said := "\n\n".join(member(part, "text", at) for at, part in objects(item.get("summary") or [], f"{where}.summary")):
         return said
     if item.get("encrypted_content"):
-        refuse(f"{where}.encrypted_content", "only who encrypted it can read it; leave the item out")
+        refuse(f"{where}.encrypted_content", "only its issuer can decrypt it; leave the item out")
     return ""
 
 
