@@ -142,7 +142,7 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
     monkeypatch.setattr(PrefixAware, "_say", faults["index watch"])
     monkeypatch.setattr(PromptFormats, "elect", faults["looks"])
     monkeypatch.setattr(Admission, "_call", faults["queue"])
-    monkeypatch.setattr(ConnectionLimiter, "look", faults["connections"])
+    monkeypatch.setattr(ConnectionLimiter, "close_overdue", faults["connections"])
     monkeypatch.setattr(WorkerTable, "discovered", faults["discovery"])
     worker.ready = False  # a look that finds another worker than before; and a request that has to wait
     await router.usable(0)
