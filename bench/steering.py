@@ -32,7 +32,7 @@ async def measure(url: str, count: int) -> dict[str, list[float]]:
     writers = [IndexWriter(url, namespace, WorkerCard(address, address, BLOCK_TOKENS), buckets=256) for address in addresses]
     for writer in writers:
         writer.start()
-        writer.stored(HASHES[:128])
+        writer.store(HASHES[:128])
         writer.report(WorkerLoad(prefill_rate=8000.0, pages_free=10_000, pages_total=10_000, page_size=16))
     await eventually(lambda: all(writer.incarnation for writer in writers), "the workers are in the index", 60)
     policies: dict[str, PrefixAware] = {}

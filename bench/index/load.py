@@ -69,7 +69,7 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
         card = WorkerCard(f"pod-{pod}", f"10.2.0.{pod}:8000", BLOCK_TOKENS)
         writer = IndexWriter(f"unix://{path}", NAMESPACE, card)
         for chain in held(pod):
-            writer.stored(chain)
+            writer.store(chain)
         writer.report(WorkerLoad(prefill_rate=8000.0, backlog_tokens=random.randrange(20_000)))
         writer.start()
         return writer
@@ -84,7 +84,7 @@ def write(path: str, pods: list[int], rate: float, started: Event, stop: Event, 
                 continue
             chain = array("Q", draw.randbytes(8 * due))
             before = time.thread_time()
-            writer.stored(chain)
+            writer.store(chain)
             engine += time.thread_time() - before
             stored += due
         return stored, engine

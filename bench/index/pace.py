@@ -72,7 +72,7 @@ def engine_call(repeats: int) -> Numbers:
         draw = random.Random(seed)
         runs = [array("Q", draw.randbytes(8 * 16)) for _ in range(POD_BLOCKS // 16)]
         ends = [run[::-1] for run in runs]  # children first
-        for name, call, chains in (("stored_ns", changes.stored, runs), ("removed_ns", changes.removed, ends)):
+        for name, call, chains in (("stored_ns", changes.store, runs), ("removed_ns", changes.remove, ends)):
             began = time.thread_time()
             for chain in chains:
                 call(chain)
@@ -88,7 +88,7 @@ def convergence(path: str, pods: int = 4) -> Numbers:
         writers, chains = [], [array("Q", random.Random(pod).randbytes(8 * POD_BLOCKS)) for pod in range(pods)]
         for pod, chain in enumerate(chains):
             writers.append(IndexWriter(url, CONVERGE, WorkerCard(f"pod-{pod}", f"10.3.0.{pod}:8000", BLOCK_TOKENS)))
-            writers[-1].stored(chain)
+            writers[-1].store(chain)
             writers[-1].start()
         reader = IndexReader(url, CONVERGE, deadline=2.0)
 

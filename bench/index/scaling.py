@@ -42,9 +42,9 @@ async def fill(scripts: Scripts, count: int, asked: dict[str, "array[int]"]) -> 
         _, slot = await scripts.call("join", f"p{number}", address, "r", BLOCK_TOKENS, epoch, 3_600_000, 256)
         changes = Changes()
         changes.restart()
-        changes.stored(asked["all"][: BLOCKS // 2])
+        changes.store(asked["all"][: BLOCKS // 2])
         if number < FEW:
-            changes.stored(asked["few"])
+            changes.store(asked["few"])
         await scripts.call("apply", slot, epoch, 1, *pack(changes.take(10**6)))
         backlog = draw.randrange(4000)
         await scripts.call("heartbeat", slot, epoch, 1, 0, 1, 0, backlog, 8000.0, 0.01, 10_000, 10_000, 16)

@@ -58,7 +58,7 @@ def load_ours(client: redis.Redis, wire: Wire, sets: list[list["array[int]"]]) -
         changes, told = Changes(), 0
         changes.restart()
         for chain in chains:
-            changes.stored(chain)
+            changes.store(chain)
         while changes.pending:
             part = [pack(changes.take(BATCH)) for _ in range(50)]
             wire.ask(b"".join(call("apply", slot, epoch, told + n, *batch) for n, batch in enumerate(part, 1)), len(part))

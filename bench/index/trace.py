@@ -80,7 +80,7 @@ def ours(chains: list["array[int]"]) -> Numbers:
         began = time.perf_counter_ns()
         found = table.match(chain)
         between = time.perf_counter_ns()
-        table.stored(slots[n % WORKERS], chain)
+        table.store(slots[n % WORKERS], chain)
         storing += (time.perf_counter_ns() - between) / 1e9
         times.append((between - began) / 1e3)
         blocks += len(chain)

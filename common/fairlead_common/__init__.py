@@ -1,1 +1,1 @@
-"""What several packages share and no index is: prompts, API protocols, HTTP limits. Imports no other package of Fairlead."""
+"""Code shared by several packages: prompts, API protocols, HTTP limits. Imports no other package of Fairlead."""

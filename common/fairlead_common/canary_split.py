@@ -1,4 +1,4 @@
-"""The canary's split, as operator and routers speak of it: the file that says the weight, and the page that says how both sides fare."""
+"""The canary split shared by operator and routers: the file with the weight, and the report with the results of both sides."""
 
 import math
 from typing import Annotated
@@ -6,21 +6,21 @@ from typing import Annotated
 import msgspec
 
 _PER_DOUBLING = 8
-"""Buckets for each doubling of a duration: a quantile is off by 4 % at most."""
+"""Buckets per doubling of a duration: the error of a quantile is at most 4 %."""
 _SMALLEST = 1e-3
 
 
 class Split(msgspec.Struct, frozen=True):
-    """What routers are told: `weight` percent of the requests are for the pods that are the canary of `revision`. Empty: there is none."""
+    """Sends `weight` percent of the requests to the canary pods of `revision`. An empty revision means no canary."""
 
     revision: str = ""
     weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     trial: str = ""
-    """Another one when the same revision is tried again: what was counted before counts no more."""
+    """Changes when the same revision is tried again; earlier counts no longer apply."""
 
 
 class Durations(msgspec.Struct):
-    """How many durations fell into each bucket; buckets grow by 9 %, from a millisecond."""
+    """Counts of durations by bucket. Buckets grow by 9 %, from a millisecond."""
 
     buckets: dict[int, int] = {}
 
@@ -37,7 +37,7 @@ class Durations(msgspec.Struct):
         return sum(self.buckets.values())
 
     def quantile(self, share: float) -> float:
-        """Seconds that `share` (0 to 1) of the durations took at most, to the middle of their bucket; 0 where there is none."""
+        """Return the quantile `share` (0 to 1) in seconds, as the middle of its bucket; 0 without durations."""
         rank, seen = math.ceil(share * self.count), 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
@@ -47,14 +47,14 @@ class Durations(msgspec.Struct):
 
 
 class Side(msgspec.Struct):
-    """How requests fared at the pods of one side since the split began, as one router saw it, or several together."""
+    """Results of requests to the pods of one side since the split began, of one router or several together."""
 
     requests: int = 0
-    """Attempts that the pods took or should have taken; not those that a draining or full pod turned away."""
+    """Attempts that the pods accepted or should have accepted, without those that a draining or full pod rejected."""
     errors: int = 0
-    """Of them: status 5xx, no answer, a connection refused, an answer that broke off."""
+    """Failed attempts: status 5xx, no response, a refused connection, a truncated response."""
     ttft: Durations = msgspec.field(default_factory=Durations)
-    """From sending to the first byte of an answer 2xx, which comes with the first token."""
+    """From sending to the first byte of a 2xx response, which comes with the first token."""
 
     def include(self, other: "Side") -> None:
         self.requests += other.requests
@@ -63,12 +63,12 @@ class Side(msgspec.Struct):
 
     @property
     def error_rate(self) -> float:
-        """0 to 1."""
+        """Share of failed attempts, 0 to 1."""
         return self.errors / self.requests if self.requests else 0.0
 
 
 class SplitReport(msgspec.Struct):
-    """`GET /fairlead/split` of a router. Counted since the router learned of this trial of this revision."""
+    """Reply of a router to `GET /fairlead/split`, counted since the router learned of this trial of this revision."""
 
     revision: str = ""
     weight: int = 0
@@ -76,11 +76,11 @@ class SplitReport(msgspec.Struct):
     canary: Side = msgspec.field(default_factory=Side)
     stable: Side = msgspec.field(default_factory=Side)
 
-    def speaks_of(self, split: Split) -> bool:
-        """Whatever the weight is."""
+    def describes(self, split: Split) -> bool:
+        """Return whether the report is about this revision and trial, with any weight."""
         return bool(split.revision) and (self.revision, self.trial) == (split.revision, split.trial)
 
     def include(self, other: "SplitReport") -> None:
-        """Another router's, of the same split."""
+        """Add another router's report of the same split."""
         self.canary.include(other.canary)
         self.stable.include(other.stable)

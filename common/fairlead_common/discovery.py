@@ -1,4 +1,4 @@
-"""Where workers are: `dns://HOST:PORT` (every address record), `file:///path` (one HOST:PORT a line), `static://a:1,b:2`."""
+"""Discovery of workers: `dns://HOST:PORT` (every address record), `file:///path` (one HOST:PORT a line), `static://a:1,b:2`."""
 
 import asyncio
 import socket
@@ -7,24 +7,24 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 _NO_RECORDS = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME), getattr(socket, "EAI_ADDRFAMILY", socket.EAI_NONAME)}
-"""getaddrinfo's ways to say that the name has no address of this family."""
+"""Errors of getaddrinfo for a name without an address of this family."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`. Raises ValueError that names the address."""
+    """Split `host:port` or `[v6]:port`. Raises ValueError with the address."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 
-class Unresolved(Exception):
-    """Discovery has no answer now; what was known stays."""
+class DiscoveryError(Exception):
+    """Discovery failed for now. Callers keep the known workers."""
 
 
 class Source(Protocol):
     async def addresses(self) -> set[str]:
-        """`host:port` of every worker now. Raises Unresolved."""
+        """Return `host:port` of every current worker. Raises DiscoveryError."""
 
 
 class StaticSource:
@@ -40,7 +40,7 @@ class StaticSource:
 
 
 class FileSource:
-    """Lines of HOST:PORT; empty lines and `#` comments are passed over. Written whole and renamed by whoever owns it."""
+    """Lines of HOST:PORT; empty lines and `#` comments are ignored. Its owner replaces it by renaming a complete file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,18 +49,18 @@ class FileSource:
         try:
             lines = await asyncio.to_thread(self._path.read_text, encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise Unresolved(f"{self._path}: {error}") from error
+            raise DiscoveryError(f"{self._path}: {error}") from error
         found = {line.split("#")[0].strip() for line in lines.splitlines()} - {""}
         try:
             for address in found:
                 split_address(address)
         except ValueError as error:
-            raise Unresolved(f"{self._path}: {error}") from error
+            raise DiscoveryError(f"{self._path}: {error}") from error
         return found
 
 
 class DnsSource:
-    """A headless Service: every A record of its name; AAAA where there are none (in a dual-stack cluster each pod has both)."""
+    """A headless Service: every A record of its name, or AAAA if it has no A (in a dual-stack cluster each pod has both)."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -74,16 +74,16 @@ class DnsSource:
             except OSError as error:
                 problem = problem or error
                 if error.errno not in _NO_RECORDS:
-                    break  # the server failed: the other family's answer would replace every worker that is known
+                    break  # the server failed: the other family's reply would replace all known workers
                 continue
             hosts = {str(where[0]) for *_, where in found}
             return {f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts}
-        # Also a name without records: a headless Service with no ready pod. What was known stays, and being looked at decides.
-        raise Unresolved(f"{self._host}: {problem}")
+        # This includes a headless Service without a ready pod. The known workers stay, and health checks decide.
+        raise DiscoveryError(f"{self._host}: {problem}")
 
 
-def source_of(url: str, flag: str = "--workers") -> Source:
-    """Return the source that `url`, the value of `flag`, names. Raises ValueError."""
+def create_source(url: str, flag: str = "--workers") -> Source:
+    """Create the source for `url`, the value of `flag`. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme == "static":
         return StaticSource(url.removeprefix("static://"), flag)

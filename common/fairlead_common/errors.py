@@ -1,8 +1,8 @@
-"""Errors of a prompt that cannot be made."""
+"""Errors of requests from which no prompt can be built."""
 
 
 class PromptError(ValueError):
-    """A prompt cannot be made of the request. `field` names the part of the request that is wrong, in the request's own terms."""
+    """No prompt can be built from the request. `field`: the wrong part of the request, by its name in the request."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -11,7 +11,7 @@ class PromptError(ValueError):
 
 
 class PromptTooLong(PromptError):
-    """The prompt is sure to have more than `most` tokens, and was not tokenized. `least`: no more than it has."""
+    """The prompt has more than `most` tokens and was not tokenized. `least`: a lower bound of its tokens."""
 
     def __init__(self, field: str, least: int, most: int) -> None:
         super().__init__(field, f"has at least {least} tokens, and at most {most} are taken")

@@ -1,7 +1,7 @@
-"""Memory that was needed for a moment is given back to the system, and the garbage collector is kept out of the event loop.
+"""Return short-lived memory to the system, and keep garbage collections out of the event loop.
 
-A tokenizer takes some 150 bytes for each token while it works (tokenizers: `Encoding` has its text, offsets, word and masks), so a megabyte
-of text up to 170 MiB. What is freed then, the C library keeps in the arena of each thread that was at work.
+A tokenizer takes some 150 bytes per token (tokenizers: `Encoding` has its text, offsets, word and masks), up to 170 MiB for a megabyte of
+text. The C library then keeps the freed memory in the arena of each thread that tokenized.
 """
 
 import ctypes
@@ -10,21 +10,21 @@ from functools import cache
 from typing import Any, Final
 
 LARGE: Final = 1 << 18
-"""Characters, or bytes of a body, from which the work on a text leaves something worth giving back."""
+"""Characters of a text, or bytes of a body, from which `trim_heap` is worth a call."""
 
 
-def give_back() -> None:
-    """Trim the heap: 55 ms for 370 MiB, without the GIL. Nothing with a C library that has no malloc_trim (musl leaves no such holes)."""
+def trim_heap() -> None:
+    """Trim the heap: 55 ms for 370 MiB, without the GIL. Does nothing without malloc_trim (musl leaves no such holes)."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
 
 
-def settle_collector() -> None:
-    """Keep full garbage collections out of a server's event loop: call it when all that stays is loaded.
+def freeze_gc() -> None:
+    """Keep full garbage collections out of a server's event loop: call it when all permanent objects are loaded.
 
-    With 4,000 connections a full collection held the loop for 120 to 550 ms. What a connection leaves holds no cycles (tested), so the rare
-    full collection is for what libraries leave: after some 50 million new containers instead of 700,000.
+    With 4,000 connections a full collection blocked the loop for 120 to 550 ms. Connections leave no cycles (tested): a full one is needed
+    only for cycles of libraries. It comes after some 50 million new containers instead of 700,000.
     """
     gc.collect()
     gc.freeze()

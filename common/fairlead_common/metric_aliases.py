@@ -1,4 +1,4 @@
-"""The same metrics under other names, so that dashboards made for other systems show them. On the exposition's text: no library needed."""
+"""Aliases of metrics, so that dashboards of other systems work. They are added to the exposition's text, without a library."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,12 +6,12 @@ _HELP = b"# HELP "
 
 
 def with_aliases(text: bytes, names: Mapping[str, Sequence[str]]) -> bytes:
-    """A Prometheus exposition, and behind it each family of `names` again under each of its other names, with the same labels and values.
+    """Return a Prometheus exposition, followed by a copy of each family in `names` under each alias, with the same labels and values.
 
-    Names are those of the text: a counter's end in `_total`.
+    Names are those in the text: a counter's ends in `_total`.
     """
     copies: list[bytes] = []
-    for family in (b"\n" + text.rstrip(b"\n")).split(b"\n" + _HELP)[1:]:  # at a line's beginning only: labels hold what clients sent
+    for family in (b"\n" + text.rstrip(b"\n")).split(b"\n" + _HELP)[1:]:  # only at the start of a line: labels may contain clients' text
         name = family.split(b" ", 1)[0]
         for other in names.get(name.decode(), ()):
             copies.append(_HELP + b"\n".join(_renamed(line, name, other.encode()) for line in family.split(b"\n")) + b"\n")

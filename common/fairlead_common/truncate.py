@@ -1,14 +1,14 @@
-"""How much of a client's input an error repeats. Without a bound a 1 MB model name comes back as a 1 MB error."""
+"""Limits on the client input that errors repeat. Without them a 1 MB model name returns as a 1 MB error."""
 
 from typing import Any, Final
 
 ECHO_CHARACTERS: Final = 200
 MESSAGE_CHARACTERS: Final = 1000
-"""Of a whole message: the bound behind the bound, for texts of libraries that repeat their input."""
+"""Limit of a whole message, for library errors that repeat their input."""
 
 
 def brief(text: object, most: int = ECHO_CHARACTERS) -> str:
-    """Return `text` with at most `most` characters: its beginning, and its last quarter of them, where errors name their cause."""
+    """Return `text` with at most `most` characters: its beginning, and its end (a quarter), where errors state their cause."""
     whole, last = str(text), most // 4
     return whole if len(whole) <= most else f"{whole[: most - last]}…{whole[-last:]} ({len(whole)} characters)"
 

@@ -1,4 +1,4 @@
-"""What a worker holds, and what of it the index has not been told: no I/O, no clock."""
+"""The blocks that a worker holds, and the changes not sent to the index yet. No I/O, no clock."""
 
 from array import array
 from collections import deque
@@ -10,7 +10,7 @@ from fairlead_index.hashing import hash_bytes
 
 Kind = Literal["S", "R"]
 
-RUN_BLOCKS: Final = 6  # of a record in Redis (RUN in scripts/common.lua): with a few holders it still is an entry of a compact hash
+RUN_BLOCKS: Final = 6  # per record in Redis (RUN in scripts/common.lua): with a few holders it still fits a compact hash entry
 PLACE_BITS: Final = 3
 PLACE: Final = (1 << PLACE_BITS) - 1
 LAST: Final = RUN_BLOCKS - 1
@@ -19,7 +19,7 @@ SLACK: Final = 65536
 
 @dataclass(slots=True)
 class Change:
-    """Blocks stored, or removed, along one run. `path` are its blocks from the first on, of which `before` do not change."""
+    """Blocks stored or removed along one run. `path`: the run's blocks from its first. The first `before` of them do not change."""
 
     kind: Kind
     path: "array[int]"
@@ -31,24 +31,24 @@ class Change:
 
 
 class Changes:
-    """The held set, parents before children, and the changes since the index was last told.
+    """The held set, parents before children, and the changes not sent yet.
 
-    While nobody follows, changes only move the held set, so a Redis that is away costs no memory. A backlog longer than the held set
-    itself is thrown away: telling the whole set again is shorter.
+    While `following` is false, only the held set changes, so an unreachable Redis costs no memory. A backlog longer than the held set is
+    dropped: a snapshot is shorter.
 
-    The blocks of a prompt are told by runs of RUN_BLOCKS, counted from its beginning, for Redis keeps them so.
+    Changes group a prompt's blocks in runs of RUN_BLOCKS, counted from its beginning, as Redis stores them.
     """
 
     def __init__(self) -> None:
-        # Block -> its parent's hash, and in the lowest bits its place in its run. In insertion order: a block comes back only after those
-        # that follow it went, so parents stay first.
+        # Block -> its parent's hash, and in the lowest bits its position in its run. Insertion order keeps parents first: a block
+        # returns only after its descendants were removed.
         self._held: dict[int, int] = {}
-        self._untold: deque[int] = deque()  # of the held set when it began to be told, what was not handed out; before all changes
+        self._unsent: deque[int] = deque()  # blocks of the snapshot still to send; they precede all changes
         self._changes: deque[Change] = deque()
         self._following = False
         self._removals_only = False
         self.pending = 0
-        """Blocks of changes not handed out yet."""
+        """Blocks not taken yet."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -60,34 +60,34 @@ class Changes:
 
     @property
     def following(self) -> bool:
-        """Whether handing out all that is pending makes the index equal to the held set. False after the backlog was thrown away."""
+        """Whether sending all pending changes makes the index equal to the held set. False after the backlog was dropped."""
         return self._following
 
-    def stored(self, hashes: Iterable[int], parent: int = 0) -> None:
-        """Blocks that follow each other, the first of them `parent`. Behind one that is not held, as a root is not, begins a prompt."""
-        held, tells = self._held, self._following and not self._removals_only
+    def store(self, hashes: Iterable[int], parent: int = 0) -> None:
+        """Add a chain of blocks after `parent`. A parent that is not held, such as a root, starts a prompt."""
+        held, records = self._held, self._following and not self._removals_only
         above = held.get(parent)
         place = LAST if above is None else above & PLACE
-        path: array[int] | None = None  # of the change that the next block belongs to
+        path: array[int] | None = None  # path of the open change
         for value in hashes:
             entry = held.get(value)
             if entry is None:
                 place = 0 if place == LAST else place + 1
                 held[value] = parent << PLACE_BITS | place
-                if not tells:
+                if not records:
                     pass
                 elif place and path is not None:
                     path.append(value)
                     self.pending += 1
                 else:
-                    path = self._tell_stored(value, parent, place)
+                    path = self._append_stored(value, parent, place)
             else:
                 place, path = entry & PLACE, None
             parent = value
         self._bound()
 
-    def removed(self, hashes: Iterable[int]) -> None:
-        """Blocks, each after all that follow it."""
+    def remove(self, hashes: Iterable[int]) -> None:
+        """Remove blocks, children before parents."""
         held, last = self._held, self._changes[-1] if self._changes else None
         for value in hashes:
             entry = held.get(value)
@@ -104,45 +104,45 @@ class Changes:
         self._bound()
 
     def restart(self) -> None:
-        """The index knows nothing: hand out the whole held set, and follow it from now on."""
+        """Send the whole held set, then every change."""
         self.forget()
         self._following = True
-        self._untold = deque(self._held)
-        self.pending = len(self._untold)
+        self._unsent = deque(self._held)
+        self.pending = len(self._unsent)
 
     def forget(self) -> None:
-        """Nobody listens: drop what is pending."""
+        """Drop all pending changes until `restart`."""
         self._changes.clear()
-        self._untold.clear()
+        self._unsent.clear()
         self.pending = 0
         self._following = False
         self._removals_only = False
 
     def keep_removals(self) -> None:
-        """The index takes nothing new: hand out removals only, until `restart`. What the index holds stays a part of the held set."""
+        """Send removals only until `restart`, as the index takes no new blocks. Its blocks stay a subset of the held set."""
         self._removals_only = True
-        self._untold.clear()
+        self._unsent.clear()
         self._changes = deque(change for change in self._changes if change.kind == "R")
         self.pending = sum(change.blocks for change in self._changes)
 
     def take(self, limit: int) -> list[Change]:
-        """The next changes, in order, until they are `limit` blocks or more, by less than a run."""
-        batch = self._take_untold(limit)
+        """Return the next changes, in order, of `limit` blocks or up to one run more."""
+        batch = self._take_snapshot(limit)
         limit -= sum(change.blocks for change in batch)
-        while self._changes and limit > 0 and not self._untold:
+        while self._changes and limit > 0 and not self._unsent:
             change = self._changes.popleft()
             batch.append(change)
             limit -= change.blocks
             self.pending -= change.blocks
         return batch
 
-    def _take_untold(self, limit: int) -> list[Change]:
-        """Piece by piece, for a large set takes a while. A block that went meanwhile is left out: that it went is among the changes."""
+    def _take_snapshot(self, limit: int) -> list[Change]:
+        """Return the next part of the snapshot. A block removed meanwhile is skipped; its removal is among the changes."""
         batch: list[Change] = []
         path: array[int] | None = None
-        untold = self._untold
-        while untold and limit > 0:
-            value = untold.popleft()
+        unsent = self._unsent
+        while unsent and limit > 0:
+            value = unsent.popleft()
             self.pending -= 1
             entry = self._held.get(value)
             if entry is None:
@@ -155,7 +155,7 @@ class Changes:
             limit -= 1
         return batch
 
-    def _tell_stored(self, value: int, parent: int, place: int) -> "array[int]":
+    def _append_stored(self, value: int, parent: int, place: int) -> "array[int]":
         last = self._changes[-1] if self._changes else None
         if place and last is not None and last.kind == "S" and last.path[-1] == parent:
             last.path.append(value)
@@ -170,7 +170,7 @@ class Changes:
         return change
 
     def _path(self, value: int) -> "array[int]":
-        """The blocks of a run up to a held one."""
+        """Return the run's blocks from its first up to a held one."""
         path = array("Q", (value,))
         while (entry := self._held.get(value, 0)) & PLACE:
             value = entry >> PLACE_BITS
@@ -184,5 +184,5 @@ class Changes:
 
 
 def pack(batch: list[Change]) -> list[bytes]:
-    """Changes as the `apply` script takes them."""
+    """Encode changes for the `apply` script."""
     return [change.kind.encode() + bytes((change.before,)) + hash_bytes(change.path) for change in batch]

@@ -1,4 +1,4 @@
-"""One service's index over several hash tags, past one shard of a Cluster: each pod writes to one group, routers ask them all."""
+"""One service's index over several hash tags, for more than one shard of a Cluster: each pod writes to one group, routers read all."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ _Answer = TypeVar("_Answer")
 
 
 def group_namespaces(namespace: str, groups: int) -> list[str]:
-    """The namespaces that a service's index lives in. One group is the plain namespace."""
+    """Return the namespaces of a service's index. One group is the plain namespace."""
     return [namespace] if groups == 1 else [f"{namespace}:g{group}" for group in range(groups)]
 
 
 def namespace_of(namespace: str, pod: str, groups: int) -> str:
-    """The group that a pod writes to, the same for every process: by a hash of its name, so that groups fill evenly."""
+    """Return the namespace that a pod writes to: by a hash of its name, the same in every process, so that groups fill evenly."""
     digest = blake2b(pod.encode(), digest_size=8).digest()
     return group_namespaces(namespace, groups)[int.from_bytes(digest, "big") % groups]
 
@@ -33,27 +33,27 @@ def namespace_of(namespace: str, pod: str, groups: int) -> str:
 def index_reader(
     redis: RedisAccess | str, namespace: str, groups: int = 1, trusts: Trust = lambda address, incarnation: True
 ) -> "IndexReader | GroupedReader":
-    """The reader of a service with that many groups. `trusts` as in IndexReader."""
+    """Return the reader of a service with `groups` groups. `trusts` as in IndexReader."""
     readers = [IndexReader(redis, each, trusts=trusts) for each in group_namespaces(namespace, groups)]
     return readers[0] if groups == 1 else GroupedReader(readers)
 
 
 class GroupedReader:
-    """An IndexReader over all groups at once: one round trip of latency, since they are asked side by side.
+    """An IndexReader over all groups. It queries them in parallel, so a call takes one round trip.
 
-    A group that does not answer in time is left out, and its workers with it; with none left, calls raise IndexUnavailable.
+    A group that does not reply in time is left out with its workers. If none replies, calls raise IndexUnavailable.
     """
 
     def __init__(self, readers: Sequence[IndexReader]) -> None:
         self._readers = readers
         self._returning: set[asyncio.Task[None]] = set()
-        self._asking: Counter[bytes] = Counter()  # requests on their way, by the first block of their prompts
+        self._asking: Counter[bytes] = Counter()  # requests in flight, by the first block of their prompts
 
     async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
-        """As IndexReader's. Each group reserves its own best worker; the best of those is kept, the others are given back without waiting.
+        """Route as IndexReader does. Each group reserves its best worker. The best is kept; the others are released in the background.
 
-        Until then they all count, so of bursts that meet none sees less load than there is. A caller that is cancelled in between leaves
-        reservations that run out by themselves.
+        Until then all of them count, so concurrent bursts never see less load than there is. A cancelled caller leaves reservations that
+        expire.
         """
         packed = hash_bytes(hashes)
         first = packed[:8] or os.urandom(8)
@@ -86,13 +86,13 @@ class GroupedReader:
             await self._readers[reservation[0]].release(reservation[1:])
 
     async def recall(self, address: str) -> bool:
-        """As IndexReader's, in the group that knows the worker."""
+        """Recall a worker in the group that knows it."""
         return any((await self._ask([reader.recall(address) for reader in self._readers])).values())
 
     @property
-    def away(self) -> bool:
-        """Whether no group answers."""
-        return all(reader.away for reader in self._readers)
+    def is_unavailable(self) -> bool:
+        """Whether no group replies."""
+        return all(reader.is_unavailable for reader in self._readers)
 
     async def workers(self) -> list[WorkerState]:
         answers = await self._ask([reader.workers() for reader in self._readers])
@@ -103,7 +103,7 @@ class GroupedReader:
         await asyncio.gather(*(reader.close() for reader in self._readers))
 
     async def _ask(self, questions: Sequence[Coroutine[Any, Any, _Answer]]) -> dict[int, _Answer]:
-        """Answers by group, of those that gave one."""
+        """Return the replies by group, of the groups that replied."""
         answers: dict[int, _Answer] = {}
         away: list[IndexUnavailable] = []
         for group, answer in enumerate(await asyncio.gather(*questions, return_exceptions=True)):
@@ -119,7 +119,7 @@ class GroupedReader:
 
     def _give_back(self, group: int, reservation: bytes) -> None:
         async def release() -> None:
-            with contextlib.suppress(IndexUnavailable):  # it runs out by itself
+            with contextlib.suppress(IndexUnavailable):  # it expires
                 await self._readers[group].release(reservation)
 
         task = asyncio.create_task(release())
@@ -128,13 +128,14 @@ class GroupedReader:
 
 
 def _best(offers: dict[int, Candidate], packed: bytes, prompt_tokens: int, first: bytes, ahead: int) -> int:
-    """The group with the best offer by the rules of `route.lua`: soonest; of equals, and of near ones for a cold prefix, by rendezvous.
+    """Return the group with the best offer by the rules of `route.lua`: soonest. Rendezvous decides between equals, and for
+    a cold prefix between near ones.
 
-    `ahead` requests that begin with the block `first` are on their way from here: each was offered the same by all groups, since all of
-    them have reserved for it. So a burst takes the ranks one after the other, where a rendezvous alone would send it all to one group.
+    `ahead`: requests in flight from here that start with the block `first`. All groups reserved for each of them, so all offers look equal
+    again, and rendezvous alone would send a burst to one group.
     """
     blocks = len(packed) // 8
-    # Prompts of n blocks have n to n + 1 blocks' tokens, so this is exact: how many of them the deepest holder has.
+    # Depth of the deepest holder in blocks. Exact: a prompt of n blocks has tokens for n to n + 1 blocks.
     deepest = max(math.ceil(offer.cached_tokens * blocks / prompt_tokens) for offer in offers.values()) if blocks else 0
     at = 8 * min(deepest, blocks - 1)
     key = packed[at : at + 8] if blocks else first
@@ -146,4 +147,4 @@ def _best(offers: dict[int, Candidate], packed: bytes, prompt_tokens: int, first
     slack = SLACK if not deepest else 1.0
     near = [group for group, offer in offers.items() if offer.fits == best.fits and offer.expected_seconds <= slack * best.expected_seconds]
     near.sort(key=lambda group: sha1(key + offers[group].address.encode(), usedforsecurity=False).digest())
-    return random.choice(near) if ahead else near[0]  # by turns, groups would meet their own pods' turns: some pods would get most
+    return random.choice(near) if ahead else near[0]  # round robin would align with the pods' own order

@@ -1,4 +1,4 @@
-"""Consistent hashing (Karger et al. 1997): where a prompt is at home, found in logarithmic time. `route.lua` has the same ring in Redis."""
+"""Consistent hashing (Karger et al. 1997): finds a prompt's home workers in logarithmic time. `route.lua` has the same ring in Redis."""
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable
@@ -8,17 +8,17 @@ from itertools import chain, islice
 from typing import Final
 
 POINTS: Final = 10
-"""Of each member: POINTS in common.lua. More would make homes more even, and a prompt goes to the sooner of its two homes anyway."""
+"""Points per member: POINTS in common.lua. More would balance homes better, but a prompt goes to the sooner of its two homes anyway."""
 SEEN: Final = 64
-"""Points looked at each way, at most: SEEN in route.lua."""
+"""Limit of points scanned in each direction: SEEN in route.lua."""
 
 
 class Ring:
-    """Members (addresses) by their points. The homes of a place are the first members behind it."""
+    """Members (addresses) by their points on a ring. The homes of a place are the first members after it."""
 
     def __init__(self, members: Iterable[str] = ()) -> None:
         self._points: list[tuple[int, str]] = []
-        """In order of their places."""
+        """Sorted by place."""
         self._members: set[str] = set()
         for member in members:
             self.add(member)
@@ -37,30 +37,30 @@ class Ring:
             self._members.discard(member)
             self._points = [each for each in self._points if each[1] != member]
 
-    def home(self, place: int, may: Container[str]) -> str | None:
-        """Return the first member behind `place` that is in `may`, as `homes` does; None where there is none.
+    def home(self, place: int, allowed: Container[str]) -> str | None:
+        """Return the first member after `place` that is in `allowed`, as `homes` does, or None.
 
-        The first point's member is tried alone: mostly it is the one, and a list would cost more than the search.
+        The first point's member is tried alone: it is usually the one, and a list would cost more than the search.
         """
         points = self._points
         if not points:
             return None
         at = bisect_left(points, (place & 0xFFFFFFFF,))
         first = points[at if at < len(points) else 0][1]
-        if first in may:
+        if first in allowed:
             return first
-        homes = self.homes(place, 1, may)
+        homes = self.homes(place, 1, allowed)
         return homes[0] if homes else None
 
-    def homes(self, place: int, count: int, may: Container[str] | None = None) -> list[str]:
-        """The first `count` members behind `place` (a block's hash: its lowest 32 bits count) that are in `may` (None: all of them); fewer
-        where there are no more among the points looked at."""
+    def homes(self, place: int, count: int, allowed: Container[str] | None = None) -> list[str]:
+        """Return the first `count` members after `place` (the lowest 32 bits of a block's hash) that are in `allowed` (None: all).
+        Return fewer if the scanned points have no more."""
         points = self._points
         begin = bisect_left(points, (place & 0xFFFFFFFF,))
         found: list[str] = []
         for at in chain(islice(range(begin, len(points)), SEEN), islice(range(begin), SEEN)):
             member = points[at][1]
-            if member not in found and (may is None or member in may):
+            if member not in found and (allowed is None or member in allowed):
                 found.append(member)
                 if len(found) == count:
                     break
@@ -69,5 +69,5 @@ class Ring:
 
 @lru_cache(maxsize=4096)
 def points_of(member: str) -> tuple[int, ...]:
-    """The member's places, as join.lua has them."""
+    """Return the member's places, as join.lua computes them."""
     return tuple(int(sha1(f"{member}#{n}".encode(), usedforsecurity=False).hexdigest()[:8], 16) for n in range(POINTS))

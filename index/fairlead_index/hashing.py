@@ -1,11 +1,11 @@
-"""Chained 64-bit hashes of token blocks: equal hashes mean an equal prefix, for the router that asks and the worker that answers.
+"""Chained 64-bit hashes of token blocks: equal hashes mean an equal prefix, in router and worker alike.
 
-A chain starts at a root that stands for everything besides the tokens that decides the content of a KV block (model revision, tokenizer,
-block size, adapter, tenant salt), so blocks of different models never meet. Each block's hash covers its parent's, so a block is named by
-the whole prefix up to and including it. Only whole blocks have a hash.
+A chain starts at a root that covers everything except tokens that determines a KV block (model revision, tokenizer, block size, adapter,
+tenant salt), so blocks of different models never match. Each block's hash covers its parent's, so it identifies the whole prefix up to the
+block's end. Only full blocks have a hash.
 
-64 bits: at 10^8 blocks in one namespace a stray match is a one-in-10^11 event for each unknown block asked, and it only missteers a
-request; the worker attaches KV by its own full comparison.
+64 bits: at 10^8 blocks in one namespace a false match has probability 10^-11 for each unknown block queried, and it only misroutes a
+request: the worker attaches KV by its own full comparison.
 """
 
 import sys
@@ -17,17 +17,17 @@ from xxhash import xxh3_64_intdigest
 
 from fairlead_common.prompts.encoder import PromptFormat
 
-Tokens = Sequence[int]  # fastest as an array("I"), which is one
+Tokens = Sequence[int]  # an array("I") is fastest
 
-_PERSON = b"fairlead-block-1"  # a new way to chain hashes gets a new name here, and so never meets the old one
+_PERSON = b"fairlead-block-1"  # a new hash scheme needs a new name here, so that its hashes never match the old ones
 _TOKEN_BYTES = 4
 _BIG_ENDIAN = sys.byteorder == "big"
 
 
 def chain_root(model: str, tokenizer: str, block_tokens: int, adapter: str = "", salt: str = "") -> int:
-    """The parent of every first block. `model` and `tokenizer` are digests.
+    """Return the parent of every first block. `model` and `tokenizer` are digests.
 
-    `salt` parts tenants: derive it from a server key, never take it from a request body.
+    `salt` separates tenants: derive it from a server key, never take it from a request body.
     """
     state = blake2b(digest_size=8, person=_PERSON)
     for field in (model, tokenizer, str(block_tokens), adapter, salt):
@@ -43,12 +43,12 @@ def prompt_root(prompt_format: PromptFormat, adapter: str = "", salt: str = "") 
 
 
 def extend(parent: int, tokens: Tokens) -> int:
-    """The hash of one block: xxh3_64(parent as 8 bytes, then each token as 4 bytes, all little-endian)."""
+    """Return the hash of one block: xxh3_64(parent as 8 bytes, then each token as 4 bytes, all little-endian)."""
     return xxh3_64_intdigest(parent.to_bytes(8, "little") + token_bytes(tokens))
 
 
 def block_hashes(root: int, tokens: Tokens, block_tokens: int) -> "array[int]":
-    """Hashes `[len(tokens) // block_tokens]` of the whole blocks of `tokens`, the first chained to `root`."""
+    """Return the hashes `[len(tokens) // block_tokens]` of the full blocks of `tokens`, the first chained to `root`."""
     if block_tokens < 1:
         raise ValueError(f"block_tokens is {block_tokens}: it must be at least 1")
     data = token_bytes(tokens)
@@ -62,7 +62,7 @@ def block_hashes(root: int, tokens: Tokens, block_tokens: int) -> "array[int]":
 
 
 def token_bytes(tokens: Tokens) -> bytes:
-    """Tokens as little-endian uint32, as they are hashed and as the router sends them. Raises OverflowError outside 0..2^32-1."""
+    """Return tokens as little-endian uint32, the form for hashes and for requests to workers. Raises OverflowError outside 0..2^32-1."""
     packed = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)
     return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
 
@@ -75,7 +75,7 @@ def tokens_from_bytes(data: bytes | bytearray | memoryview) -> "array[int]":
 
 
 def hash_bytes(hashes: Sequence[int]) -> bytes:
-    """Hashes as the index stores them: 8 bytes each, little-endian."""
+    """Return hashes as the index stores them: 8 bytes each, little-endian."""
     packed = hashes if isinstance(hashes, array) and hashes.typecode == "Q" else array("Q", hashes)
     return _swapped(packed).tobytes() if _BIG_ENDIAN else packed.tobytes()
 

@@ -1,4 +1,4 @@
-"""The router's half of the index: ask which worker starts a prompt soonest."""
+"""The router's side of the index: find the worker that starts a prompt soonest."""
 
 import asyncio
 import contextlib
@@ -12,51 +12,51 @@ import msgspec
 
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts
 from fairlead_index.worker_load import WorkerLoad
 
 __all__ = ["Candidate", "IndexReader", "IndexUnavailable", "Route", "WorkerState"]
 
 MAX_CANDIDATES: Final = 8
-MOST_ASKS: Final = 3  # for one prompt, while the best candidates are records that the caller does not trust
-MOST_DISTRUSTED: Final = 256  # records that later calls leave out from the start
+MOST_ASKS: Final = 3  # per prompt, while the best candidates are untrusted records
+MOST_DISTRUSTED: Final = 256  # records that later calls exclude
 DISTRUST_SECONDS: Final = 2.0
 _CANDIDATE: Final = Struct("<qq?8s2s")
-"""Of `route`'s reply, before each address: cached tokens, expected microseconds, whether it fits, epoch, slot."""
+"""Before each address in the reply of `route`: cached tokens, expected microseconds, whether it fits, epoch, slot."""
 _HOLDER: Final = Struct("<q8s")
-"""Of `match`'s reply, before each address: cached tokens, epoch."""
+"""Before each address in the reply of `match`: cached tokens, epoch."""
 Hashes = Sequence[int]  # fastest as the array("Q") that `block_hashes` returns
 Trust = Callable[[str, str], bool]
-"""Whether a record of an address with an incarnation may be used: whoever can write to Redis can write records of any address."""
+"""Takes address and incarnation; returns whether such a record may be used. Any client that can write to Redis can forge records."""
 
 
 class IndexUnavailable(Exception):
-    """The index did not answer in time. Steer without it: it never decides whether a request is served."""
+    """The index did not reply in time. Route without it: it never decides whether a request is served."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A worker for one prompt. `cached_tokens` of the prompt are expected in its cache; `expected_seconds` to its first token."""
+    """A worker for one prompt. `cached_tokens`: prompt tokens expected in its cache. `expected_seconds`: estimated TTFT."""
 
     address: str
     cached_tokens: int
     expected_seconds: float
     fits: bool = True
-    """Whether it has KV room for the tokens that are not cached."""
+    """Whether its free KV pages hold the uncached tokens."""
     incarnation: str = ""
-    """Of the worker that the index describes, as its writer has it."""
+    """The run of the worker that the record describes (`IndexWriter.incarnation`)."""
     slot: bytes = b""
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Candidates, best first (none when no worker is live or all are excluded). `reservation` holds the first one's time until released."""
+    """Candidates, best first (none if no worker is live or all are excluded). `reservation` counts as load of the first until released."""
 
     candidates: list[Candidate]
     reservation: bytes
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """A live worker. `lease_seconds` are left of its lease; `reserved_tokens` were promised to it and are not in its load yet."""
+    """A live worker. `lease_seconds`: rest of its lease. `reserved_tokens`: reserved at it and not in its load yet."""
 
     pod: str
     address: str
@@ -66,34 +66,34 @@ class WorkerState(msgspec.Struct, frozen=True):
     reserved_tokens: int
     load: WorkerLoad
     slot: int
-    """This life of the pod: a restart is another."""
+    """Number of the incarnation's place in Redis. A restarted pod gets another slot."""
     incarnation: str = ""
     load_age: float = 0.0
     """Seconds since the worker measured its load."""
 
 
 class IndexReader:
-    """Reads the index of one namespace. Every call ends within `deadline` seconds, with an answer or with IndexUnavailable.
+    """Reads the index of one namespace. Every call ends within `deadline` seconds, with a reply or with IndexUnavailable.
 
-    After a failure calls fail at once, without touching the network, until a growing pause is over; then one call tries again.
+    After a failure calls fail immediately, without network traffic, until the backoff is over. Then one call tries again.
     Raises ValueError for a url or a namespace that can never work.
     """
 
     def __init__(
         self, redis: RedisAccess | str, namespace: str, deadline: float = 0.05, trusts: Trust = lambda address, incarnation: True
     ) -> None:
-        """`trusts`: which records count; the others are left out of every answer."""
+        """`trusts`: which records count. Replies exclude the others."""
         self._scripts = Scripts(redis, namespace, timeout=deadline)
         self._deadline, self._trusts = deadline, trusts
-        self._pause = Pause()
+        self._backoff = Backoff()
         self._distrusted: dict[bytes, tuple[Candidate, float]] = {}
-        """By slot: the record, and until when it is left out without being looked at."""
+        """By slot: the record, and the time until which it is excluded."""
 
     async def route(self, hashes: Hashes, prompt_tokens: int, exclude: Collection[str] = ()) -> Route:
-        """Workers for a prompt, the one expected to give the first token soonest first, and that one's time reserved.
+        """Return workers for a prompt by expected TTFT, and a reservation at the first.
 
-        Where records that are not trusted come first, what was reserved there is given back and the index is asked again without them, at
-        most MOST_ASKS times in all. No candidates: none is trusted.
+        If an untrusted record comes first, its reservation is released and the query repeated without such records, MOST_ASKS queries at
+        most. No candidates: none is trusted.
         """
         packed, give_up = hash_bytes(hashes), time.monotonic() + self._deadline
         for _ in range(MOST_ASKS):
@@ -110,16 +110,16 @@ class IndexReader:
             if route.reservation:
                 await self._call("release", route.reservation, give_up=give_up)
             if len(self._distrusted) == before:
-                break  # there are more of them than are remembered
+                break  # more untrusted records than MOST_DISTRUSTED
         return Route([], b"")
 
     async def _route(self, packed: bytes, prompt_tokens: int, exclude: Collection[str], give_up: float) -> Route:
-        slots = self._left_out() if self._distrusted else b""
+        slots = self._excluded_slots() if self._distrusted else b""
         reply = await self._call("route", packed, prompt_tokens, os.urandom(8), MAX_CANDIDATES, slots, *exclude, give_up=give_up)
         return Route([_candidate(packed) for packed in reply[1:]], reply[0])
 
-    def _left_out(self) -> bytes:
-        """The slots of records that were not trusted a moment ago and are not now."""
+    def _excluded_slots(self) -> bytes:
+        """Return the slots of records that were untrusted recently and still are."""
         now = time.monotonic()
         self._distrusted = {
             slot: (each, until)
@@ -129,7 +129,7 @@ class IndexReader:
         return b"".join(self._distrusted)
 
     async def match(self, hashes: Hashes) -> dict[str, int]:
-        """Tokens of the prompt that each living worker holds, exactly; workers that hold none are left out."""
+        """Return exactly how many prompt tokens each live worker holds, by address. Workers that hold none are absent."""
         found = {}
         for packed in await self._call("match", hash_bytes(hashes)):
             address, tokens, incarnation = unpack_holder(packed)
@@ -138,35 +138,35 @@ class IndexReader:
         return found
 
     async def release(self, reservation: bytes) -> None:
-        """Gives a reservation back, at the first token or on failure. A reservation that is never released runs out by itself."""
+        """Release a reservation, at the first token or on failure. An unreleased reservation expires."""
         if reservation:
             await self._call("release", reservation)
 
     async def workers(self) -> list[WorkerState]:
-        """Every living worker with its newest load."""
+        """Return every live worker with its newest load."""
         return [each for each in parse_workers(await self._call("workers")) if self._trusts(each.address, each.incarnation)]
 
     async def recall(self, address: str) -> bool:
-        """What the index says that a worker holds is wrong: its next heartbeat has it join again and tell everything anew.
+        """Make a worker resync, as the index is wrong about its blocks: its next heartbeat has it rejoin and publish a snapshot.
 
-        False, and nothing is done, while that was asked for too recently, or of nobody known.
+        Return False and do nothing for an unknown worker, or too soon after another recall.
         """
         return bool((await self._call("recall", address))[0] == b"OK")
 
     @property
-    def away(self) -> bool:
-        """Whether calls fail at once, for Redis has not answered for a while. One late answer is no such thing."""
-        return self._pause.on
+    def is_unavailable(self) -> bool:
+        """Whether calls fail immediately, as Redis has not replied for a while. One late reply is not enough."""
+        return self._backoff.is_active
 
     async def close(self) -> None:
-        """Closes the connections. Does not raise for a Redis that is away."""
+        """Close the connections. Does not raise for an unreachable Redis."""
         with contextlib.suppress(*REDIS_ERRORS):
             await self._scripts.close()
 
     async def _call(self, name: str, *args: bytes | str | int, give_up: float = 0.0) -> list[Any]:
-        """`give_up`: when to, monotonic seconds, for one of several calls of one question."""
-        if not self._pause.may_try():
-            raise IndexUnavailable(f"redis is away: {self._pause.reason}")
+        """Run one script. `give_up`: deadline in monotonic seconds, shared by several calls of one query."""
+        if not self._backoff.may_try():
+            raise IndexUnavailable(f"redis is away: {self._backoff.reason}")
         began = time.monotonic()
         deadline = max(0.0, give_up - began) if give_up else self._deadline
         try:
@@ -175,9 +175,9 @@ class IndexReader:
         except REDIS_ERRORS as error:
             reason = str(error) or f"no answer within {self._deadline * 1000:.0f} ms"
             late = time.monotonic() - began >= 0.9 * deadline
-            (self._pause.missed if late else self._pause.failed)(reason)
+            (self._backoff.record_timeout if late else self._backoff.record_failure)(reason)
             raise IndexUnavailable(f"redis is away: {reason}") from error
-        self._pause.succeeded()
+        self._backoff.reset()
         return reply
 
 
@@ -201,12 +201,12 @@ def _text(data: bytes) -> str:
 
 
 def parse_workers(reply: list[Any]) -> list[WorkerState]:
-    """What the script `workers` answers."""
+    """Parse the reply of the script `workers`."""
     return [_worker(row) for row in batched(reply, 17)]
 
 
 def _worker(row: list[bytes]) -> WorkerState:
-    pod, address, block_tokens, revision, lease, owed, *load, epoch = row
+    pod, address, block_tokens, revision, lease, reserved, *load, epoch = row
     running, waiting, backlog, rate, step, free, total, page_size, age, slot = (float(value) for value in load)
     return WorkerState(
         pod=_text(pod),
@@ -214,7 +214,7 @@ def _worker(row: list[bytes]) -> WorkerState:
         block_tokens=int(float(block_tokens)),
         revision=_text(revision),
         lease_seconds=float(lease),
-        reserved_tokens=int(float(owed)),
+        reserved_tokens=int(float(reserved)),
         load=WorkerLoad(
             running=int(running),
             waiting=int(waiting),

@@ -1,6 +1,6 @@
-"""Cache salts: what parts the KV of one tenant from another's, in the index and in a worker's own prefix cache.
+"""Cache salts: they separate the KV of tenants, in the index and in a worker's prefix cache.
 
-A salt is a MAC, so that nobody who does not know the secret can name another's: neither by its tenant nor by a client's own `cache_salt`.
+A salt is a MAC: without the secret it cannot be computed from a tenant's name or a client's `cache_salt`.
 (That shared prefix caches leak prompts through their timing: Wu et al., "I Know What You Asked", NDSS 2025; vLLM's `cache_salt`.)
 """
 
@@ -11,14 +11,14 @@ _PERSON = b"fairlead-salt-1"
 
 
 _CACHED_CHARACTERS = 256
-"""Longest `cache_salt` that a worker takes. A longer one is not cached: a client could fill the cache with megabytes."""
+"""Longest `cache_salt` that a worker accepts. Longer ones are not cached: a client could fill the cache with megabytes."""
 
 
 def cache_salt(secret: bytes, tenant: str, given: str = "") -> str:
-    """32 hexadecimal digits for a tenant and what its client gave as `cache_salt`; empty where there is neither: everybody shares.
+    """Return 32 hexadecimal digits for a tenant and its client's `cache_salt`; empty without both, for one shared cache.
 
-    `secret`: the same in every router of a service; empty where there are no tenants, and then a worker that is asked directly derives the
-    same salt from the client's alone.
+    `secret`: the same in every router of a service; empty without tenants. Then a worker that gets the request directly derives the same
+    salt from the client's alone.
     """
     if not tenant and not given:
         return ""
@@ -34,4 +34,4 @@ def _salt(secret: bytes, tenant: str, given: str) -> str:
     return mac.hexdigest()[:32]
 
 
-_cached = lru_cache(4096)(_salt)  # a tenant's requests mostly have the same, and the MAC is the dearest part of checking a key
+_cached = lru_cache(4096)(_salt)  # most requests of a tenant share a salt, and the MAC is the largest cost of checking a key

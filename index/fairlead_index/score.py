@@ -1,4 +1,4 @@
-"""The score of `route.lua` in Python, for whoever cannot ask Redis. A test holds the two equal; docs/index.md explains it."""
+"""The score of `route.lua` in Python, for choices without Redis. A test compares the two; docs/index.md explains the score."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ CIRCLE: Final = 67108859
 FLEET: Final = 1.0
 ITL_STEPS: Final = 4
 SMALL_FLEET: Final = 16
-"""Workers up to which all are scored for a prompt."""
+"""Largest fleet of which all workers are scored for a prompt."""
 CONSIDERED: Final = 12
-"""Workers scored of a larger fleet: the homes of a cold prompt or its HOLDERS deepest holders, then the soonest. So a choice costs the same
-in any (power of d choices: Mitzenmacher 2001)."""
+"""Workers scored in a larger fleet: the homes of a cold prompt or its HOLDERS deepest holders, then the soonest. So the cost of a choice
+does not grow with the fleet (power of d choices: Mitzenmacher 2001)."""
 HOLDERS: Final = 6
 USUAL_TOKENS: Final = 2048
 NO_ROOM: Final = 1e9
@@ -25,13 +25,13 @@ NO_ROOM: Final = 1e9
 class ScoredWorker:
     """A living worker as the index knows it, and how many blocks of the prompt it holds. Zero means unknown for rate and pages.
 
-    `load_age` is in seconds; `owed` tokens were reserved and are not in its load yet.
+    `load_age` is in seconds. `reserved_tokens` are not in its load yet.
     """
 
     address: str
     block_tokens: int
     depth: int = 0
-    owed: float = 0.0
+    reserved_tokens: float = 0.0
     backlog: float = 0.0
     rate: float = 0.0
     step: float = 0.0
@@ -42,10 +42,10 @@ class ScoredWorker:
 
 
 @dataclass(slots=True)
-class Start:
-    """When one worker would give the first token. `cost`: prompt tokens that it would have to compute, `work` the seconds of that.
+class StartEstimate:
+    """The estimated TTFT of one worker, in `seconds`. `cost`: prompt tokens to compute, in `work` seconds.
 
-    `score` is what workers are compared by: `seconds`, and what the choice costs those who are there already and who come after.
+    `score` ranks workers: `seconds`, plus the cost of the choice for running and later requests.
     """
 
     address: str
@@ -58,17 +58,17 @@ class Start:
     rank: int
 
 
-def best_starts(
+def rank_candidates(
     workers: Iterable[ScoredWorker], hashes: bytes, prompt_tokens: int, request: bytes, wanted: int, homes: Collection[str] = ()
-) -> list[Start]:
-    """The `wanted` workers that start the prompt soonest, best first. `hashes`: the prompt's blocks, packed; `request`: 8 random bytes;
-    `homes`: the addresses, among those of the workers, where a prompt that nobody holds is at home (`Ring.homes` of its first block)."""
+) -> list[StartEstimate]:
+    """Return the `wanted` best workers for the prompt, best first. `hashes`: the prompt's blocks, packed. `request`: 8 random bytes.
+    `homes`: addresses of the workers that are home of a cold prompt (`Ring.homes` of its first block)."""
     known = list(workers)
     blocks = len(hashes) // 8
     deepest = max((worker.depth for worker in known), default=0)
-    block = deepest if deepest < blocks else deepest - 1  # the first that nobody holds
+    block = deepest if deepest < blocks else deepest - 1  # the first block without a holder
     key = hashes[block * 8 : block * 8 + 8] if blocks else request
-    starts = sorted((_start(worker, prompt_tokens, key) for worker in known), key=_order)
+    starts = sorted((_estimate(worker, prompt_tokens, key) for worker in known), key=_order)
     best = starts[:wanted]
     if deepest or not blocks or not homes:
         return best
@@ -80,16 +80,16 @@ def best_starts(
 
 
 def ready_key(worker: ScoredWorker, now: float) -> float:
-    """When the worker could begin a prompt of USUAL_TOKENS that it does not hold, `now` seconds and the score: the order of `r:ready`."""
+    """Return `now` plus the score of an uncached prompt of USUAL_TOKENS, in seconds: the order of `r:ready`."""
     rate = worker.rate or PRIOR_RATE
-    waits = max(0.0, worker.backlog / rate - worker.load_age) + worker.owed / rate + worker.step
+    waits = max(0.0, worker.backlog / rate - worker.load_age) + worker.reserved_tokens / rate + worker.step
     work = USUAL_TOKENS / rate
     full = worker.pages_total and worker.page_size and worker.pages_free * worker.page_size < USUAL_TOKENS
     return now + waits + work + min(FLEET, work) + ITL_STEPS * worker.step + (NO_ROOM if full else 0.0)
 
 
-def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
-    reusable = prompt_tokens - 1  # the last token is always computed: it gives the logits; and what is reused are whole pages
+def _estimate(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> StartEstimate:
+    reusable = prompt_tokens - 1  # the last token is always computed for its logits, and only whole pages are reused
     if worker.page_size:
         reusable -= reusable % worker.page_size
     cached = max(0, min(worker.depth * worker.block_tokens, reusable))
@@ -97,23 +97,23 @@ def _start(worker: ScoredWorker, prompt_tokens: int, key: bytes) -> Start:
     rate, step = worker.rate or PRIOR_RATE, worker.step
     backlog = max(0.0, worker.backlog - worker.rate * max(0.0, worker.load_age))
     work = cost / rate
-    seconds = (backlog + worker.owed) / rate + work + step
-    score = seconds + (min(FLEET, work) + ITL_STEPS * step)  # added up as the script does, for equal scores to be equal
+    seconds = (backlog + worker.reserved_tokens) / rate + work + step
+    score = seconds + (min(FLEET, work) + ITL_STEPS * step)  # the same order of additions as in the script, for bit-equal scores
     fits = not worker.pages_total or not worker.page_size or worker.pages_free * worker.page_size >= prompt_tokens - cached
-    return Start(worker.address, cached, cost, work, seconds, score, fits, _rank(worker.address, key))
+    return StartEstimate(worker.address, cached, cost, work, seconds, score, fits, _rank(worker.address, key))
 
 
 def _rank(address: str, key: bytes) -> int:
-    """Rendezvous: the address has a place on a circle, the key (8 bytes) stretches and turns it, the lowest wins (multiply-add hashing)."""
+    """Rank by rendezvous: the key (8 bytes) scales and shifts the address' place on a circle; the lowest wins (multiply-add hashing)."""
     stretch, turn = int.from_bytes(key[:4], "little"), int.from_bytes(key[4:], "little")
     return (seed(address) * (stretch % (CIRCLE - 1) + 1) + turn % CIRCLE) % CIRCLE
 
 
 @lru_cache(maxsize=4096)
 def seed(address: str) -> int:
-    """The place of an address on the circle, as the index keeps it."""
+    """Return the place of an address on the circle, as the index stores it."""
     return int(sha1(address.encode(), usedforsecurity=False).hexdigest()[:8], 16) % CIRCLE
 
 
-def _order(start: Start) -> tuple[bool, float, int]:
+def _order(start: StartEstimate) -> tuple[bool, float, int]:
     return (not start.fits, start.score, start.rank)

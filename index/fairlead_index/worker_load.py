@@ -1,4 +1,4 @@
-"""What a worker says about itself: who it is (`WorkerCard`) and how busy it is (`WorkerLoad`)."""
+"""What a worker reports to the index: its identity (`WorkerCard`) and its load (`WorkerLoad`)."""
 
 import msgspec
 
@@ -13,20 +13,20 @@ class WorkerCard(msgspec.Struct, frozen=True):
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """One look at a worker's queue. Zero means unknown for `prefill_rate`, `step_seconds`, `pages_total` and `page_size`."""
+    """One sample of a worker's queue. Zero means unknown for `prefill_rate`, `step_seconds`, `pages_total` and `page_size`."""
 
     running: int = 0
     """Requests that decode or prefill in the current step."""
     waiting: int = 0
     """Requests received and not started."""
     backlog_tokens: int = 0
-    """Prompt tokens still to be computed, of waiting and partly prefilled requests, cached ones not counted."""
+    """Prompt tokens still to compute for waiting and partly prefilled requests, without cached tokens."""
     prefill_rate: float = 0.0
     """Prompt tokens a second, measured while prefilling."""
     step_seconds: float = 0.0
-    """Seconds of one step now: what a request waits at least, and what it costs the running ones."""
+    """Duration of a step now, in seconds: the least that a new request waits, and what it costs the running ones."""
     pages_free: int = 0
-    """Pages a new request could get: free ones and cached ones that may be evicted."""
+    """Pages that a new request can get: free pages, and cached pages that may be evicted."""
     pages_total: int = 0
     page_size: int = 0
-    """Tokens a page."""
+    """Tokens per page."""

@@ -1,4 +1,4 @@
-"""The worker's half of the index: say which blocks it holds and how busy it is."""
+"""The worker's side of the index: publish its blocks and its load."""
 
 import asyncio
 import contextlib
@@ -11,19 +11,19 @@ from typing import Final
 
 from fairlead_index.changes import Change, Changes, pack
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.backoff import Backoff
 from fairlead_index.redis.connection import ReplyError
 from fairlead_index.redis.scripts import REDIS_ERRORS, Scripts, eviction_advice
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
 
 __all__ = ["IndexWriter", "WorkerCard", "WorkerLoad", "WriterStats"]
 
-BATCH_BLOCKS: Final = 16  # holds Redis up for less than 0.1 ms: a router that asks may stand behind two batches of every writer
-LONGEST_BATCH: Final = 128  # of a snapshot or a long backlog: two thirds of the server's time for each block, an eighth of the round trips
-BATCH_SHARE: Final = 8  # of what is pending goes at once: the more waits, because Redis is busy, the less it is asked for each block
+BATCH_BLOCKS: Final = 16  # blocks Redis for less than 0.1 ms: a router's query may wait behind two batches of every writer
+LONGEST_BATCH: Final = 128  # for a snapshot or a long backlog: two thirds of the server time per block, an eighth of the round trips
+BATCH_SHARE: Final = 8  # a batch is one eighth of the pending blocks: the busier Redis is, the cheaper each block
 BATCH_SECONDS: Final = 0.005
-SWEEP_ENTRIES: Final = 400  # bounds how long one sweep holds up the others
-BUCKETS: Final = 256  # of a new namespace, none of which costs anything before its first block; they grow with the blocks
+SWEEP_ENTRIES: Final = 400  # bounds how long one sweep blocks other calls
+BUCKETS: Final = 256  # of a new namespace. An empty bucket costs nothing, and buckets grow with the blocks
 CALL_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ class WriterStats:
     held: int = 0
     pending: int = 0
     full: bool = False
-    """Redis is at its maxmemory: it keeps our lease and takes removals, and learns no new blocks until it has room."""
+    """Redis is at its maxmemory: it keeps the lease and takes removals, but no new blocks until it has memory."""
     last_error: str = ""
 
 
 @dataclass(slots=True)
 class _Incarnation:
-    """One slot of ours. `batch` was sent as `sequence + 1` and has no answer yet: it is sent again, unchanged, until it has."""
+    """One run of this worker in the index. `batch` was sent as `sequence + 1`, and is resent unchanged until it is acknowledged."""
 
     slot: bytes
     epoch: bytes
@@ -61,14 +61,14 @@ class _Incarnation:
 
 
 class _Lost(Exception):
-    """The index does not know our incarnation any more, or knows an older state of it."""
+    """The index no longer knows this incarnation, or knows an older state of it."""
 
 
 class IndexWriter:
-    """Keeps the index true about one worker. No method but `leave` waits for Redis, and none raises because of it.
+    """Keeps the index up to date about one worker. Only `leave` waits for Redis, and no method raises because of it.
 
-    Call it from one event loop. The held set is prefix-closed at every moment: parents are stored before children, children removed before
-    parents. Raises ValueError for a url or a namespace that can never work.
+    Call it from one event loop. The held set is always prefix-closed: store parents before children, remove children before parents.
+    Raises ValueError for a url or a namespace that can never work.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class IndexWriter:
         self._buckets = buckets
         self._changes = Changes()
         self._stats = WriterStats()
-        self._pause = Pause(first=0.05, longest=min(1.0, lease_seconds / 5))
-        self._load: tuple[float, WorkerLoad] | None = None  # when it was seen, monotonic seconds
+        self._backoff = Backoff(first=0.05, longest=min(1.0, lease_seconds / 5))
+        self._load: tuple[float, WorkerLoad] | None = None  # when it was measured, monotonic seconds
         self._load_is_new = False
         self._beat_at = 0.0
         self._sweep_at = 0.0
-        self._store_at = 0.0  # when a full Redis is asked again whether it has room
+        self._store_at = 0.0  # when to try a full Redis again
         self._epoch = b""
         self._advice = ""
         self._self: _Incarnation | None = None
@@ -101,41 +101,41 @@ class IndexWriter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins, in the running event loop. Once."""
+        """Start in the running event loop. Raises RuntimeError on a second call."""
         if self._task is not None or self._leaving.is_set():
-            raise RuntimeError("the index writer was started before: a worker that comes back makes a new one")
+            raise RuntimeError("the index writer was started before: create a new IndexWriter to join again")
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"index-writer-{self._card.pod}")
 
-    def stored(self, hashes: Iterable[int], parent: int = 0) -> None:
-        """Blocks that the worker holds from now on, each the next one's parent, behind `parent`: a block held, or what the prompt's hashes
-        are rooted in. Ones that it holds already change nothing."""
-        self._changes.stored(hashes, parent)
+    def store(self, hashes: Iterable[int], parent: int = 0) -> None:
+        """Publish a chain of blocks that the worker now holds. `parent`: the held block before the chain, or the prompt's
+        root. Blocks already held change nothing."""
+        self._changes.store(hashes, parent)
         self._wake.set()
 
-    def removed(self, hashes: Iterable[int]) -> None:
-        """Blocks that the worker no longer holds, each after all that follow it; ones it did not hold change nothing."""
-        self._changes.removed(hashes)
+    def remove(self, hashes: Iterable[int]) -> None:
+        """Publish the removal of blocks, children before parents. Blocks not held change nothing."""
+        self._changes.remove(hashes)
         self._wake.set()
 
     def report(self, load: WorkerLoad) -> None:
-        """The newest load. A heartbeat carries it within a twentieth of the lease."""
+        """Set the newest load. A heartbeat publishes it within a twentieth of the lease."""
         self._load = (time.monotonic(), load)
         if not self._load_is_new:
             self._load_is_new = True
             self._wake.set()
 
     async def leave(self, timeout: float = 2.0) -> None:
-        """Takes the worker out of the index at once and for good, and stops. Ends within `timeout` seconds, Redis or not."""
+        """Remove the worker from the index and stop, within `timeout` seconds even without Redis."""
         self._leaving.set()
         self._wake.set()
         try:
             async with asyncio.timeout(timeout):
                 if self._task is not None:
-                    await asyncio.wait({self._task})  # ends behind the call in flight, which may be the join that we must undo
+                    await asyncio.wait({self._task})  # ends after the call in flight, which may be the join to undo
                 if self._epoch:
                     await self._scripts.call("leave", self._card.pod, self._epoch)
         except REDIS_ERRORS as error:
-            log.warning("left without telling the index, the lease ends within %.0f s: %s", self._lease, error or "timeout")
+            log.warning("could not leave the index, the lease ends within %.0f s: %s", self._lease, error or "timeout")
         finally:
             self._forget()
             if self._task is not None and not self._task.done():
@@ -145,13 +145,13 @@ class IndexWriter:
 
     @property
     def incarnation(self) -> str:
-        """What the index knows this life of the worker by; empty before the first join. Routers use its records only while the worker
-        itself reports the same."""
+        """Identifies this run of the worker in the index; empty before the first join. Routers use its records only while the worker itself
+        reports the same incarnation."""
         return self._epoch.hex()
 
     @property
     def joined(self) -> bool:
-        """Whether the index names this worker, as far as we know."""
+        """Whether the index lists this worker, as far as known here."""
         return self._self is not None
 
     @property
@@ -169,15 +169,15 @@ class IndexWriter:
                 self._forget()
             except REDIS_ERRORS as error:
                 await self._away(error)
-            except Exception as error:  # our own fault, and still no reason to stop serving or to stop trying
+            except Exception as error:  # a bug here must stop neither serving nor retrying
                 log.exception("index writer failed")
                 self._forget()
                 await self._away(error)
 
     async def _turn(self) -> None:
-        """Join if need be, tell one batch, keep the lease, wait for the next thing to do."""
+        """Join if needed, send one batch, renew the lease, wait for more work."""
         if self._self is not None and self._self.batch is None and not self._changes.following:
-            self._forget()  # too much happened while Redis was away
+            self._forget()  # the backlog was dropped while Redis was away
         me = self._self or await self._join()
         if me.batch is None and self._changes.pending:
             me.batch = self._changes.take(min(LONGEST_BATCH, max(BATCH_BLOCKS, self._changes.pending // BATCH_SHARE)))
@@ -185,20 +185,20 @@ class IndexWriter:
             await self._apply(me, me.batch)
         if time.monotonic() >= self._next_beat():
             await self._heartbeat(me)
-        few = self._changes.pending <= LONGEST_BATCH  # removals: they go before what is told anew
+        few = self._changes.pending <= LONGEST_BATCH  # pending removals go before the new snapshot
         if self._stats.full and me.batch is None and few and time.monotonic() >= self._store_at:
             me.batch = self._changes.take(LONGEST_BATCH) or None
-            self._changes.restart()  # all of it, parents first: what the index kept of it changes nothing
+            self._changes.restart()  # the whole set, parents first: blocks that the index kept change nothing
             self._stats.full = bool(self._changes.pending)
             self._store_at = time.monotonic() + self._lease
-        if self._pause.on:
-            log.info("the index is told of this worker's cache again")
-        self._pause.succeeded()
+        if self._backoff.is_active:
+            log.info("the index receives this worker's blocks again")
+        self._backoff.reset()
         if me.batch is None and not self._changes.pending:
             await self._idle()
 
     async def _idle(self) -> None:
-        """Until something changed and had a moment to gather company, or the next heartbeat is due."""
+        """Wait for a change and BATCH_SECONDS for more of them, or for the next heartbeat."""
         self._wake.clear()
         if self._leaving.is_set():
             return
@@ -224,7 +224,7 @@ class IndexWriter:
             raise OSError("all 65,535 slots of the namespace are taken or wait for the sweep")
         self._self = _Incarnation(slot=reply[1], epoch=self._epoch)
         self._stats.joins += 1
-        self._beat_at = 0.0  # the load goes with the first heartbeat, before the snapshot has gone
+        self._beat_at = 0.0  # publish the load before the snapshot is complete
         self._changes.restart()
         self._stats.full = False
         if (advice := await eviction_advice(self._scripts.redis)) != self._advice:
@@ -249,17 +249,17 @@ class IndexWriter:
         me.batch = None
         if stores and self._stats.full:
             self._stats.full = False
-            log.info("redis has room again: telling it the %d blocks held", len(self._changes))
+            log.info("redis has memory again: publishing %d blocks", len(self._changes))
 
     def _filled(self, me: _Incarnation, batch: list[Change], reason: str) -> None:
-        """Nothing of the batch was done, or all of it if this is a second try: its removals may go under the same number either way."""
-        me.batch = [change for change in batch if change.kind == "R"]  # sent also when empty: it settles the number
+        """Handle OOM. None of the batch was applied, or on a retry all of it: its removals can reuse the number in both cases."""
+        me.batch = [change for change in batch if change.kind == "R"]  # sent even if empty: it confirms the number
         self._changes.keep_removals()
         self._store_at = time.monotonic() + self._lease
         if not self._stats.full:
             self._stats.full = True
             log.warning(
-                "redis is full (%s): it learns no new blocks until there is room, and requests for them are steered by load. "
+                "redis is full (%s): it takes no new blocks until it has memory, and requests for them are routed by load. "
                 "Raise its maxmemory: docs/redis.md says how much a worker needs",
                 reason,
             )
@@ -306,16 +306,16 @@ class IndexWriter:
     def _way_out(self) -> str:
         if "WRONGTYPE" not in self._stats.last_error:
             return ""
-        return (
-            f". Somebody has overwritten a key of the index: delete all that begin with {self._scripts.prefix}, and everything is told anew"
-        )
+        return f". A key of the index was overwritten: delete all keys that begin with {self._scripts.prefix}; workers then publish again"
 
     async def _away(self, error: BaseException) -> None:
         self._stats.errors += 1
         self._stats.last_error = str(error) or type(error).__name__
-        if not self._pause.on:
-            log.warning("the index is not told of this worker's cache, until it answers: %s%s", self._stats.last_error, self._way_out())
-        seconds = self._pause.failed(self._stats.last_error)
+        if not self._backoff.is_active:
+            log.warning(
+                "the index does not receive this worker's blocks until Redis answers: %s%s", self._stats.last_error, self._way_out()
+            )
+        seconds = self._backoff.record_failure(self._stats.last_error)
         log.debug("next try in %.2f s: %s", seconds, self._stats.last_error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

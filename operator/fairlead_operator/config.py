@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from fairlead_index.redis.access import has_password, parse
+from fairlead_index.redis.access import has_password, parse_url
 from fairlead_operator.settings import Settings
 
 
@@ -48,7 +48,7 @@ class OperatorConfig(BaseSettings):
     @classmethod
     def _no_password(cls, value: str) -> str:
         if value:
-            parse(value)
+            parse_url(value)
         if has_password(value):
             raise ValueError("holds a password, and would show it in every pod's arguments: give --redis-password-file")
         return value

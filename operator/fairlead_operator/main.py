@@ -9,7 +9,7 @@ import sys
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from fairlead_index.redis.access import shown
+from fairlead_index.redis.access import redact_url
 from fairlead_operator.config import OperatorConfig
 from fairlead_operator.run import operate
 
@@ -25,7 +25,7 @@ def main() -> None:
             if not flag:
                 print(f"fairlead-operator: {found['msg'].removeprefix('Value error, ')}", file=sys.stderr)
                 continue
-            value = shown(str(found["input"])) if flag == "redis_url" else found["input"]
+            value = redact_url(str(found["input"])) if flag == "redis_url" else found["input"]
             given = "" if found["type"] == "missing" else f" (given: {value!r})"
             print(f"fairlead-operator: --{flag.replace('_', '-')} or FAIRLEAD_{flag.upper()}: {found['msg']}{given}", file=sys.stderr)
         sys.exit(2)

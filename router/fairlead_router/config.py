@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlead_index.groups import MOST_GROUPS
-from fairlead_index.redis.access import RedisAccess, shown
+from fairlead_index.redis.access import RedisAccess, redact_url
 
 IndexMode = Literal["auto", "mirror", "remote"]
 OptionalPort = Annotated[Annotated[int, Field(ge=0, le=65535)] | None, BeforeValidator(lambda value: None if value == "" else value)]
@@ -109,7 +109,7 @@ class RouterConfig(BaseSettings):
 
     def shown(self) -> dict[str, object]:
         """Return the configuration for the log at start, without the password of the Redis URL."""
-        return self.model_dump() | {"redis_url": shown(self.redis_url)}
+        return self.model_dump() | {"redis_url": redact_url(self.redis_url)}
 
 
 def read_config(arguments: list[str]) -> RouterConfig:

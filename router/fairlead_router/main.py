@@ -7,7 +7,7 @@ import sys
 
 from pydantic import ValidationError
 
-from fairlead_common.memory import settle_collector
+from fairlead_common.memory import freeze_gc
 from fairlead_index.redis.access import has_password
 from fairlead_router import access_log
 from fairlead_router.config import read_config
@@ -38,7 +38,7 @@ def main() -> None:
         logging.getLogger(__name__).warning("--redis-url holds a password, which process lists show: use --redis-password-file")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a stream needs two sockets, and the usual soft limit is 1,024
-    settle_collector()
+    freeze_gc()
     try:
         server.run()
     except OSError as error:

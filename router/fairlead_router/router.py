@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead_common.discovery import source_of
+from fairlead_common.discovery import create_source
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_index.redis.scripts import Scripts
 from fairlead_router.config import RouterConfig
@@ -50,7 +50,7 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
-        self._source = source_of(config.workers)
+        self._source = create_source(config.workers)
         self._threads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), thread_name_prefix="prompt")
         self.table = WorkerTable(silence_timeout=config.silence_timeout, admin_port=config.worker_admin_port)
         self.metrics = Metrics(self.table)

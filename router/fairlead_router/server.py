@@ -8,7 +8,7 @@ from time import monotonic
 
 import uvloop
 
-from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import bound_unsent
 from fairlead_router.app import App
 from fairlead_router.config import RouterConfig
@@ -35,10 +35,10 @@ class RouterServer:
     def __init__(self, config: RouterConfig) -> None:
         self.router = Router(config)
         self._config = config
-        self._guard: Guard[ClientConnection] = Guard(config)
+        self._guard: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
         self._app = App(self.router, "all" if config.admin_port is None else "inference")
         self._admin_app = App(self.router, "admin")
-        self._admin_guard: Guard[ClientConnection] = Guard(config)
+        self._admin_guard: ConnectionLimiter[ClientConnection] = ConnectionLimiter(config)
         """Separate limits: clients that exhaust the inference port do not block the admin port."""
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
@@ -110,7 +110,9 @@ class RouterServer:
         if self._connections:
             await asyncio.wait([connection.closed for connection in self._connections], timeout=FLUSH_SECONDS)
 
-    async def _listen(self, loop: asyncio.AbstractEventLoop, port: int, app: App, guard: "Guard[ClientConnection]") -> asyncio.Server:
+    async def _listen(
+        self, loop: asyncio.AbstractEventLoop, port: int, app: App, guard: "ConnectionLimiter[ClientConnection]"
+    ) -> asyncio.Server:
         make = lambda: ClientConnection(app, self._connections, loop, guard)  # noqa: E731
         host = self._config.host
         if host == "0.0.0.0" and socket.has_dualstack_ipv6():  # IPv6 too: a pod in an IPv6 cluster has no IPv4 address
@@ -127,8 +129,8 @@ class RouterServer:
         while True:
             await asyncio.sleep(IDLE_CHECK_SECONDS)
             now = monotonic()
-            self._guard.look(now)
-            self._admin_guard.look(now)
+            self._guard.close_overdue(now)
+            self._admin_guard.close_overdue(now)
             for connection in list(self._connections):
                 connection.close_if_stalled(now)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from fairlead_index.redis.backoff import Pause
+from fairlead_index.redis.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures
 
 async def _run_and_restart(name: str, work: Callable[[], Coroutine[Any, Any, None]], failures: Counter) -> None:
     shortest, longest = BACKOFF_SECONDS
-    pause = Pause(first=shortest, longest=longest)
+    pause = Backoff(first=shortest, longest=longest)
     while True:
         began = monotonic()
         try:
@@ -36,8 +36,8 @@ async def _run_and_restart(name: str, work: Callable[[], Coroutine[Any, Any, Non
             return
         except Exception as error:
             if monotonic() - began >= HEALTHY_SECONDS:
-                pause.succeeded()
-            seconds = pause.failed(repr(error))
+                pause.reset()
+            seconds = pause.record_failure(repr(error))
             failures.labels(name).inc()
             logger.exception("task %r failed; restarting it in %.0f s", name, seconds)
         await asyncio.sleep(seconds)

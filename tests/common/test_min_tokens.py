@@ -12,7 +12,7 @@ from tests.common.tokenizers_made_here import KINDS, SPECIAL, format_of
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from fairlead_common.prompts.encoder import PromptEncoder, PromptTooLong
-from fairlead_common.prompts.min_tokens import LeastTokens
+from fairlead_common.prompts.min_tokens import MinTokenCounter
 
 ODD = [
     "<mask>",
@@ -81,11 +81,11 @@ TOKENIZERS = [(kind, "", "") for kind in KINDS] + [("llama3", step, "") for step
 @example(parts=["<mask>", " " * 300, "[c]", " " * 300])
 def test_never_more_than_there_are(kind: str, normalizer: str, splitter: str, parts: list[str]) -> None:
     made, text = encoder(kind, normalizer, splitter), "".join(parts)
-    assert made._least_tokens.of(text) <= len(made.encode_text(text, add_special_tokens=False))
+    assert made._min_tokens.count(text) <= len(made.encode_text(text, add_special_tokens=False))
 
 
 def told(kind: str, normalizer: str = "", splitter: str = "") -> bool:
-    return encoder(kind, normalizer, splitter)._least_tokens.of("word " * 1000) > 0
+    return encoder(kind, normalizer, splitter)._min_tokens.count("word " * 1000) > 0
 
 
 def test_of_which_tokenizers_it_is_told() -> None:
@@ -96,7 +96,7 @@ def test_of_which_tokenizers_it_is_told() -> None:
     del parts["model"]["vocab"]["7"]
     parts["model"]["merges"] = [pair for pair in parts["model"]["merges"] if "7" not in "".join(pair)]
     text = json.dumps(parts)
-    assert LeastTokens(text, Tokenizer.from_str(text)).longest == 0, "a digit that the model has no token for"
+    assert MinTokenCounter(text, Tokenizer.from_str(text)).max_characters == 0, "a digit that the model has no token for"
 
 
 def test_what_is_sure_to_be_too_long_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:

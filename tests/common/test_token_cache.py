@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from fairlead_common.prompts import encoder as prompt
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError
-from fairlead_common.prompts.split_points import Cuts, affixes
+from fairlead_common.prompts.split_points import SplitPoints, affixes
 from fairlead_common.prompts.token_cache import ENTRY_OVERHEAD, Key, TokenCache
 
 LLAMA2 = (
@@ -116,25 +116,25 @@ CHAT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "awkward"])
 def test_chat_marks_are_cuts_in_every_kind(kind: str) -> None:
-    parts = Cuts(KINDS[kind]()).split(CHAT)
+    parts = SplitPoints(KINDS[kind]()).split(CHAT)
     assert parts == ["<|im_start|>user\nHello", "<|im_end|>\n", "<|im_start|>assistant\n"]
 
 
 def test_what_cannot_be_shown_is_no_cut() -> None:
-    marks = Cuts(KINDS["awkward"]()).marks
+    marks = SplitPoints(KINDS["awkward"]()).marks
     assert "[c]" in marks, "what it takes is on its right"
     for unsure in ("<|b|>", "<|b|>x", "  ", "word", "#one", "##", "<|EOT|>", "<|start_header_id|>", "<|a|><"):
         assert unsure not in marks
-    assert "<mask>" not in Cuts(KINDS["roberta"]()).marks, "it takes the space before the cut"
+    assert "<mask>" not in SplitPoints(KINDS["roberta"]()).marks, "it takes the space before the cut"
     randomized = Tokenizer.from_str(KINDS["qwen"]().to_str().replace('"dropout":null', '"dropout":0.1'))
-    assert Cuts(randomized).marks == []
+    assert SplitPoints(randomized).marks == []
 
 
 def test_a_tokenizer_of_thousands_of_added_tokens_is_cut_where_its_template_writes_them() -> None:
     tokenizer = KINDS["llama3"]()
-    assert len(Cuts(tokenizer).marks) == 64
+    assert len(SplitPoints(tokenizer).marks) == 64
     tokenizer.add_special_tokens(["<|zz_turn|>"])
-    assert Cuts(tokenizer, ["{{ '<|zz_turn|>' }}"]).marks[0] == "<|zz_turn|>"
+    assert SplitPoints(tokenizer, ["{{ '<|zz_turn|>' }}"]).marks[0] == "<|zz_turn|>"
 
 
 @pytest.mark.parametrize(("kind", "around"), [("qwen", (0, 0)), ("llama3", (1, 0)), ("unigram", (0, 1)), ("wordpiece", (1, 1))])

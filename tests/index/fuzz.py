@@ -4,7 +4,7 @@
 
 64 pods store, evict, die, restart, leave and are cut off; Redis is killed and comes back empty or from an old RDB, fails over to a replica
 that lacks writes and whose clock is elsewhere, is flushed, forgets its scripts, is told that it is wrong about workers. After each round
-everything must converge: `match` and every mirror tell the truth for every prompt, and nobody is named that does not live.
+everything must converge: `match` and every mirror tell the truth for every prompt, and no dead worker is listed.
 """
 
 import argparse
@@ -98,7 +98,7 @@ class Fuzz:
             await self.pair.stop()
 
     async def _round(self, operations: int) -> None:
-        """Lives with a fault in their midst; then all must agree, first around a partition, then with everybody back."""
+        """Lives with a fault in their midst; then all must agree, first around a partition, then with all pods back."""
         fault = self.draw.choice([None, "partition", "empty", "old", "stale", "stale", "flush", "forget", "recall", "link"])
         at = self.draw.randrange(operations)
         if fault == "old":

@@ -25,7 +25,7 @@ class Link:
         return self._open.is_set()
 
     def hold(self) -> None:
-        """Nothing passes from now on, and nobody is told: connections stay, new ones hang."""
+        """Nothing passes from now on, and no error is reported: connections stay, new ones hang."""
         self._open.clear()
 
     def heal(self) -> None:

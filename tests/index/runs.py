@@ -7,8 +7,8 @@ def along(kind: str, hashes: list[int]) -> list[bytes]:
     """A chain from its beginning, stored or, from its end, removed."""
     changes = Changes()
     changes.restart()
-    changes.stored(hashes)
+    changes.store(hashes)
     if kind == "R":
         changes.take(len(hashes))
-        changes.removed(hashes[::-1])
+        changes.remove(hashes[::-1])
     return pack(changes.take(len(hashes)))

@@ -18,7 +18,7 @@ from fairlead_index.hashing import block_hashes
 from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexReader, IndexUnavailable
-from fairlead_index.redis.access import RedisAccess, has_password, parse, shown
+from fairlead_index.redis.access import RedisAccess, has_password, parse_url, redact_url
 from fairlead_index.worker_load import WorkerCard, WorkerLoad
 from fairlead_index.writer import IndexWriter
 
@@ -27,12 +27,12 @@ CHAIN = block_hashes(7, range(64 * BLOCK), BLOCK)
 
 
 def test_urls() -> None:
-    assert parse("redis://h").nodes == (("h", 6379),)
-    assert parse("rediss://u:p%40@[::1]:7000/3") == parse("rediss://u:p%40@[::1]:7000/3")
-    place = parse("rediss://u:p%40@[::1]:7000,b/3")
+    assert parse_url("redis://h").nodes == (("h", 6379),)
+    assert parse_url("rediss://u:p%40@[::1]:7000/3") == parse_url("rediss://u:p%40@[::1]:7000/3")
+    place = parse_url("rediss://u:p%40@[::1]:7000,b/3")
     assert (place.nodes, place.tls, place.username, place.password, place.database) == ((("::1", 7000), ("b", 6379)), True, "u", "p@", 3)
-    assert parse("redis+sentinel://a,b:7/index").sentinel == "index" and parse("redis+sentinel://a/index").nodes == (("a", 26379),)
-    assert parse("unix:///a/b").nodes == (("/a/b", 0),)
+    assert parse_url("redis+sentinel://a,b:7/index").sentinel == "index" and parse_url("redis+sentinel://a/index").nodes == (("a", 26379),)
+    assert parse_url("unix:///a/b").nodes == (("/a/b", 0),)
     for wrong in (
         "http://h",
         "redis://",
@@ -44,11 +44,11 @@ def test_urls() -> None:
         "unix://h",
     ):
         with pytest.raises(ValueError, match="redis url"):
-            parse(wrong)
+            parse_url(wrong)
     with pytest.raises(ValueError) as refused:
-        parse("http://user:secret@h")
+        parse_url("http://user:secret@h")
     assert "secret" not in str(refused.value)
-    assert shown("redis://u:secret@h:1/0?password=secret") == "redis://u:***@h:1/0"
+    assert redact_url("redis://u:secret@h:1/0?password=secret") == "redis://u:***@h:1/0"
     assert has_password("redis://:x@h") and not has_password("redis://u@h:1") and not has_password("redis://h:1,b:2")
     with pytest.raises(ValueError, match="rediss"):
         RedisAccess("redis://h", ca_file="/ca")
@@ -63,7 +63,7 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
     reader, mirror, fleet = IndexReader(router, namespace, deadline=2.0), MirrorReader(router, namespace), FleetReader(router, namespace)
     writer.start()
     try:
-        writer.stored(CHAIN)
+        writer.store(CHAIN)
         writer.report(WorkerLoad(running=1))
 
         async def seen() -> bool:
@@ -78,19 +78,19 @@ async def works(access: RedisAccess | str, namespace: str, router: RedisAccess |
         assert route.candidates[0].cached_tokens == 64 * BLOCK and route.candidates[0].incarnation == writer.incarnation
         await reader.release(route.reservation)
         assert (await reader.route([7], 300)).candidates, "a prompt that nobody holds"
-        await eventually(lambda: holds(lambda: fleet.fresh and "a:1" in fleet.workers), 5)
+        await eventually(lambda: holds(lambda: fleet.is_fresh and "a:1" in fleet.workers), 5)
         reserved = fleet.reserve("a:1", 10.0)
         assert reserved and fleet.release(reserved)
         await reader._call("quota", "router-1", 1, "tenant", 1, 10, 2)
         for number in range(600):  # more runs than the first buckets take: they split
-            writer.stored(array("Q", [1000 + number]))
-        writer.removed(CHAIN[32:][::-1])
+            writer.store(array("Q", [1000 + number]))
+        writer.remove(CHAIN[32:][::-1])
         await eventually(lambda: holds(lambda: not writer.stats.pending), 5)
         if await reader.recall("a:1"):  # else that was asked for a moment ago
             await eventually(lambda: holds(lambda: writer.stats.joins > 1 and not writer.stats.pending), 5)
         writer._sweep_at = 0.0  # with its next heartbeat
         await eventually(lambda: holds(lambda: writer._sweep_at > 0), 5)
-        assert mirror.stats.errors == 0 and fleet.fresh, mirror.stats.last_error
+        assert mirror.stats.errors == 0 and fleet.is_fresh, mirror.stats.last_error
         assert writer.stats.errors == 0, writer.stats.last_error
     finally:
         await asyncio.gather(writer.leave(), reader.close(), mirror.close(), fleet.close())

@@ -40,25 +40,25 @@ def test_the_scripts_have_the_same_runs() -> None:
 
 def test_a_prompt_is_told_by_runs_and_a_longer_one_goes_on_where_it_ended() -> None:
     changes = following()
-    changes.stored(range(101, 109), parent=99)  # 99: its root
+    changes.store(range(101, 109), parent=99)  # 99: its root
     assert changes.pending == 8
     assert told(changes) == [("S", [101, 102, 103, 104, 105, 106], 0), ("S", [107, 108], 0)]
-    changes.stored([109, 110], parent=108)
-    changes.stored([111], parent=110)
+    changes.store([109, 110], parent=108)
+    changes.store([111], parent=110)
     assert told(changes) == [("S", [107, 108, 109, 110, 111], 2)]
-    changes.stored([101, 102, 203])  # another one parts from it
+    changes.store([101, 102, 203])  # another one parts from it
     assert told(changes) == [("S", [101, 102, 203], 2)]
-    changes.removed([111, 110, 109, 108, 107, 106, 203])
+    changes.remove([111, 110, 109, 108, 107, 106, 203])
     assert told(changes) == [("R", [107, 108, 109, 110, 111], 0), ("R", [101, 102, 103, 104, 105, 106], 5), ("R", [101, 102, 203], 2)]
     assert changes.pending == 0
 
 
 def test_what_it_holds_and_what_it_does_not_change_nothing() -> None:
     changes = following()
-    changes.stored([1, 2, 3])
+    changes.store([1, 2, 3])
     told(changes)
-    changes.stored([1, 2, 3])
-    changes.removed([7])
+    changes.store([1, 2, 3])
+    changes.remove([7])
     assert not changes.pending and told(changes) == [] and len(changes) == 3
 
 
@@ -74,7 +74,7 @@ def test_who_is_told_all_holds_the_same(seed: int) -> None:
         if action < 0.45:
             parent = draw.choice([0, *parents])
             chain = [next(fresh) for _ in range(draw.randrange(1, 15))]
-            changes.stored(chain, parent)
+            changes.store(chain, parent)
             parents.update(zip(chain, [parent, *chain], strict=False))
         elif action < 0.8:
             gone = []
@@ -83,7 +83,7 @@ def test_who_is_told_all_holds_the_same(seed: int) -> None:
                 if leaves := [block for block in parents if block not in inner]:
                     gone.append(draw.choice(leaves))
                     del parents[gone[-1]]
-            changes.removed(gone)
+            changes.remove(gone)
         elif action < 0.85:
             listener = Listener()
             changes.restart()
@@ -103,15 +103,15 @@ def test_who_is_told_all_holds_the_same(seed: int) -> None:
 def test_a_backlog_that_is_longer_than_the_set_is_thrown_away() -> None:
     changes = following()
     for number in range(SLACK // 2 + 10):
-        changes.stored([number + 1])
-        changes.removed([number + 1])
+        changes.store([number + 1])
+        changes.remove([number + 1])
     assert not changes.following and not changes.pending
 
 
 def test_a_parent_that_goes_before_its_child_raises_nothing() -> None:
     """Which the cache never does: a worker must serve on all the same."""
     changes = following()
-    changes.stored(range(1, 10))
-    changes.removed([2, 1, 9, 3, 8])
+    changes.store(range(1, 10))
+    changes.remove([2, 1, 9, 3, 8])
     changes.restart()
     assert changes.take(100) and not changes.pending

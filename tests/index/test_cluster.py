@@ -62,22 +62,22 @@ class Service:
 async def test_the_right_node_is_found_from_any(cluster: RedisCluster, namespace: str) -> None:
     for at, name in enumerate("xyz"):  # three namespaces, most likely on different nodes, each from one node only
         async with Service(f"redis://127.0.0.1:{cluster.nodes[at].port}", f"{namespace}{name}") as service:
-            service.writers[0].stored(CHAIN)
-            service.writers[1].stored(CHAIN[:9])
+            service.writers[0].store(CHAIN)
+            service.writers[1].store(CHAIN[:9])
             await service.shows(64, 9)
 
 
 async def test_resharding_loses_nothing(cluster: RedisCluster, namespace: str) -> None:
     prefix = f"{SCHEMA}:{{{namespace}}}:"
     async with Service(cluster.url, namespace) as service:
-        service.writers[0].stored(CHAIN)
-        service.writers[1].stored(CHAIN[:9])
+        service.writers[0].store(CHAIN)
+        service.writers[1].store(CHAIN[:9])
         await service.shows(64, 9)
         source = cluster.owner(prefix)
         target = next(node for node in cluster.nodes if node is not source)
 
         def half_way() -> None:
-            service.writers[0].removed(CHAIN[20:][::-1])
+            service.writers[0].remove(CHAIN[20:][::-1])
 
         await asyncio.to_thread(cluster.move, prefix, target, half_way)
         assert cluster.owner(prefix) is target
@@ -92,8 +92,8 @@ async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
         old = cluster.owner(prefix)
         cluster.add_replica(old)
         async with Service(cluster.url, namespace) as service:
-            service.writers[0].stored(CHAIN)
-            service.writers[1].stored(CHAIN[:9])
+            service.writers[0].store(CHAIN)
+            service.writers[1].store(CHAIN[:9])
             await service.shows(64, 9)
             old.kill()
             began = time.monotonic()
@@ -102,7 +102,7 @@ async def test_a_primary_that_dies_is_replaced(namespace: str) -> None:
             assert time.monotonic() - began < 1.5
             assert service.mirror.match(CHAIN) == {"a:1": 64 * BLOCK, "b:1": 9 * BLOCK}
             await asyncio.to_thread(cluster.failed_over, prefix, old)
-            service.writers[0].removed(CHAIN[20:][::-1])
+            service.writers[0].remove(CHAIN[20:][::-1])
             await service.shows(20, 9)
 
 
@@ -120,11 +120,11 @@ async def test_sentinels_name_the_primary(namespace: str, tmp_path_factory: pyte
             await asyncio.to_thread(_replica_known, port)
             url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/index"  # the first sentinel is away
             async with Service(url, namespace) as service:
-                service.writers[0].stored(CHAIN)
-                service.writers[1].stored(CHAIN[:9])
+                service.writers[0].store(CHAIN)
+                service.writers[1].store(CHAIN[:9])
                 await service.shows(64, 9)
                 first.kill()
-                service.writers[0].removed(CHAIN[20:][::-1])
+                service.writers[0].remove(CHAIN[20:][::-1])
                 await service.shows(20, 9)
                 assert second.command("ROLE")[0] == b"master"
 

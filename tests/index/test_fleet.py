@@ -16,18 +16,18 @@ from fairlead_index.writer import IndexWriter
 
 def test_a_change_counts_until_the_index_is_known_to_include_it() -> None:
     ledger = Ledger()
-    ledger.settle({b"aa": 100.0}, (5, 0))
-    mine, theirs = ledger.note(b"aa", 30.0), ledger.note(b"aa", 7.0, (7, 0))
-    assert ledger.owed(b"aa") == 137
-    ledger.settle({b"aa": 107.0}, (7, 0))  # with theirs; mine is on its way
-    assert ledger.owed(b"aa") == 137
+    ledger.reconcile({b"aa": 100.0}, (5, 0))
+    mine, theirs = ledger.record(b"aa", 30.0), ledger.record(b"aa", 7.0, (7, 0))
+    assert ledger.get(b"aa") == 137
+    ledger.reconcile({b"aa": 107.0}, (7, 0))  # with theirs; mine is on its way
+    assert ledger.get(b"aa") == 137
     mine.position = (8, 1)
-    ledger.settle({b"aa": 107.0}, (8, 0))
-    assert ledger.owed(b"aa") == 137
-    ledger.settle({b"aa": 137.0}, (8, 1))
-    assert ledger.owed(b"aa") == 137 and theirs.position == (7, 0)
-    ledger.note(b"bb", -50.0)
-    assert ledger.owed(b"bb") == 0
+    ledger.reconcile({b"aa": 107.0}, (8, 0))
+    assert ledger.get(b"aa") == 137
+    ledger.reconcile({b"aa": 137.0}, (8, 1))
+    assert ledger.get(b"aa") == 137 and theirs.position == (7, 0)
+    ledger.record(b"bb", -50.0)
+    assert ledger.get(b"bb") == 0
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ async def test_routers_see_each_others_claims_and_redis_sees_all(own_server: Red
     def owed(router: FleetReader) -> float:
         scored = router.workers["a:1"]
         router.refresh(scored)
-        return scored.owed
+        return scored.reserved_tokens
 
     async def everybody(tokens: float) -> bool:
         reserved = {state.reserved_tokens for state in await index.workers()}
         return reserved == {tokens} and all(owed(router) == tokens for router in routers)
 
     async def all_see_it() -> bool:
-        return all(router.fresh and router.capacity == 100 for router in routers)
+        return all(router.is_fresh and router.capacity == 100 for router in routers)
 
     try:
         await eventually(all_see_it)
@@ -72,14 +72,14 @@ async def test_routers_see_each_others_claims_and_redis_sees_all(own_server: Red
         own_server.kill()
 
         async def nobody_is_fresh() -> bool:
-            return not any(router.fresh for router in routers)
+            return not any(router.is_fresh for router in routers)
 
         await eventually(nobody_is_fresh)
         assert routers[0].reserve("a:1", 100.0) == b"" and not routers[0].release(claims[0][0])
         own_server.start()
 
         async def all_are_back() -> bool:
-            return all(router.fresh and "a:1" in router.workers for router in routers)
+            return all(router.is_fresh and "a:1" in router.workers for router in routers)
 
         await eventually(all_are_back)
         await eventually(lambda: everybody(0))

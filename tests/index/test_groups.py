@@ -49,7 +49,7 @@ def test_groups_fill_evenly_and_stay() -> None:
 async def test_answers_are_those_of_one_index(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for at, pod in enumerate(PODS):
-        writers[pod].stored(CHAIN[: 8 * at])
+        writers[pod].store(CHAIN[: 8 * at])
     expected = {f"{pod}:1": 8 * at * BLOCK for at, pod in enumerate(PODS) if at}
 
     async def exact() -> bool:
@@ -125,7 +125,7 @@ async def test_a_cold_prefix_has_one_home_whoever_asks_and_a_burst_spreads(serve
 async def test_a_group_that_is_away_is_left_out(server: RedisServer, namespace: str) -> None:
     writers, reader = await start(server.url, namespace)
     for writer in writers.values():
-        writer.stored(CHAIN)
+        writer.store(CHAIN)
 
     async def all_there() -> bool:
         return len(await reader.match(CHAIN)) == len(PODS)
@@ -148,7 +148,7 @@ async def test_groups_of_one_service_lie_on_the_shards_of_a_cluster(namespace: s
         names = group_namespaces(namespace, GROUPS)
         writers, reader = await start(cluster.url, namespace)
         for writer in writers.values():
-            writer.stored(CHAIN)
+            writer.store(CHAIN)
 
         async def exact() -> bool:
             return await reader.match(CHAIN) == {f"{pod}:1": 64 * BLOCK for pod in PODS}

@@ -62,10 +62,10 @@ async def shows(reader: IndexReader, expected: dict[str, int]) -> None:
 @either
 async def test_what_is_stored_is_matched_and_what_is_removed_is_not(writers: MakeWriter, reader: IndexReader) -> None:
     a, b = writers("a"), writers("b")
-    a.stored(CHAIN)
-    b.stored(CHAIN[:10])
+    a.store(CHAIN)
+    b.store(CHAIN[:10])
     await shows(reader, {"a": 64, "b": 10})
-    a.removed(CHAIN[20:][::-1])
+    a.remove(CHAIN[20:][::-1])
     await shows(reader, {"a": 20, "b": 10})
     assert a.joined and a.stats.held == 20 and a.stats.joins == 1
 
@@ -73,10 +73,10 @@ async def test_what_is_stored_is_matched_and_what_is_removed_is_not(writers: Mak
 @either
 async def test_leaving_is_at_once_and_for_good(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a")
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await shows(reader, {"a": 64})
     await a.leave()
-    a.stored(CHAIN)
+    a.store(CHAIN)
     a.report(WorkerLoad())
     assert await reader.match(CHAIN) == {} and await reader.workers() == []
     assert not a.joined
@@ -86,14 +86,14 @@ async def test_leaving_is_at_once_and_for_good(writers: MakeWriter, reader: Inde
 @either
 async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
     old = writers("a")
-    old.stored(CHAIN)
+    old.store(CHAIN)
     await shows(reader, {"a": 64})
     [first_life] = await reader.workers()
     await old._scripts.close()
     assert old._task is not None
     old._task.cancel()  # dies without a word
     again = writers("a")
-    again.stored(CHAIN[:3])
+    again.store(CHAIN[:3])
     await shows(reader, {"a": 3})
     [second_life] = await reader.workers()
     assert (second_life.pod, second_life.slot != first_life.slot) == (first_life.pod, True)
@@ -102,7 +102,7 @@ async def test_a_restarted_pod_starts_from_nothing(server: RedisServer, namespac
 @either
 async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=0.5)
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await shows(reader, {"a": 64})
     assert a._task is not None
     a._task.cancel()
@@ -113,13 +113,13 @@ async def test_a_silent_pod_is_forgotten_when_its_lease_ends(writers: MakeWriter
 @either
 async def test_a_wiped_redis_is_told_everything_again(server: RedisServer, writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=1.0)
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await shows(reader, {"a": 64})
     server.client().flushall()
     await shows(reader, {"a": 64})
     assert a.stats.joins == 2 and a.stats.stale == 1
     server.client().script_flush()
-    a.removed(CHAIN[32:][::-1])
+    a.remove(CHAIN[32:][::-1])
     await shows(reader, {"a": 32})
 
 
@@ -127,11 +127,11 @@ async def test_a_wiped_redis_is_told_everything_again(server: RedisServer, write
 async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, writers: MakeWriter, reader: IndexReader) -> None:
     """A failover to a replica that missed a batch: the fence stands behind the writer."""
     a = writers("a", lease=1.0)
-    a.stored(CHAIN[:32])
+    a.store(CHAIN[:32])
     await shows(reader, {"a": 32})
     client, meta = server.client(), f"fl4:{{{namespace}}}:meta"
     fences = {field: value for field, value in client.hgetall(meta).items() if field.startswith(b"f")}
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await shows(reader, {"a": 64})
     client.hset(meta, mapping=fences)
     await eventually(lambda: _is(a.stats.joins == 2))
@@ -142,7 +142,7 @@ async def test_a_gap_makes_a_new_snapshot(server: RedisServer, namespace: str, w
 @either
 async def test_a_recalled_worker_tells_all_anew(writers: MakeWriter, reader: IndexReader) -> None:
     a = writers("a", lease=1.0)
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await shows(reader, {"a": 64})
     [before] = await reader.workers()
     assert await reader.recall("a:8000")
@@ -162,13 +162,13 @@ async def test_redis_killed_and_restarted_empty_converges(own_server: RedisServe
     reader = IndexReader(own_server.url, namespace, deadline=2.0)
     try:
         for at, pod in enumerate(pods.values()):
-            pod.stored(CHAIN[: 20 + at])
+            pod.store(CHAIN[: 20 + at])
         await shows(reader, {"a": 20, "b": 21, "c": 22})
         own_server.kill()
         with pytest.raises(IndexUnavailable):
             await reader.match(CHAIN)
-        pods["a"].removed(CHAIN[10:20][::-1])  # while it is away
-        pods["b"].stored(CHAIN)
+        pods["a"].remove(CHAIN[10:20][::-1])  # while it is away
+        pods["b"].store(CHAIN)
         own_server.start()
         await shows(reader, {"a": 10, "b": 64, "c": 22})
     finally:
@@ -179,7 +179,7 @@ async def test_redis_killed_and_restarted_empty_converges(own_server: RedisServe
 async def test_a_frozen_redis_costs_the_deadline_twice(own_server: RedisServer, namespace: str) -> None:
     pod = writer_for(own_server, namespace, "a", lease=5.0)
     reader = IndexReader(own_server.url, namespace, deadline=0.2)
-    pod.stored(CHAIN)
+    pod.store(CHAIN)
     await shows(reader, {"a": 64})
     os.kill(own_server.pid, signal.SIGSTOP)
     try:
@@ -187,13 +187,13 @@ async def test_a_frozen_redis_costs_the_deadline_twice(own_server: RedisServer, 
         for _ in range(2):
             with pytest.raises(IndexUnavailable):
                 await reader.route(CHAIN, 256)
-        assert time.monotonic() - began < 1.0 and reader.away
+        assert time.monotonic() - began < 1.0 and reader.is_unavailable
         began = time.monotonic()
         for _ in range(100):
             with pytest.raises(IndexUnavailable):
                 await reader.route(CHAIN, 256)
         assert time.monotonic() - began < 0.1
-        pod.removed(CHAIN[8:][::-1])
+        pod.remove(CHAIN[8:][::-1])
         began = time.monotonic()
         await asyncio.wait_for(pod.leave(timeout=0.3), 5)
         assert time.monotonic() - began < 1.0
@@ -206,13 +206,13 @@ async def test_one_late_answer_costs_one_request(own_server: RedisServer, namesp
     pod = writer_for(own_server, namespace, "a", lease=5.0)
     reader = IndexReader(own_server.url, namespace, deadline=0.3)
     try:
-        pod.stored(CHAIN)
+        pod.store(CHAIN)
         await shows(reader, {"a": 64})
         os.kill(own_server.pid, signal.SIGSTOP)
         with pytest.raises(IndexUnavailable):
             await reader.route(CHAIN, 256)
         os.kill(own_server.pid, signal.SIGCONT)
-        assert not reader.away
+        assert not reader.is_unavailable
         assert (await reader.route(CHAIN, 256)).candidates
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
@@ -246,8 +246,8 @@ async def test_a_writer_without_redis_keeps_only_the_held_set(namespace: str) ->
     writer = IndexWriter(f"redis://127.0.0.1:{free_port()}", namespace, WorkerCard("a", "a:1", BLOCK))
     writer.start()
     for _ in range(300):
-        writer.stored(CHAIN)
-        writer.removed(CHAIN[::-1])
+        writer.store(CHAIN)
+        writer.remove(CHAIN[::-1])
     writer.report(WorkerLoad(running=1))
     await eventually(lambda: _is(writer.stats.errors > 0))
     assert (writer.stats.held, writer.stats.pending, writer.joined) == (0, 0, False)
@@ -306,7 +306,7 @@ async def test_a_cold_prefix_has_its_homes_whoever_asks(
 @either
 async def test_route_prefers_the_cache_until_waiting_costs_more(writers: MakeWriter, reader: IndexReader) -> None:
     a, b = writers("a", lease=2.0), writers("b", lease=2.0)
-    a.stored(CHAIN)
+    a.store(CHAIN)
     for pod in (a, b):
         pod.report(WorkerLoad(prefill_rate=1000.0))
     await shows(reader, {"a": 64})

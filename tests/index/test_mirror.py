@@ -138,7 +138,7 @@ async def test_more_holders_than_a_bucket_lists(server: RedisServer, namespace: 
     late = MirrorReader(server.url, namespace)
     try:
         for n, writer in enumerate(writers):
-            writer.stored(CHAIN[: n + 1])
+            writer.store(CHAIN[: n + 1])
         await shows(mirror, {f"p{n:02}": n + 1 for n in range(40)})
         late.start()
         await shows(late, {f"p{n:02}": n + 1 for n in range(40)})
@@ -154,8 +154,8 @@ async def test_it_answers_while_redis_is_away_and_is_exact_after_an_empty_restar
     mirror = MirrorReader(own_server.url, namespace, call_seconds=0.5)
     mirror.start()
     try:
-        writers["a"].stored(CHAIN)
-        writers["b"].stored(CHAIN[:9])
+        writers["a"].store(CHAIN)
+        writers["b"].store(CHAIN[:9])
         await shows(mirror, {"a": 64, "b": 9})
         own_server.kill()
 
@@ -167,7 +167,7 @@ async def test_it_answers_while_redis_is_away_and_is_exact_after_an_empty_restar
         while time.monotonic() < until:
             assert mirror.match(CHAIN) == {"a:1": 64 * BLOCK, "b:1": 9 * BLOCK}
             await asyncio.sleep(0.05)
-        writers["a"].removed(CHAIN[20:][::-1])
+        writers["a"].remove(CHAIN[20:][::-1])
         own_server.start()
         await shows(mirror, {"a": 20, "b": 9})
         assert mirror.stats.following and mirror.stats.snapshots >= 2
@@ -185,7 +185,7 @@ async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: Redis
         await eventually(lambda: _told(writer))
         client.set(prefix + "r:mirrored", 1)
         for end in (10, 20, 30):
-            writer.stored(CHAIN[:end])
+            writer.store(CHAIN[:end])
             await eventually(lambda: _told(writer))
         assert client.delete(prefix + "log")
         mirror.start()
@@ -193,7 +193,7 @@ async def test_a_log_that_was_trimmed_and_then_set_back_is_noticed(server: Redis
         logged = int(client.hget(prefix + "meta", "logged") or 0)
         client.hset(prefix + "meta", "logged", logged - 2)
         for end in (40, 50, 60, 64):  # two records under numbers that were used before, and two more
-            writer.stored(CHAIN[:end])
+            writer.store(CHAIN[:end])
             await eventually(lambda: _told(writer))
         await shows(mirror, {"a": 64})
     finally:
@@ -206,19 +206,19 @@ async def test_changes_are_logged_while_a_mirror_reads_along(server: RedisServer
     writer, late = writer_for(server, namespace, "a"), MirrorReader(server.url, namespace)
     client, prefix = server.client(), f"fl4:{{{namespace}}}:"
     try:
-        writer.stored(CHAIN[:10])
+        writer.store(CHAIN[:10])
         await eventually(lambda: _told(writer))
         assert not client.exists(prefix + "log"), "nobody reads it"
         late.start()
         await shows(late, {"a": 10})
-        writer.stored(CHAIN[:20])
+        writer.store(CHAIN[:20])
         await shows(late, {"a": 20})
         assert client.xlen(prefix + "log") == 2 and late.stats.snapshots == 1, "how it began, and what came then"
         client.delete(prefix + "r:mirrored")  # as if all mirrors had been away for long
-        writer.stored(CHAIN[:30])
+        writer.store(CHAIN[:30])
         await shows(late, {"a": 30})
         assert late.stats.snapshots == 2, "it saw that something was not logged"
-        writer.stored(CHAIN)
+        writer.store(CHAIN)
         await shows(late, {"a": 64})
         assert late.stats.snapshots == 2
     finally:
@@ -229,7 +229,7 @@ async def test_changes_are_logged_while_a_mirror_reads_along(server: RedisServer
 @either
 async def test_a_silent_worker_is_not_named_past_its_lease(server: RedisServer, namespace: str, mirror: MirrorReader) -> None:
     silent = writer_for(server, namespace, "a", lease=0.6)
-    silent.stored(CHAIN)
+    silent.store(CHAIN)
     await shows(mirror, {"a": 64})
     assert silent._task is not None
     silent._leaving.set()  # dies without a word
@@ -239,12 +239,12 @@ async def test_a_silent_worker_is_not_named_past_its_lease(server: RedisServer, 
     await silent._scripts.close()
 
 
-async def test_without_a_picture_it_is_unavailable(namespace: str) -> None:
+async def test_matches_raise_before_the_first_load(namespace: str) -> None:
     mirror = MirrorReader(f"redis://127.0.0.1:{free_port()}/0", namespace, call_seconds=0.2)
     mirror.start()
     with pytest.raises(TimeoutError):
         await mirror.ready(0.3)
-    with pytest.raises(IndexUnavailable, match="no picture"):
+    with pytest.raises(IndexUnavailable, match="not mirrored yet"):
         mirror.match(CHAIN)
     await mirror.close()
 
@@ -270,9 +270,9 @@ def test_the_table_against_plain_sets(seed: int) -> None:
             n, depth = chains.index(chain), draw.randrange(13)
             held = truth[slot][n]
             if depth > held:
-                table.stored(slot, chain[:depth])
+                table.store(slot, chain[:depth])
             else:
-                table.removed(slot, chain[depth:held][::-1])
+                table.remove(slot, chain[depth:held][::-1])
             truth[slot][n] = depth
         for n, whole in enumerate(chains):
             assert table.match(whole) == {slot.hex(): 2 * held[n] for slot, held in truth.items() if held[n]}
@@ -282,7 +282,7 @@ def test_the_table_against_plain_sets(seed: int) -> None:
         table.end(slot)
     while table.sweep(50):
         pass
-    assert len(table) == 0 and table.lives == 0
+    assert len(table) == 0 and table.num_incarnations == 0
 
 
 def test_the_share_that_only_one_worker_holds() -> None:
@@ -292,12 +292,12 @@ def test_the_share_that_only_one_worker_holds() -> None:
     leases = struct.pack("<3d", 5000.0, 5000.0, 0.0)
     table.renew(leases, 1000.0)
     shared, mine = range(1000, 1100), range(2000, 2300)
-    table.stored(b"\0\0", [*shared, *mine])
-    table.stored(b"\0\1", shared)
-    table.stored(b"\0\2", [*shared, *mine])
-    assert table.held_alone() == {"a:1": 0.75, "b:1": 0.0}, "what the dead hold counts for nobody"
-    table.stored(b"\0\1", range(10_000, 60_000))
-    assert 0.98 < table.held_alone()["b:1"] < 1.0, "of a large table, some shards"
+    table.store(b"\0\0", [*shared, *mine])
+    table.store(b"\0\1", shared)
+    table.store(b"\0\2", [*shared, *mine])
+    assert table.unique_shares() == {"a:1": 0.75, "b:1": 0.0}, "what the dead hold counts for nobody"
+    table.store(b"\0\1", range(10_000, 60_000))
+    assert 0.98 < table.unique_shares()["b:1"] < 1.0, "of a large table, some shards"
 
 
 def test_caches_of_a_large_fleet_are_bounded_in_bytes() -> None:
@@ -305,12 +305,12 @@ def test_caches_of_a_large_fleet_are_bounded_in_bytes() -> None:
     draw, table, slots = random.Random(5), PrefixTable(), [number.to_bytes(2, "big") for number in range(500)]
     for slot in slots:
         table.join(slot, f"10.0.0.{int.from_bytes(slot, 'big')}:8000", 16)
-        table.stored(slot, [1])
+        table.store(slot, [1])
     tracemalloc.start()
     try:
         for _ in range(1_500):
             slot = draw.choice(slots)
-            (table.removed if table.match([1]).get(f"10.0.0.{int.from_bytes(slot, 'big')}:8000") else table.stored)(slot, [1])
+            (table.remove if table.match([1]).get(f"10.0.0.{int.from_bytes(slot, 'big')}:8000") else table.store)(slot, [1])
         grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -324,7 +324,7 @@ def test_the_deepest_holders_are_those_of_a_full_match(seed: int) -> None:
     for number in range(60):
         slot = number.to_bytes(2, "big")
         table.join(slot, f"w{number}", 16)
-        table.stored(slot, chain[: draw.choice([0, 8, 8, 8, 20, 33, 40])])
+        table.store(slot, chain[: draw.choice([0, 8, 8, 8, 20, 33, 40])])
     whole = table.match(chain)
     barred = {f"w{number}" for number in range(0, 60, 7)}
     also = [f"w{number}" for number in draw.sample(range(60), 6) if number % 7]

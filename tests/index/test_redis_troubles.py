@@ -83,7 +83,7 @@ async def test_every_answer_ends_in_time_and_the_index_recovers(server: RedisSer
         writer = IndexWriter(url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, call_seconds=0.5)
         reader = IndexReader(url, namespace, deadline=0.5)
         writer.start()
-        writer.stored(CHAIN)
+        writer.store(CHAIN)
 
         async def matched() -> dict[str, int] | None:
             try:
@@ -97,7 +97,7 @@ async def test_every_answer_ends_in_time_and_the_index_recovers(server: RedisSer
         with pytest.raises(IndexUnavailable):
             await reader.route(CHAIN, 256)
         assert time.monotonic() - began < 0.7
-        writer.removed(CHAIN[20:][::-1])
+        writer.remove(CHAIN[20:][::-1])
         answer[0] = None
         await eventually(lambda: is_(matched, {"a:1": 20 * BLOCK}))
         await writer.leave()
@@ -166,7 +166,7 @@ async def test_a_primary_turned_replica_and_back(own_server: RedisServer, namesp
     writer = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, call_seconds=0.5)
     reader = IndexReader(own_server.url, namespace, deadline=0.5)
     writer.start()
-    writer.stored(CHAIN)
+    writer.store(CHAIN)
 
     async def matched() -> dict[str, int] | None:
         try:
@@ -178,7 +178,7 @@ async def test_a_primary_turned_replica_and_back(own_server: RedisServer, namesp
     own_server.command("REPLICAOF", "127.0.0.1", 1)
     with pytest.raises(IndexUnavailable):
         await reader.route(CHAIN, 300)
-    writer.removed(CHAIN[20:][::-1])
+    writer.remove(CHAIN[20:][::-1])
     await eventually(lambda: _async("READONLY" in writer.stats.last_error))
     own_server.command("REPLICAOF", "NO", "ONE")
     await eventually(lambda: is_(matched, {"a:1": 20 * BLOCK}))
@@ -192,20 +192,20 @@ async def test_a_full_redis_keeps_leases_and_takes_removals(
     reader = IndexReader(own_server.url, namespace, deadline=2.0)
     a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, buckets=64)
     a.start()
-    a.stored(CHAIN[:32])
+    a.store(CHAIN[:32])
     await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 32 * BLOCK}))
     with caplog.at_level(logging.INFO, logger="fairlead_index"):
         own_server.command("CONFIG", "SET", "maxmemory", "100kb")
-        a.stored(CHAIN)
-        a.removed(CHAIN[20:][::-1])
-        a.stored(CHAIN[:40])
+        a.store(CHAIN)
+        a.remove(CHAIN[20:][::-1])
+        a.store(CHAIN[:40])
         await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 20 * BLOCK}))
         await eventually(lambda: _async(a.stats.full and a.joined and a.stats.pending == 0))
         with contextlib.suppress(redis.ResponseError):  # 6.2 has none
             own_server.command("FUNCTION", "FLUSH")  # as if this release were new to the server
         b = IndexWriter(own_server.url, namespace, WorkerCard("b", "b:1", BLOCK), 0.5, buckets=64)
         b.start()
-        b.stored(CHAIN[:4])
+        b.store(CHAIN[:4])
         until = time.monotonic() + 1.2  # more than two leases
         while time.monotonic() < until:
             a.report(WorkerLoad(running=1))
@@ -214,10 +214,10 @@ async def test_a_full_redis_keeps_leases_and_takes_removals(
         route = await reader.route(CHAIN, 300)
         assert {each.address: each.cached_tokens for each in route.candidates} == {"a:1": 20 * BLOCK, "b:1": 0} and route.reservation
         await reader.release(route.reservation)
-        a.removed(CHAIN[10:40][::-1])
+        a.remove(CHAIN[10:40][::-1])
         await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 10 * BLOCK}))
         own_server.command("CONFIG", "SET", "maxmemory", "0")
-        a.stored(CHAIN)
+        a.store(CHAIN)
         await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK, "b:1": 4 * BLOCK}))
     assert a.stats.joins == 1 and not a.stats.full and a.stats.errors == 0
     said = [record.getMessage() for record in caplog.records]
@@ -233,19 +233,19 @@ async def test_removals_that_wait_while_a_full_redis_is_told_anew_are_not_lost(o
     async def call(name: str, *args: bytes | str | int | float) -> list[Any]:
         reply = await tell(name, *args)
         if name == "evict" and len(args) > 3 and late:  # while the answer was on its way, and the moment to tell all anew has come
-            a.removed(late.pop())
+            a.remove(late.pop())
             a._store_at = 0.0
         return reply
 
     a._scripts.call = call  # type: ignore[method-assign]
     a.start()
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
     own_server.command("CONFIG", "SET", "maxmemory", "1")
-    a.stored([1, 2, 3])
+    a.store([1, 2, 3])
     await eventually(lambda: _async(a.stats.full and not a.stats.pending))
     own_server.command("CONFIG", "SET", "maxmemory", "0")
-    a.removed(CHAIN[40:][::-1])
+    a.remove(CHAIN[40:][::-1])
     await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 20 * BLOCK}))
     await eventually(lambda: is_(lambda: reader.match([1, 2, 3]), {"a:1": 3 * BLOCK}))
     assert a.stats.joins == 1
@@ -263,17 +263,17 @@ async def test_a_batch_that_was_done_unheard_before_redis_was_full_counts_once(o
         if name == "apply" and not heard[0]:
             heard[0] = True
             own_server.command("CONFIG", "SET", "maxmemory", "1")
-            a.removed(CHAIN[54:][::-1])  # one batch
+            a.remove(CHAIN[54:][::-1])  # one batch
             raise TimeoutError("the answer was lost")
         return reply
 
     a._scripts.call = call  # type: ignore[method-assign]
     a.start()
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
     await eventually(lambda: _async(not a.stats.pending))
     heard[0] = False
-    a.stored([1, 2, 3])
+    a.store([1, 2, 3])
     await eventually(lambda: _async(heard[0] and not a.stats.pending))
     assert await reader.match(CHAIN) == {"a:1": 54 * BLOCK} and await reader.match([1, 2, 3]) == {"a:1": 3 * BLOCK}
     assert (a.stats.joins, a.stats.gaps) == (1, 0)
@@ -287,7 +287,7 @@ async def test_a_key_that_somebody_overwrote_is_said_once_and_deleting_it_heals(
     a = IndexWriter(own_server.url, namespace, WorkerCard("a", "a:1", BLOCK), 0.5, buckets=64)
     client, prefix = own_server.client(), f"{SCHEMA}:{{{namespace}}}:"
     a.start()
-    a.stored(CHAIN)
+    a.store(CHAIN)
     await eventually(lambda: is_(lambda: reader.match(CHAIN), {"a:1": 64 * BLOCK}))
     with caplog.at_level(logging.INFO, logger="fairlead_index.writer"):
         client.delete(prefix + "meta")
@@ -307,7 +307,7 @@ async def test_nothing_lives_for_ever(server: RedisServer, namespace: str) -> No
     writers = [IndexWriter(server.url, namespace, WorkerCard(f"p{n}", f"p{n}:1", BLOCK), 0.3, buckets=16) for n in range(34)]
     for writer in writers:
         writer.start()
-        writer.stored(CHAIN)
+        writer.store(CHAIN)
     await eventually(lambda: is_(lambda: reader.match(CHAIN), {f"p{n}:1": 64 * BLOCK for n in range(34)}))
     client = server.client()
 
@@ -351,8 +351,8 @@ async def test_two_schemas_share_one_redis_and_scripts_are_told_again(
     other.start()
     await eventually(lambda: _async(old.joined and other.joined))
     for depth in range(1, 65):
-        old.stored(CHAIN[:depth])
-        other.stored(CHAIN[: depth // 2])
+        old.store(CHAIN[:depth])
+        other.store(CHAIN[: depth // 2])
         if depth % 16 == 0:
             server.command("SCRIPT", "FLUSH")  # as a restart forgets them
             with contextlib.suppress(redis.ResponseError):  # 6.2 has none

@@ -14,7 +14,7 @@ from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
 from fairlead_index.reader import IndexReader, unpack_holder
 from fairlead_index.redis.scripts import Scripts, script_source
-from fairlead_index.score import ScoredWorker, best_starts
+from fairlead_index.score import ScoredWorker, rank_candidates
 
 NOW = 10**13  # ms: a fixed clock for script and test
 BLOCK = 16
@@ -48,7 +48,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
                 address=address,
                 block_tokens=BLOCK,
                 depth=depths.get(address, 0),
-                owed=draw.choice([0, 0, 100, 5000]),
+                reserved_tokens=draw.choice([0, 0, 100, 5000]),
                 backlog=queue + draw.choice([0, 0, 800, 20_000]),
                 rate=draw.choice([0.0, 1000.0, 1000.0, 8000.0]),
                 step=draw.choice([0.0, 0.0, 0.25]),
@@ -64,7 +64,7 @@ async def test_the_score_is_that_of_the_script(server: RedisServer, namespace: s
         rows = [(packed[27:].decode(), *struct.unpack_from("<qq?", packed)) for packed in reply[1:]]
         found = [(address, cached, fits, microseconds) for address, cached, microseconds, fits in rows]
         homes = ring.homes(int.from_bytes(hashes[:8], "little"), 2) if hashes else ()
-        mine = best_starts(workers, hashes, prompt, request, 8, homes)
+        mine = rank_candidates(workers, hashes, prompt, request, 8, homes)
         assert [(start.address, start.cached, start.fits) for start in mine] == [each[:3] for each in found]
         assert [start.seconds for start in mine] == pytest.approx([microseconds / 1e6 for *_, microseconds in found], abs=2e-6)
     await scripts.close()
@@ -83,7 +83,7 @@ def _set(client: "redis.Redis", prefix: str, slot: bytes, worker: ScoredWorker) 
     record += struct.pack("<d8d", NOW - worker.load_age * 1000, *load)
     client.hset(prefix + "live", slot, record)
     client.setrange(prefix + "leases", 8 * int.from_bytes(slot, "big"), struct.pack("<d", NOW + 1000))
-    client.hset(prefix + "r:owed", slot, worker.owed)
+    client.hset(prefix + "r:owed", slot, worker.reserved_tokens)
 
 
 @either
@@ -112,5 +112,5 @@ async def test_a_forged_record_without_sensible_numbers_ends_no_call(server: Red
 def test_what_is_foretold_is_what_a_worker_can_reuse(prompt: int, page: int, cached: int) -> None:
     """Whole pages, and never the last token: else a prompt of whole blocks is foretold wrong each time."""
     worker = ScoredWorker(address="a:1", block_tokens=16, depth=3, page_size=page)
-    [start] = best_starts([worker], bytes(24), prompt, bytes(8), 1)
+    [start] = rank_candidates([worker], bytes(24), prompt, bytes(8), 1)
     assert start.cached == cached

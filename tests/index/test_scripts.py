@@ -219,7 +219,7 @@ async def test_the_count_of_runs_never_drifts_and_every_bucket_runs_out(scripts:
     def store(pod: Pod) -> None:
         which = chance.randrange(len(prompts))
         depth = chance.randrange(1, len(prompts[which]) + 1)
-        told[pod.name].stored(prompts[which][:depth])
+        told[pod.name].store(prompts[which][:depth])
 
     def remove(pod: Pod) -> None:
         held, prompt, gone = set(told[pod.name].held), chance.choice(prompts), []
@@ -227,11 +227,11 @@ async def test_the_count_of_runs_never_drifts_and_every_bucket_runs_out(scripts:
             if block in held and not held & following[block]:
                 gone.append(block)
                 held.remove(block)
-        told[pod.name].removed(gone)
+        told[pod.name].remove(gone)
 
     for pod in pods:
         fresh(pod.name)
-        told[pod.name].stored(prompts[0])  # more holders than a record lists
+        told[pod.name].store(prompts[0])  # more holders than a record lists
     client = server.client()
 
     def buckets() -> list[bytes]:
@@ -260,7 +260,7 @@ async def test_the_count_of_runs_never_drifts_and_every_bucket_runs_out(scripts:
         found = await matched(scripts, which)
         assert {name: found.get(name, 0) for name in expected} == expected
     for pod in pods:
-        told[pod.name].removed(told[pod.name].held[::-1])
+        told[pod.name].remove(told[pod.name].held[::-1])
         await pod.tell(told[pod.name])
     while await scripts.call("sweep", 1000) != [0]:
         pass

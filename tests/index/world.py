@@ -69,7 +69,7 @@ class World:
     def store(self, pod: str) -> None:
         chain = self.chain(self.random.choice(self.prompts))
         chain = chain[: self.random.randint(1, len(chain))]
-        self.writers[pod].stored(chain)
+        self.writers[pod].store(chain)
         self.truth[pod].store(chain)
 
     def evict(self, pod: str) -> None:
@@ -79,7 +79,7 @@ class World:
             if leaves:
                 gone.append(self.random.choice(leaves))
                 held.drop(gone[-1])
-        self.writers[pod].removed(gone)
+        self.writers[pod].remove(gone)
 
     async def crash(self, pod: str) -> None:
         """Without a word."""

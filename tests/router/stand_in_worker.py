@@ -186,7 +186,7 @@ class StandIn:
         self.backlog -= tokens
         self._cache.update(hashes)
         if self._index is not None and self.tells:
-            self._index.stored(hashes)
+            self._index.store(hashes)
 
     @property
     def joined(self) -> bool:

@@ -11,7 +11,7 @@ from tests.redis_server import RedisServer
 from tests.router.harness import Fleet, eventually
 from tests.router.tenancy.test_access import ANNA, ask, key_file
 
-from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_router import supervision as background
 from fairlead_router.fleet.prompt_formats import PromptFormats
@@ -132,7 +132,7 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
         "index watch": Once(PrefixAware._set_away, "index watch"),
         "looks": Once(PromptFormats.choose_current, "looks"),
         "queue": Once(Admission._admit_waiting, "queue"),
-        "connections": Once(Guard.look, "connections"),
+        "connections": Once(ConnectionLimiter.close_overdue, "connections"),
         "discovery": Once(WorkerTable.set_addresses, "discovery"),
     }
     monkeypatch.setattr(Accounts, "_sync", faults["token quotas"])
@@ -142,7 +142,7 @@ async def test_each_task_of_a_router_goes_on_after_a_fault(
     monkeypatch.setattr(PrefixAware, "_set_away", faults["index watch"])
     monkeypatch.setattr(PromptFormats, "choose_current", faults["looks"])
     monkeypatch.setattr(Admission, "_admit_waiting", faults["queue"])
-    monkeypatch.setattr(Guard, "look", faults["connections"])
+    monkeypatch.setattr(ConnectionLimiter, "close_overdue", faults["connections"])
     monkeypatch.setattr(WorkerTable, "set_addresses", faults["discovery"])
     worker.ready = False  # a look that finds another worker than before; and a request that has to wait
     await router.usable(0)

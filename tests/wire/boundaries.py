@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from tests.wire.streams import splits
 from uvicorn.server import ServerState
 
-from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_router.wire.client_connection import ClientConnection, Request
 from fairlead_router.wire.response import Reply
 from fairlead_worker.api.connections import Connections
@@ -68,7 +68,7 @@ class Server:
         """The last stream's connection was written to after its end."""
         loop = asyncio.get_running_loop()
         if side == "router":
-            guard: Guard[ClientConnection] = Guard(LIMITS)
+            guard: ConnectionLimiter[ClientConnection] = ConnectionLimiter(LIMITS)
             open: set[ClientConnection] = set()
             self.make: Callable[[], Any] = lambda: ClientConnection(self._reply, open, loop, guard)
             return

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from fairlead_index.redis.access import shown
+from fairlead_index.redis.access import redact_url
 from fairlead_worker.config import WorkerConfig
 from fairlead_worker.main import _listen
 
@@ -90,7 +90,7 @@ def test_no_password_is_shown() -> None:
     config = _config("--redis-url", "redis://user:hunter2@host:1/0", "--index-namespace", "a/b", *several)
     assert "hunter2" not in config.described()
     assert "redis://user:***@host:1/0" in config.described()
-    assert shown("redis://host/0") == "redis://host/0"
+    assert redact_url("redis://host/0") == "redis://host/0"
 
 
 def test_no_password_is_shown_when_the_url_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, NoReturn, Self
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from fairlead_common.discovery import source_of
+from fairlead_common.discovery import create_source
 from fairlead_index.groups import MOST_GROUPS
-from fairlead_index.redis.access import RedisAccess, parse, shown
+from fairlead_index.redis.access import RedisAccess, parse_url, redact_url
 from fairlead_worker.leader_worker_set import GroupEnvironment
 from fairlead_worker.parsing.families import REASONING_PARSERS, TOOL_CALL_PARSERS, choose
 
@@ -262,14 +262,14 @@ class WorkerConfig(BaseSettings):
     @classmethod
     def _redis_url(cls, value: str) -> str:
         if value:
-            parse(value)
+            parse_url(value)
         return value
 
     @field_validator("peers")
     @classmethod
     def _peers(cls, value: str) -> str:
         if value:
-            source_of(value, "--peers")
+            create_source(value, "--peers")
         return value
 
     @field_validator("advertise")
@@ -383,7 +383,7 @@ class WorkerConfig(BaseSettings):
 
     def described(self) -> str:
         """One `flag=value` for each flag, fit for a log: no passwords."""
-        fields = self.model_dump() | {"redis_url": shown(self.redis_url)}
+        fields = self.model_dump() | {"redis_url": redact_url(self.redis_url)}
         fields["nodes_secret"] = "***" if self.nodes_secret else ""
         return " ".join(f"{_flag(name)}={value}" for name, value in fields.items())
 
@@ -410,6 +410,6 @@ def _refuse(error: ValidationError) -> NoReturn:
         if problem["type"] == "missing":
             print(f"fairlead-worker: {flag} is missing; give it, or set FAIRLEAD_{flag[2:].replace('-', '_').upper()}", file=sys.stderr)
         else:
-            given = shown(problem["input"]) if flag == "--redis-url" else problem["input"]
+            given = redact_url(problem["input"]) if flag == "--redis-url" else problem["input"]
             print(f"fairlead-worker: {flag} {given!r}: {message}", file=sys.stderr)
     raise SystemExit(2)

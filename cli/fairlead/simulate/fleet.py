@@ -82,8 +82,8 @@ class Fleet:
     def started(self, flight: Flight, served: Served) -> None:
         """The first token is there, and the prompt's blocks are in the index."""
         flight.waiting = False
-        self.table.stored(_slot(flight.pod), served.came)
-        self.table.removed(_slot(flight.pod), served.went)
+        self.table.store(_slot(flight.pod), served.came)
+        self.table.remove(_slot(flight.pod), served.went)
 
     def ended(self, flight: Flight, router: int) -> None:
         self.everything.drop(flight)

@@ -6,7 +6,7 @@ from fairlead.simulate.fleet import Account, Fleet
 from fairlead.simulate.trace import Request
 from fairlead_index.hash_ring import Ring
 from fairlead_index.hashing import hash_bytes
-from fairlead_index.score import ScoredWorker, best_starts
+from fairlead_index.score import ScoredWorker, rank_candidates
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.workers import Worker
 from fairlead_router.routing.local_fallback import choose_soonest
@@ -39,7 +39,7 @@ class Fairlead:
                     address=str(number),
                     block_tokens=fleet.block_tokens,
                     depth=depth,
-                    owed=owed,
+                    reserved_tokens=owed,
                     backlog=backlog,
                     rate=pod.model.rate,
                     step=pod.model.step_seconds,
@@ -48,7 +48,7 @@ class Fairlead:
             )
         blocks = request.blocks[: request.prompt_tokens // fleet.block_tokens]
         homes = self._ring.homes(blocks[0], 2) if blocks else ()
-        best = best_starts(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1, homes)[0]
+        best = rank_candidates(workers, hash_bytes(blocks), request.prompt_tokens, self._draw.randbytes(8), 1, homes)[0]
         return int(best.address), best.cached
 
 

@@ -1,6 +1,6 @@
-"""Bounds on connections: how many there are, and how long each may take to say what it wants (slow loris).
+"""Limits on connections: their number, and how long each may take to send a request (slow loris).
 
-The protocol tells what happens on its connection; one look a second at all of them closes what is late, so that a request costs no timer.
+Each connection reports its events. One check per second closes overdue connections, so that a request needs no timer.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 SPARE = 64
-"""Connections beyond the bound that may still ask for the pages of probes: a kubelet that gets no answer would end the process."""
-TURNS = 8
-"""Requests read ahead that start in one pass of the event loop. Else thousands of pipelining clients make a pass seconds long."""
+"""Connections above the limit that may still request probe paths: a kubelet without a reply would kill the process."""
+STARTS_PER_PASS = 8
+"""Pipelined requests that start in one pass of the event loop. Without the limit, thousands of clients make a pass seconds long."""
 SPARE_PATHS = ("/health", "/ready", "/metrics")
 
 
 class Limits(Protocol):
-    """The bounds, as both servers' configurations have them; times in seconds."""
+    """The limits in both servers' configurations. Times are in seconds."""
 
     @property
     def max_header_bytes(self) -> int: ...
@@ -35,23 +35,23 @@ class Limits(Protocol):
     def body_timeout(self) -> float: ...
 
 
-class Guarded(Protocol):
-    """One client's connection. `deadline`: monotonic seconds by which it must have said what it has begun to say; 0 for none."""
+class LimitedConnection(Protocol):
+    """One client's connection. `deadline`: monotonic seconds by which its request must be complete; 0 for none."""
 
     deadline: float
 
     def late(self) -> None:
-        """Its deadline is over: answer 408 if anything came, and close."""
+        """Handle the passed deadline: send 408 if any bytes came, and close."""
 
     def close_idle(self) -> None:
-        """Nothing is under way on it, and others need its place: close."""
+        """Close an idle connection, as a new one needs its place."""
 
 
-Connection = TypeVar("Connection", bound=Guarded)
+Connection = TypeVar("Connection", bound=LimitedConnection)
 
 
-class Guard(Generic[Connection]):
-    """Knows every connection of a server."""
+class ConnectionLimiter(Generic[Connection]):
+    """Tracks every connection of a server."""
 
     def __init__(self, limits: Limits) -> None:
         self.max_header_bytes, self.max_headers = limits.max_header_bytes, limits.max_headers
@@ -59,8 +59,8 @@ class Guard(Generic[Connection]):
         self._header_timeout, self._body_timeout = limits.header_timeout, limits.body_timeout
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
-        """Those without a request, the longest idle first."""
-        self._turns: deque[Callable[[], None]] = deque()
+        """Connections without a request, the longest idle first."""
+        self._starts: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -68,11 +68,11 @@ class Guard(Generic[Connection]):
     def __iter__(self) -> Iterator[Connection]:
         return iter(list(self._open))
 
-    def opened(self, connection: Connection) -> bool:
-        """A new connection; False where it must be closed at once. Takes the place of the longest idle one when there is no other."""
+    def add(self, connection: Connection) -> bool:
+        """Add a new connection. Return False if it must be closed. At the limit it replaces the longest idle one."""
         if len(self._open) >= self.max_connections and self._idle:
             longest = next(iter(self._idle))
-            self.closed(longest)
+            self.remove(longest)
             longest.close_idle()
         if len(self._open) >= self.max_connections + SPARE:
             return False
@@ -80,47 +80,47 @@ class Guard(Generic[Connection]):
         self.expects_head(connection)
         return True
 
-    def closed(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
-    def full_for(self, path: str) -> bool:
-        """A request for `path` has to be refused, as there are too many connections."""
+    def is_full_for(self, path: str) -> bool:
+        """Return whether a request for `path` must be refused for too many connections."""
         return len(self._open) > self.max_connections and path not in SPARE_PATHS
 
     def expects_head(self, connection: Connection) -> None:
-        """A request has begun, or should soon on a new connection."""
+        """Start the timeout of a request's head, also for a new connection."""
         self._idle.pop(connection, None)
         connection.deadline = monotonic() + self._header_timeout
 
     def expects_body(self, connection: Connection) -> None:
         connection.deadline = monotonic() + self._body_timeout
 
-    def whole(self, connection: Connection) -> None:
-        """Everything has come of the request."""
+    def clear_deadline(self, connection: Connection) -> None:
+        """End the timeout: the request is complete."""
         connection.deadline = 0.0
 
-    def answered(self, connection: Connection) -> None:
-        """It waits for its next request, unless that has begun."""
+    def mark_idle(self, connection: Connection) -> None:
+        """Mark a connection as idle after its response, unless its next request has begun."""
         if not connection.deadline and connection in self._open:
             self._idle[connection] = None
 
-    def take_turn(self, start: Callable[[], None]) -> None:
-        """Call `start`, which starts a request that was read ahead, soon: in turn with those of other connections."""
-        if not self._turns:
-            asyncio.get_running_loop().call_soon(self._next_turns)
-        self._turns.append(start)
+    def schedule(self, start: Callable[[], None]) -> None:
+        """Call `start`, which starts a pipelined request, soon and in turn with those of other connections."""
+        if not self._starts:
+            asyncio.get_running_loop().call_soon(self._run_starts)
+        self._starts.append(start)
 
-    def _next_turns(self) -> None:
+    def _run_starts(self) -> None:
         try:
-            for _ in range(min(TURNS, len(self._turns))):
-                self._turns.popleft()()
-        finally:  # a start that fails must not leave all others without a turn
-            if self._turns:
-                asyncio.get_running_loop().call_soon(self._next_turns)
+            for _ in range(min(STARTS_PER_PASS, len(self._starts))):
+                self._starts.popleft()()
+        finally:  # a failed start must not block the others
+            if self._starts:
+                asyncio.get_running_loop().call_soon(self._run_starts)
 
-    def look(self, now: float) -> None:
-        """End what is late. Once a second is enough."""
+    def close_overdue(self, now: float) -> None:
+        """Time out overdue connections. Call it about once a second."""
         for connection in [one for one in self._open if 0 < one.deadline < now]:
             connection.deadline = 0.0
             connection.late()

@@ -1,4 +1,4 @@
-"""Which paths clients may ask for, and at which address a worker serves all others."""
+"""The paths open to clients, and the address at which a worker serves all others."""
 
 from urllib.parse import unquote
 
@@ -6,7 +6,7 @@ from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, MES
 
 MODELS = "/v1/models"
 INFERENCE = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, *POOLED, "/tokenize", "/detokenize", MODELS)
-"""Beside these, `/v1/models/NAME`."""
+"""Besides these: `/v1/models/NAME`."""
 
 
 def is_inference(target: str) -> bool:

@@ -1,10 +1,10 @@
-"""What the fields of a chat request mean for its prompt: asked by the router and by the worker, so that both tokenize the same text."""
+"""Maps a chat request's fields to its prompt. Router and worker share it, so that both tokenize the same text."""
 
 from typing import Any, Protocol
 
 
 class ChatFields(Protocol):
-    """Of a body. The router has them as the client wrote them, of any type."""
+    """The fields that affect a prompt. The router has them unvalidated, of any type."""
 
     @property
     def messages(self) -> Any: ...
@@ -28,10 +28,10 @@ class ChatFields(Protocol):
     def reasoning_effort(self) -> Any: ...
 
 
-def encoding_of(body: ChatFields) -> dict[str, Any]:
-    """The arguments of `PromptEncoder.encode_chat`.
+def build_encode_kwargs(body: ChatFields) -> dict[str, Any]:
+    """Return the arguments of `PromptEncoder.encode_chat`.
 
-    `tool_choice` "none" leaves the tools out of the prompt: what the model does not know it does not call.
+    `tool_choice` "none" leaves the tools out of the prompt, so that the model cannot call them.
     """
     continues = bool(body.continue_final_message)
     return {
@@ -46,7 +46,7 @@ def encoding_of(body: ChatFields) -> dict[str, Any]:
 
 
 def _template_kwargs(body: ChatFields) -> Any:
-    """`reasoning_effort` as a variable of the template, where `chat_template_kwargs` does not set it.
+    """Add `reasoning_effort` to the template's variables unless `chat_template_kwargs` sets it.
 
     "none" also turns reasoning off in templates that have a switch: Qwen's is called `enable_thinking`, DeepSeek's `thinking`.
     """

@@ -1,4 +1,4 @@
-"""From requests to token ids, the same in the router and in the worker: `PromptFormat` says how, `PromptEncoder` does it.
+"""Encodes requests to token ids, the same in router and worker: `PromptFormat` is the configuration, `PromptEncoder` the code.
 
 Equal, token for token, to transformers' `tokenizer(text)` and `tokenizer.apply_chat_template(...)`; imports neither torch nor transformers.
 """
@@ -15,21 +15,21 @@ from tokenizers import Tokenizer
 from fairlead_common.errors import PromptError, PromptTooLong
 from fairlead_common.prompts import messages as chat
 from fairlead_common.prompts.detokenizer import TextStream
-from fairlead_common.prompts.min_tokens import LeastTokens
-from fairlead_common.prompts.split_points import Cuts, affixes
+from fairlead_common.prompts.min_tokens import MinTokenCounter
+from fairlead_common.prompts.split_points import SplitPoints, affixes
 from fairlead_common.prompts.token_cache import Key, TokenCache
 from fairlead_common.truncate import brief
 
 __all__ = ["PromptEncoder", "PromptError", "PromptFormat", "PromptTooLong"]
 
 CACHED_FROM = 1024
-"""Characters from which a text is looked up in parts: tokenizing less costs no more than that."""
+"""Characters from which a text's parts are looked up in the cache: tokenizing a shorter text costs no more than the look-up."""
 BATCHED_FROM = 4096
-"""Tokens from which text is decoded without the GIL: a million stop every other thread for 0.2 s."""
+"""Tokens from which text is decoded without the GIL: a million tokens would block other threads for 0.2 s."""
 
 
 class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that turns a request into token ids and block hashes. A worker serves it; a router holds it."""
+    """All settings that determine token ids and block hashes of a request. Workers serve it to routers."""
 
     tokenizer_json: str
     """The text of `tokenizer.json`."""
@@ -74,7 +74,7 @@ class PromptFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest(text: str) -> str:
-    """A short name for a text: 128 bits, hexadecimal."""
+    """Return a 128-bit digest of a text, hexadecimal."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -95,7 +95,7 @@ class PromptEncoder:
         self._tokenizer.no_truncation()
         self._special = frozenset(id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
         wanted = [format.chat_template, format.tool_template, *format.special_tokens.values()]
-        self._cuts = Cuts(self._tokenizer, wanted) if cache is not None else None
+        self._points = SplitPoints(self._tokenizer, wanted) if cache is not None else None
         self._affixes = affixes(self._tokenizer) if cache is not None else None
         self._chat = chat.ChatRenderer(format.chat_template, format.special_tokens) if format.chat_template else None
         self._tools = chat.ChatRenderer(format.tool_template, format.special_tokens) if format.tool_template else self._chat
@@ -108,16 +108,16 @@ class PromptEncoder:
         """
         if not isinstance(text, str):
             raise PromptError("prompt", f"must be a string, not {chat.json_type(text)}")
-        if most is not None and len(text) > most and (least := self._least_tokens.of(text)) > most:
+        if most is not None and len(text) > most and (least := self._min_tokens.count(text)) > most:
             raise PromptTooLong("prompt", least, most)
         try:
-            if self._cache is None or self._cuts is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
+            if self._cache is None or self._points is None or len(text) < CACHED_FROM or (add_special_tokens and self._affixes is None):
                 # A batch, because `encode` holds the GIL: 20,000 tokens stop every other thread for 30 ms; "fast" leaves out the offsets.
                 (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return array("I", encoding.ids)
             before, after = self._affixes if add_special_tokens and self._affixes else ([], [])
             tokens = array("I", before)
-            for part in self._parts(self._cache, self._cuts.split(text), scope):
+            for part in self._parts(self._cache, self._points.split(text), scope):
                 tokens += part
             tokens.extend(after)
             return tokens
@@ -125,7 +125,7 @@ class PromptEncoder:
             raise PromptError("prompt", f"cannot be tokenized: {brief(error)}") from error
 
     def _parts(self, cache: TokenCache, parts: list[str], scope: str) -> "list[array[int]]":
-        """Token ids of a text's parts: those not seen before are tokenized, each once, in one batch."""
+        """Return the token ids of a text's parts. Parts not in the cache are tokenized, each once, in one batch."""
         keys = [Key(self.format.tokenizer_digest, scope, part) for part in parts]
         found = cache.get(keys)
         new = dict.fromkeys(key for key, ids in zip(keys, found, strict=True) if ids is None)
@@ -171,7 +171,7 @@ class PromptEncoder:
         template_kwargs: dict[str, Any] | None = None,
         template: str | None = None,
     ) -> str:
-        """The text of a chat, as `encode_chat` tokenizes it."""
+        """Return the text of a chat that `encode_chat` tokenizes."""
         renderer = self._chat if tools is None else self._tools
         if template is not None:
             renderer = chat.ChatRenderer(template, self.format.special_tokens)
@@ -180,7 +180,7 @@ class PromptEncoder:
         return renderer.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs or {})
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. For text that grows token by token use `stream`."""
+        """Return the text of token ids. For text that grows token by token use `stream`."""
         if len(tokens) < BATCHED_FROM:
             return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
         (text,) = self._tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)  # without the GIL
@@ -200,8 +200,8 @@ class PromptEncoder:
 
         return TextStream(decode, prompt)
 
-    def special_within(self, text: str) -> frozenset[int]:
-        """The special tokens whose names a text has."""
+    def find_special_tokens(self, text: str) -> frozenset[int]:
+        """Return the special tokens whose names occur in a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(id for id in self._special if added[id].content and added[id].content in text)
 
@@ -211,7 +211,7 @@ class PromptEncoder:
 
     @property
     def spaces_special_tokens(self) -> bool:
-        """Special tokens that follow each other are decoded with something between them."""
+        """Whether decoding puts a separator between consecutive special tokens."""
         for text in self.format.special_tokens.values():
             token = self._tokenizer.token_to_id(text)
             if token is not None:
@@ -227,9 +227,9 @@ class PromptEncoder:
         return self._tokenizer.token_to_id(token)
 
     @cached_property
-    def _least_tokens(self) -> LeastTokens:
-        """Made for the first long text: it looks at the whole vocabulary."""
-        return LeastTokens(self.format.tokenizer_json, self._tokenizer)
+    def _min_tokens(self) -> MinTokenCounter:
+        """Created for the first long text, as it scans the whole vocabulary."""
+        return MinTokenCounter(self.format.tokenizer_json, self._tokenizer)
 
     @property
     def _name(self) -> str:

@@ -1,4 +1,4 @@
-"""How many tokens a text has at least, told without tokenizing it: what is sure to be too long is refused in milliseconds.
+"""A lower bound of a text's tokens without tokenizing it: a text that is certainly too long is refused in milliseconds.
 
 Counted are ASCII letters and digits, since nothing that tokenizers do to a text loses one: normalizers drop whitespace, controls and
 accents, pre-tokenizers whitespace, and an added token with `lstrip` or `rstrip` takes any amount of it. Each such character is in the end
@@ -54,19 +54,19 @@ class _Settings(msgspec.Struct):
     pre_tokenizer: _Part | None = None
 
 
-class LeastTokens:
-    """Of one tokenizer. `longest`: letters and digits of the token that has most; 0: nothing is told of any text."""
+class MinTokenCounter:
+    """Lower bounds for one tokenizer. `max_characters`: the most letters and digits in one token; 0: no bound is known."""
 
     def __init__(self, tokenizer_json: str, tokenizer: Tokenizer) -> None:
-        self.longest = _longest(tokenizer) if _keeps(tokenizer_json, tokenizer) else 0
+        self.max_characters = _longest(tokenizer) if _keeps(tokenizer_json, tokenizer) else 0
 
-    def of(self, text: str) -> int:
-        """No more than the tokens that the text has."""
-        if not self.longest:
+    def count(self, text: str) -> int:
+        """Return a lower bound of the text's tokens; 0 if none is known."""
+        if not self.max_characters:
             return 0
         raw = text.encode(errors="replace")
         sure = len(raw.translate(None, _OTHERS)) - len(raw.translate(None, _NOT_BEGINNING))
-        return max(0, -(-sure // self.longest))
+        return max(0, -(-sure // self.max_characters))
 
 
 def _longest(tokenizer: Tokenizer) -> int:
@@ -77,7 +77,7 @@ def _longest(tokenizer: Tokenizer) -> int:
 
 
 def _keeps(tokenizer_json: str, tokenizer: Tokenizer) -> bool:
-    """Each letter and digit of a text becomes part of a token."""
+    """Return whether each letter and digit of a text becomes part of a token."""
     settings = msgspec.json.decode(tokenizer_json, type=_Settings)
     model = settings.model
     if model.type not in ("BPE", "Unigram") or model.continuing_subword_prefix or model.end_of_word_suffix:

@@ -29,8 +29,8 @@ _AFFIX_PROBES: Final = ("a", "Hello there", "7 + 8", "\n")
 _FIXED_AFFIXES: Final = frozenset({"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing", "Sequence"})
 
 
-class Cuts:
-    """The cuts of one tokenizer. `marks` are the added tokens before which a text may be cut; none: it must stay whole."""
+class SplitPoints:
+    """The split points of one tokenizer. `marks`: the added tokens before which a text may be split; none: it must stay whole."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: Sequence[str] = ()) -> None:
         """`wanted`: texts in whose neighbourhood marks matter (chat templates, special tokens), where a tokenizer has very many."""
@@ -38,7 +38,7 @@ class Cuts:
         self._pattern = re.compile("|".join(map(re.escape, self.marks))) if self.marks else None
 
     def split(self, text: str) -> list[str]:
-        """The parts of a text, which joined give it back: each but the first begins with a mark."""
+        """Split a text. Each part but the first begins with a mark; joined, the parts are the text."""
         if self._pattern is None:
             return [text]
         starts = [match.start() for match in self._pattern.finditer(text)]

@@ -1,6 +1,6 @@
-"""Token ids of text parts that were tokenized before, bounded in bytes: what a growing conversation says again costs a look-up.
+"""A cache of the token ids of text parts, bounded in bytes: repeated parts of a growing conversation cost a look-up.
 
-Keyed by the text itself: no digest, so that no two texts can ever be taken for each other, by chance or by design.
+The key is the text itself, not a digest, so that no two texts can collide, by chance or by attack.
 """
 
 import sys
@@ -20,7 +20,7 @@ class Key(NamedTuple):
     tokenizer: str
     """Digest of the tokenizer."""
     scope: str
-    """Who may notice that the text was seen before (a tenant's salt): a hit is faster, which tells."""
+    """The tenant's salt. Hits are faster and reveal that a text was seen before, so tenants do not share entries."""
     text: str
 
 

@@ -1,4 +1,4 @@
-"""Which paths speak a dialect, and the chat behind a body of each."""
+"""The paths whose bodies are converted to chat completions, and the conversion."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +17,11 @@ _READERS: dict[str, Callable[[bytes], dict[str, Any]]] = {
 }
 
 
-def is_dialect(path: str) -> bool:
+def needs_conversion(path: str) -> bool:
+    """Return whether bodies of `path` are converted to chat completions."""
     return path in _READERS
 
 
 def read_chat(path: str, raw: bytes) -> dict[str, Any]:
-    """The body of the chat completion that asks for what `raw` asks for. Raises PromptError, or msgspec.DecodeError."""
+    """Return the chat completion equivalent to the body `raw`. Raises PromptError, or msgspec.DecodeError."""
     return _READERS[path](raw)

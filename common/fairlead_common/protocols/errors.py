@@ -1,4 +1,4 @@
-"""Errors in the form of each path's API, as a whole answer and as a stream's last event: the router and the worker say them alike."""
+"""Errors in the form of each path's API, as a whole response and as a stream's last event, the same in router and worker."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ _ANTHROPIC = {
     529: "overloaded_error",
 }
 EVENT_NAME = b"event: error\n"
-"""What the last event of a stream that broke begins with, where events have names."""
+"""Start of a failed stream's last event, in protocols with event names."""
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 COMMENT = b": held\n\n"
 
 
 def document(path: str, status: int, message: str, kind: str, param: str | None = None, code: str | int | None = None) -> bytes:
-    """The body of an answer that is an error. `kind`, `param` and `code` as OpenAI has them; Anthropic's type follows from `status`."""
+    """Return the body of an error response. `kind`, `param` and `code` as in OpenAI's API; Anthropic's type follows from `status`."""
     message = brief(message, MESSAGE_CHARACTERS)
     param = param if param is None else brief(param)
     if path in (MESSAGES, COUNT_TOKENS):
@@ -37,24 +37,24 @@ def document(path: str, status: int, message: str, kind: str, param: str | None 
 
 
 def event(path: str, document: bytes, sequence_number: int = 0) -> bytes:
-    """An error's document as the last event of a stream. `sequence_number`: of a stream of responses, where its events are counted."""
+    """Return an error document as the last event of a stream. `sequence_number`: used by the Responses API."""
     if path in (MESSAGES, COUNT_TOKENS):
         return EVENT_NAME + b"data: " + document.replace(b"\n", b" ") + b"\n\n"
     if path == RESPONSES:
-        said = {"type": "error", **_flat(document), "sequence_number": sequence_number}
-        return EVENT_NAME + b"data: " + msgspec.json.encode(said) + b"\n\n"
+        fields = {"type": "error", **_flat(document), "sequence_number": sequence_number}
+        return EVENT_NAME + b"data: " + msgspec.json.encode(fields) + b"\n\n"
     return b"data: " + document.replace(b"\n", b" ") + b"\n\n"
 
 
 def keep_alive(path: str) -> bytes:
-    """What a stream is told while its request waits: Anthropic's own event, or a line that every reader of events passes over."""
+    """Return what a stream sends while its request waits: Anthropic's event, or a comment that SSE clients ignore."""
     return PING if path == MESSAGES else COMMENT
 
 
 def _flat(document: bytes) -> dict[str, Any]:
-    """Of an OpenAI error, what the event `error` has of it."""
+    """Return the fields of the event `error` from an OpenAI error."""
     try:
         error = msgspec.json.decode(document)["error"]
         return {"code": error.get("code"), "message": str(error["message"]), "param": error.get("param")}
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):  # of a worker of another make
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):  # from another kind of worker
         return {"code": None, "message": document.decode(errors="replace")[:2000], "param": None}

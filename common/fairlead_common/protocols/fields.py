@@ -1,4 +1,4 @@
-"""Small checks that the dialects share. Each refusal names the field, as the client wrote it, and what to do."""
+"""Checks shared by the protocols. Each error names the field as the client wrote it, and what to do."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -9,8 +9,8 @@ from fairlead_common.errors import PromptError
 from fairlead_common.prompts.messages import json_type
 
 
-class ChatsOwn(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of vLLM's and ours that mean in every dialect what they mean in a chat, whose rules check them."""
+class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of vLLM and Fairlead with the same meaning in every protocol as in chats, whose rules validate them."""
 
     top_k: Any = None
     min_p: Any = None
@@ -30,7 +30,7 @@ class ChatsOwn(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Any = None
 
 
-PASSED_ON = ChatsOwn.__struct_fields__
+SHARED_FIELDS = SharedFields.__struct_fields__
 
 
 def refuse(field: str, reason: str) -> NoReturn:
@@ -44,7 +44,7 @@ def text(value: Any, field: str) -> str:
 
 
 def objects(value: Any, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, element) of each element of a list of objects."""
+    """Yield (name, element) for each element of a list of objects."""
     if not isinstance(value, list):
         refuse(field, f"must be a list, not {json_type(value)}")
     for at, element in enumerate(value):
@@ -54,38 +54,38 @@ def objects(value: Any, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def member(value: dict[str, Any], name: str, field: str) -> str:
-    """A string that the object must have."""
+    """Return a required string member of an object."""
     if value.get(name) is None:
         refuse(f"{field}.{name}", "is missing")
     return text(value[name], f"{field}.{name}")
 
 
 def refuse_given(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Fields that are not done: null, false and nothing are as if they were left out."""
+    """Refuse unsupported fields. Null, false and empty values count as absent."""
     for field, reason in reasons.items():
         if body.get(field) not in (None, False, [], {}):
             refuse(field, reason)
 
 
 def refuse_unlike(body: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], field: str = "") -> None:
-    """Fields of which only some values are done."""
+    """Refuse unsupported values of fields of which only some values are supported."""
     for name, values in allowed.items():
         if (given := body.get(name)) is not None and given not in values:
             other = f", or give {' or '.join(map(repr, values))}" if values else ""
             refuse(f"{field}{name}", f"{given!r:.80} is not supported; leave it out{other}")
 
 
-class Turns:
-    """Messages of a chat, from parts that came one by one: what the assistant thought, said and called in one turn is one message."""
+class ChatBuilder:
+    """Builds chat messages from parts. The assistant's reasoning, text and tool calls of one turn form one message."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
-        """The assistant's turn."""
+        """The assistant's open message."""
 
-    def say(self, role: str, content: Any) -> None:
-        """A message of somebody else, which ends the assistant's turn. A second system message in front is the first's continuation:
-        templates know one."""
+    def add_message(self, role: str, content: Any) -> None:
+        """Add a message of another role, which ends the assistant's turn. A second leading system message extends the first: templates
+        support only one."""
         self._open = None
         if role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
             first = self.messages[0]
@@ -93,29 +93,29 @@ class Turns:
             return
         self.messages.append({"role": role, "content": content})
 
-    def result(self, call: str, content: Any) -> None:
-        """What a call gave."""
+    def add_tool_result(self, call: str, content: Any) -> None:
+        """Add the result of a tool call."""
         self._open = None
         self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
 
-    def answered(self, content: Any) -> None:
+    def add_answer(self, content: Any) -> None:
         turn = self._turn()
         turn["content"] = content if turn.get("content") is None else [*parts(turn["content"]), *parts(content)]
 
-    def thought(self, reasoning: str) -> None:
-        """Begins a turn where the last one has said something."""
+    def add_reasoning(self, reasoning: str) -> None:
+        """Add reasoning. It starts a new message if the open one has content or tool calls."""
         if self._open is not None and (self._open.get("content") is not None or "tool_calls" in self._open):
             self._open = None
         turn = self._turn()
         turn["reasoning_content"] = turn.get("reasoning_content", "") + reasoning
 
-    def called(self, id: str, name: str, arguments: str) -> None:
-        """`arguments`: JSON."""
+    def add_tool_call(self, id: str, name: str, arguments: str) -> None:
+        """Add a tool call. `arguments`: JSON."""
         calls = self._turn().setdefault("tool_calls", [])
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def end_turn(self) -> None:
-        """What the assistant says next is another message."""
+        """Start another message with the assistant's next part."""
         self._open = None
 
     def _turn(self) -> dict[str, Any]:
@@ -130,5 +130,5 @@ def parts(content: Any) -> list[dict[str, Any]]:
 
 
 def joined(texts: list[str]) -> Any:
-    """One text as a string, several as parts: the template's style decides what stands between them."""
+    """Return one text as a string, several as parts: the template decides what separates them."""
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": each} for each in texts]

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: a body made into a chat's. https://docs.anthropic.com/en/api/messages"""
+"""Anthropic's Messages: converted to chat completions. https://docs.anthropic.com/en/api/messages"""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,18 @@ import msgspec
 from msgspec import Meta
 
 from fairlead_common.prompts.messages import json_type
-from fairlead_common.protocols.fields import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_common.protocols.fields import (
+    SHARED_FIELDS,
+    ChatBuilder,
+    SharedFields,
+    joined,
+    member,
+    objects,
+    refuse,
+    refuse_given,
+    refuse_unlike,
+    text,
+)
 
 REFUSED = {
     "container": "there are no containers here; leave it out",
@@ -17,9 +28,9 @@ REFUSED = {
     "user_profile_id": "there are no profiles here; leave it out",
     "workspace_id": "there are no workspaces here; leave it out",
 }
-"""Fields that would change the answer and are not done. Null and false are as if they were left out."""
+"""Unsupported fields that would change the response. Null and false count as absent."""
 ALLOWED: dict[str, tuple[Any, ...]] = {"service_tier": ("auto", "standard_only"), "speed": ("standard",)}
-"""Fields of which only these values are done."""
+"""Fields of which only these values are supported."""
 RENAMED = {
     r"\bmax_completion_tokens\b": "max_tokens",
     r"\bresponse_format\.json_schema\.schema\b": "output_config.format.schema",
@@ -30,12 +41,12 @@ RENAMED = {
     r"\.function\.parameters\b": ".input_schema",
     r"\.function\.": ".",
 }
-"""Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
+"""Chat fields with another name here, for errors: patterns, applied in this order."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesBody(ChatsOwn, frozen=True, kw_only=True):
-    """The fields, with the chat's own."""
+class MessagesBody(SharedFields, frozen=True, kw_only=True):
+    """The request body, with the fields shared with chats."""
 
     messages: list[Any] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -64,11 +75,11 @@ class MessagesBody(ChatsOwn, frozen=True, kw_only=True):
 
 
 def chat_body(body: MessagesBody) -> dict[str, Any]:
-    """The chat that asks for the same. Raises PromptError, for a field as the client wrote it."""
+    """Return the equivalent chat completion. Raises PromptError with the field's name as the client wrote it."""
     given = msgspec.structs.asdict(body)
     refuse_given(given, REFUSED)
     refuse_unlike(given, ALLOWED)
-    chat: dict[str, Any] = {name: given[name] for name in (*PASSED_ON, "model", "temperature", "top_p", "stream")}
+    chat: dict[str, Any] = {name: given[name] for name in (*SHARED_FIELDS, "model", "temperature", "top_p", "stream")}
     chat["messages"], continues = _messages(body)
     if continues:
         chat["continue_final_message"] = True
@@ -85,39 +96,39 @@ def chat_body(body: MessagesBody) -> dict[str, Any]:
 
 
 def hides_thinking(body: MessagesBody) -> bool:
-    """Thinking blocks are wanted without what they say."""
+    """Return whether thinking blocks are wanted without their text."""
     return (body.thinking or {}).get("display") == "omitted"
 
 
 def _messages(body: MessagesBody) -> tuple[list[dict[str, Any]], bool]:
-    """The messages, and whether the answer goes on where the last one ends."""
-    turns, role = Turns(), ""
+    """Return the messages, and whether the response continues the last one."""
+    chat, role = ChatBuilder(), ""
     if body.system:
-        turns.say("system", _texts(body.system, "system"))
+        chat.add_message("system", _texts(body.system, "system"))
     if not body.messages:
         refuse("messages", "is empty; give at least one message" if body.messages == [] else "is missing; give a list of messages")
     for where, message in objects(body.messages, "messages"):
         role = message.get("role", "")
         content = message.get("content")
         if role == "assistant":
-            turns.end_turn()
-            _assistant(turns, content, f"{where}.content")
+            chat.end_turn()
+            _assistant(chat, content, f"{where}.content")
         elif role == "user":
-            _user(turns, content, f"{where}.content")
+            _user(chat, content, f"{where}.content")
         elif role == "system":
-            turns.say("system", _texts(content, f"{where}.content"))
+            chat.add_message("system", _texts(content, f"{where}.content"))
         else:
             refuse(f"{where}.role", f"is {role!r:.40}; it must be user, assistant or system")
-    last = turns.messages[-1] if turns.messages else {}
+    last = chat.messages[-1] if chat.messages else {}
     if role == "assistant" and "tool_calls" in last:
         refuse("messages", "the last one has a tool_use; its tool_result must follow")
-    return turns.messages, role == last.get("role") == "assistant" and last.get("content") is not None
+    return chat.messages, role == last.get("role") == "assistant" and last.get("content") is not None
 
 
-def _user(turns: Turns, content: Any, where: str) -> None:
-    """Results of tools go before what is said about them, each as a message of its own."""
+def _user(chat: ChatBuilder, content: Any, where: str) -> None:
+    """Add tool results as messages of their own, before the user's text."""
     if isinstance(content, str):
-        turns.say("user", content)
+        chat.add_message("user", content)
         return
     texts = []
     for at, block in objects(content, where):
@@ -125,26 +136,26 @@ def _user(turns: Turns, content: Any, where: str) -> None:
             case "text":
                 texts.append(member(block, "text", at))
             case "tool_result":
-                turns.result(member(block, "tool_use_id", at), _result(block, at))
+                chat.add_tool_result(member(block, "tool_use_id", at), _result(block, at))
             case kind:
                 refuse(f"{at}.type", f"is {kind!r:.60}: this model reads text and tool_result blocks only")
     if texts:
-        turns.say("user", joined(texts))
+        chat.add_message("user", joined(texts))
     elif not content:
         refuse(where, "is empty: give a text, or at least one block")
 
 
 def _result(block: dict[str, Any], where: str) -> Any:
-    """Templates have no place for is_error: the text says it."""
+    """Return a tool result. Templates have no field for is_error, so the text states it."""
     content = _texts(block.get("content") or "", f"{where}.content")
     if block.get("is_error") is not True:
         return content
     return joined(["Error:", *(part["text"] for part in content)]) if isinstance(content, list) else f"Error: {content}"
 
 
-def _assistant(turns: Turns, content: Any, where: str) -> None:
+def _assistant(chat: ChatBuilder, content: Any, where: str) -> None:
     if isinstance(content, str):
-        turns.answered(content)
+        chat.add_answer(content)
         return
     texts = []
     for at, block in objects(content, where):
@@ -152,18 +163,18 @@ def _assistant(turns: Turns, content: Any, where: str) -> None:
             case "text":
                 texts.append(member(block, "text", at))
             case "thinking":
-                turns.thought(text(block.get("thinking"), f"{at}.thinking"))
+                chat.add_reasoning(text(block.get("thinking"), f"{at}.thinking"))
             case "redacted_thinking":
-                refuse(f"{at}.type", "only who encrypted it can read it; leave the block out")
+                refuse(f"{at}.type", "only its issuer can decrypt it; leave the block out")
             case "tool_use":
                 arguments = block.get("input")
                 if not isinstance(arguments, dict):
                     refuse(f"{at}.input", f"must be an object, not {json_type(arguments)}")
-                turns.called(member(block, "id", at), member(block, "name", at), msgspec.json.encode(arguments).decode())
+                chat.add_tool_call(member(block, "id", at), member(block, "name", at), msgspec.json.encode(arguments).decode())
             case kind:
                 refuse(f"{at}.type", f"is {kind!r:.60}: an assistant's blocks are text, thinking and tool_use here")
     if texts:
-        turns.answered(joined(texts))
+        chat.add_answer(joined(texts))
 
 
 def _texts(content: Any, where: str) -> Any:
@@ -192,7 +203,7 @@ def _tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(given: dict[str, Any] | None) -> tuple[Any, bool | None]:
-    """Of a chat: tool_choice and parallel_tool_calls."""
+    """Return a chat's tool_choice and parallel_tool_calls."""
     if given is None:
         return None, None
     parallel = False if given.get("disable_parallel_tool_use") is True else None
@@ -214,7 +225,7 @@ def _format(form: Any) -> dict[str, Any] | None:
 
 
 def _effort(body: MessagesBody) -> str | None:
-    """Of a chat: "none" where there shall be no thinking."""
+    """Return a chat's reasoning effort: "none" for disabled thinking."""
     if (body.thinking or {}).get("type") == "disabled":
         return "none"
     effort = (body.output_config or {}).get("effort")
@@ -222,8 +233,8 @@ def _effort(body: MessagesBody) -> str | None:
 
 
 def _template_kwargs(body: MessagesBody) -> Any:
-    """What else templates have for thinking: a switch, and a budget, which is a word to those that know one (Seed-OSS's): nothing is cut
-    off for it. What the client itself says to the template stands above."""
+    """Return template variables for thinking: a switch, and a budget for templates that use one (Seed-OSS). The budget truncates nothing.
+    The client's chat_template_kwargs take precedence."""
     wanted: dict[str, Any] = {}
     if body.thinking is not None:
         refuse_unlike(body.thinking, {"display": ("summarized", "omitted")}, "thinking.")

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, without state: a body made into a chat's. https://platform.openai.com/docs/api-reference/responses/create"""
+"""OpenAI's Responses, without state: converted to chat completions. https://platform.openai.com/docs/api-reference/responses/create"""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,18 @@ import msgspec
 from msgspec import Meta
 
 from fairlead_common.prompts.messages import json_type
-from fairlead_common.protocols.fields import PASSED_ON, ChatsOwn, Turns, joined, member, objects, refuse, refuse_given, refuse_unlike, text
+from fairlead_common.protocols.fields import (
+    SHARED_FIELDS,
+    ChatBuilder,
+    SharedFields,
+    joined,
+    member,
+    objects,
+    refuse,
+    refuse_given,
+    refuse_unlike,
+    text,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 NOT_STORED = "nothing is stored here; send the whole conversation in input"
@@ -22,13 +33,13 @@ REFUSED = {
     "access_programs": "not supported; leave it out",
     "image": "not supported: this model reads and writes text only",
 }
-"""Fields that would change the answer and are not done. Null and false are as if they were left out."""
+"""Unsupported fields that would change the response. Null and false count as absent."""
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
     "prompt_cache_retention": ("in_memory",),
 }
-"""Fields of which only these values are done."""
+"""Fields of which only these values are supported."""
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 """Reasoning comes in plain text, so its encrypted form has nothing to add and is left out."""
 RENAMED = {
@@ -40,11 +51,11 @@ RENAMED = {
     r"\btool_choice\.allowed_tools\b": "tool_choice",
     r"\.function\.": ".",
 }
-"""Of a chat's fields, those that errors must call by another name here: patterns, to be looked for in this order."""
+"""Chat fields with another name here, for errors: patterns, applied in this order."""
 
 
-class ResponsesBody(ChatsOwn, frozen=True, kw_only=True):
-    """The fields, with the chat's own."""
+class ResponsesBody(SharedFields, frozen=True, kw_only=True):
+    """The request body, with the fields shared with chats."""
 
     input: str | list[Any] | None = None
     instructions: str | None = None
@@ -84,7 +95,7 @@ class ResponsesBody(ChatsOwn, frozen=True, kw_only=True):
 
 
 def chat_body(body: ResponsesBody) -> dict[str, Any]:
-    """The chat that asks for the same. Raises PromptError, for a field as the client wrote it."""
+    """Return the equivalent chat completion. Raises PromptError with the field's name as the client wrote it."""
     given = msgspec.structs.asdict(body)
     refuse_given(given, REFUSED)
     refuse_unlike(given, ALLOWED)
@@ -92,8 +103,8 @@ def chat_body(body: ResponsesBody) -> dict[str, Any]:
     refuse_unlike(body.prompt_cache_options or {}, {"mode": ("implicit",), "ttl": (), "prewarm": (False,)}, "prompt_cache_options.")
     for at, wish in enumerate(body.include or ()):
         if wish not in INCLUDES:
-            refuse(f"include[{at}]", f"{wish!r:.80} is not to be had here; there is {' and '.join(INCLUDES)}")
-    chat: dict[str, Any] = {name: given[name] for name in (*PASSED_ON, "model", "temperature", "top_p", "stop", "stream", "user")}
+            refuse(f"include[{at}]", f"{wish!r:.80} is not supported; give {' and '.join(INCLUDES)}")
+    chat: dict[str, Any] = {name: given[name] for name in (*SHARED_FIELDS, "model", "temperature", "top_p", "stop", "stream", "user")}
     chat["messages"] = _messages(body)
     chat["max_completion_tokens"] = body.max_output_tokens
     chat["tools"], chat["tool_choice"] = _tools(body)
@@ -106,36 +117,36 @@ def chat_body(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
-    turns = Turns()
+    chat = ChatBuilder()
     if body.instructions:
-        turns.say("system", body.instructions)
+        chat.add_message("system", body.instructions)
     if not body.input:
         refuse("input", f"is {'missing' if body.input is None else 'empty'}; give a text or a list of items")
     if isinstance(body.input, str):
-        turns.say("user", body.input)
-        return turns.messages
+        chat.add_message("user", body.input)
+        return chat.messages
     for where, item in objects(body.input, "input"):
-        _item(turns, where, item)
-    return turns.messages
+        _item(chat, where, item)
+    return chat.messages
 
 
-def _item(turns: Turns, where: str, item: dict[str, Any]) -> None:
+def _item(chat: ChatBuilder, where: str, item: dict[str, Any]) -> None:
     match item.get("type", "message"):
         case "message":
             role, content = item.get("role"), _content(item.get("content"), f"{where}.content")
             if role == "assistant":
-                turns.answered(content)
+                chat.add_answer(content)
             elif role in ("user", "system", "developer"):
-                turns.say("system" if role == "developer" else role, content)
+                chat.add_message("system" if role == "developer" else role, content)
             else:
                 refuse(f"{where}.role", f"is {role!r:.40}; it must be user, assistant, system or developer")
         case "function_call":
-            turns.called(member(item, "call_id", where), member(item, "name", where), member(item, "arguments", where))
+            chat.add_tool_call(member(item, "call_id", where), member(item, "name", where), member(item, "arguments", where))
         case "function_call_output":
-            turns.result(member(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
+            chat.add_tool_result(member(item, "call_id", where), _content(item.get("output"), f"{where}.output"))
         case "reasoning":
             if reasoning := _thoughts(where, item):
-                turns.thought(reasoning)
+                chat.add_reasoning(reasoning)
         case "item_reference":
             refuse(where, NOT_STORED)
         case kind:
@@ -159,13 +170,13 @@ def _content(content: Any, where: str) -> Any:
 
 
 def _thoughts(where: str, item: dict[str, Any]) -> str:
-    """Its text; its summary, where there is no other."""
+    """Return the reasoning's text, or its summary without a text."""
     if said := "".join(member(part, "text", at) for at, part in objects(item.get("content") or [], f"{where}.content")):
         return said
     if said := "\n\n".join(member(part, "text", at) for at, part in objects(item.get("summary") or [], f"{where}.summary")):
         return said
     if item.get("encrypted_content"):
-        refuse(f"{where}.encrypted_content", "only who encrypted it can read it; leave the item out")
+        refuse(f"{where}.encrypted_content", "only its issuer can decrypt it; leave the item out")
     return ""
 
 

@@ -1,8 +1,9 @@
-"""Which living workers hold which prefix, in this process's memory: a match in microseconds. No I/O, no clock.
+"""Which live workers hold which prefix, in this process's memory: a match takes microseconds. No I/O, no clock.
 
-A block maps to a bitmask of the lives that hold it. A life's bit is this table's own, and is cleaned out of every mask before another life
-gets it, so the end of a life is one cleared bit, as in Redis. About 90 bytes a distinct block: a dict entry and its key. The blocks are
-spread over many dicts: one dict of millions takes a good part of a second to grow, and the event loop would wait for it.
+An incarnation is one run of a worker; its slot is its numbered place in Redis. A block maps to a bitmask of the incarnations that hold it.
+The table assigns the bits. It clears a bit from every mask before another incarnation gets it, so ending an incarnation clears one bit.
+A distinct block takes about 90 bytes: a dict entry and its key. Blocks are spread over many dicts: growing one dict of millions takes a
+good part of a second and would block the event loop.
 """
 
 import struct
@@ -15,9 +16,9 @@ __all__ = ["PrefixTable"]
 
 SWEEP_BLOCKS: Final = 2000
 SAMPLE_BLOCKS: Final = 10_000  # a few milliseconds
-CACHE_BYTES: Final = 1 << 20  # of each cache below: a mask of 500 lives and their names take 4 KB
-MOST_LEVELS: Final = 8  # depths told apart for a choice: LEVELS in route.lua
-ENTRY_BYTES: Final = 100  # of a dictionary, about
+CACHE_BYTES: Final = 1 << 20  # per cache below: a mask of 500 incarnations with their names takes 4 KB
+MOST_LEVELS: Final = 8  # distinct depths in a choice: LEVELS in route.lua
+ENTRY_BYTES: Final = 100  # of a dictionary, approximately
 SHARDS: Final = 256  # by the lowest byte of the hash
 LAST_SHARD: Final = SHARDS - 1
 
@@ -27,7 +28,7 @@ _Value = TypeVar("_Value")
 
 
 class _Cache(Generic[_Key, _Value]):
-    """A dictionary that begins anew when it holds more than CACHE_BYTES."""
+    """A dictionary that is cleared when it exceeds CACHE_BYTES."""
 
     def __init__(self) -> None:
         self._known: dict[_Key, _Value] = {}
@@ -35,7 +36,7 @@ class _Cache(Generic[_Key, _Value]):
         self.get = self._known.get
 
     def put(self, key: _Key, value: _Value, size: int) -> _Value:
-        """Keeps a value of `size` bytes."""
+        """Store a value of `size` bytes and return it."""
         self._bytes += size + ENTRY_BYTES
         if self._bytes > CACHE_BYTES:
             self.clear()
@@ -49,7 +50,7 @@ class _Cache(Generic[_Key, _Value]):
 
 
 class _Card(NamedTuple):
-    """Of one life."""
+    """An incarnation's identity, block size and lease."""
 
     address: str
     block_tokens: int
@@ -58,18 +59,18 @@ class _Card(NamedTuple):
 
 
 class PrefixTable:
-    """Prefix-closed sets of blocks, one for each life of a worker. `slot` is the life's name in Redis: 2 bytes."""
+    """Prefix-closed sets of blocks, one per incarnation. `slot`: its number in Redis, as 2 bytes."""
 
     def __init__(self) -> None:
-        # By the block's lowest bits: block -> bits of its lives, dead ones among them until they are swept.
+        # By the block's lowest bits: block -> bits of its holders. Dead ones are included until swept.
         self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
         self._get = [shard.get for shard in self._shards]
-        self._bit: dict[bytes, int] = {}  # slot -> bit, of lives that have not ended
+        self._bit: dict[bytes, int] = {}  # slot -> bit, of incarnations that have not ended
         self._card: dict[int, _Card] = {}  # by bit
-        self._bits_of: dict[str, int] = {}  # address -> bits of its lives
-        self._joined = 0  # lives that have not ended
-        self._alive = 0  # those under a lease: only they are named
-        self._dead = 0  # ended, and still in some masks
+        self._bits_of: dict[str, int] = {}  # address -> bits of its incarnations
+        self._joined = 0  # incarnations that have not ended
+        self._alive = 0  # those under a lease: only they are returned
+        self._dead = 0  # ended, but still in some masks
         self._sweeping: tuple[int, Iterator[int]] | None = None
         self._masks: _Cache[int, int] = _Cache()  # equal masks are one object
         self._same: _Cache[tuple[int, int], dict[str, int]] = _Cache()  # depth, mask -> tokens by address
@@ -78,14 +79,14 @@ class PrefixTable:
         return sum(map(len, self._shards))
 
     @property
-    def lives(self) -> int:
+    def num_incarnations(self) -> int:
         return len(self._bit)
 
     def join(self, slot: bytes, address: str, block_tokens: int, incarnation: str = "", lease_ms: float = 0.0) -> None:
-        """A new life, under a lease until `renew` says otherwise. An older one under the same slot is over."""
+        """Add an incarnation, alive until `renew` ends its lease. It replaces an older one in the same slot."""
         self.end(slot)
         taken = self._joined | self._dead
-        bit = ~taken & (taken + 1)  # the lowest that nobody has
+        bit = ~taken & (taken + 1)  # the lowest free bit
         self._bit[slot] = bit
         self._card[bit] = _Card(address, block_tokens, incarnation, lease_ms)
         self._bits_of[address] = self._bits_of.get(address, 0) | bit
@@ -94,7 +95,7 @@ class PrefixTable:
         self._same.clear()
 
     def end(self, slot: bytes) -> None:
-        """The end of a life; nothing happens to one that is unknown."""
+        """End an incarnation. Does nothing for an unknown slot."""
         bit = self._bit.pop(slot, 0)
         if bit:
             address = self._card.pop(bit).address
@@ -107,9 +108,9 @@ class PrefixTable:
             self._same.clear()
 
     def renew(self, leases: bytes, now_ms: float, trusts: Callable[[str, str], bool] = lambda address, incarnation: True) -> None:
-        """Who lives: `leases` are 8 bytes a slot at its number, the end of its lease in milliseconds of Redis' clock.
+        """Update which incarnations are alive. `leases`: 8 bytes per slot, the end of its lease in milliseconds of Redis' clock.
 
-        One that ends later than a lease from now was written by another clock, and does not count, as do lives that are not trusted.
+        A lease that ends later than one lease from now comes from another clock and does not count, nor do untrusted incarnations.
         """
         alive = 0
         for slot, bit in self._bit.items():
@@ -119,8 +120,8 @@ class PrefixTable:
                 alive |= bit
         self._alive = alive
 
-    def stored(self, slot: bytes, hashes: Iterable[int]) -> None:
-        """Blocks that a life holds from now on, parents before children. An unknown slot's are left out."""
+    def store(self, slot: bytes, hashes: Iterable[int]) -> None:
+        """Add blocks to an incarnation, parents before children. Blocks of an unknown slot are ignored."""
         bit = self._bit.get(slot)
         if bit is None:
             return
@@ -133,17 +134,17 @@ class PrefixTable:
             elif not mask & bit:
                 holders[value] = share(mask | bit)
 
-    def removed(self, slot: bytes, hashes: Iterable[int]) -> None:
-        """Blocks that a life no longer holds, children before parents."""
+    def remove(self, slot: bytes, hashes: Iterable[int]) -> None:
+        """Remove blocks from an incarnation, children before parents."""
         bit = self._bit.get(slot, 0)
         for value in hashes:
             mask = self._get[value & LAST_SHARD](value, 0)
             if mask & bit:
                 self._keep(value, mask & ~bit)
 
-    def held_alone(self) -> dict[str, float]:
-        """Of the blocks of each living life, by address, the share that no other living one holds: from whole shards, which hashes fill
-        evenly, until SAMPLE_BLOCKS were seen."""
+    def unique_shares(self) -> dict[str, float]:
+        """Return, by address, the share of its blocks that no other live incarnation holds. Samples whole shards, which hashes fill evenly,
+        until SAMPLE_BLOCKS blocks."""
         alive, seen = self._alive, 0
         held = {bit: 0 for bit in self._bit.values() if bit & alive}
         alone = dict(held)
@@ -162,7 +163,7 @@ class PrefixTable:
         return {self._card[bit].address: alone[bit] / count for bit, count in held.items() if count}
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Tokens of the prompt that each living worker holds, exactly."""
+        """Return exactly how many prompt tokens each live worker holds, by address."""
         levels = self._levels(hashes)
         if not levels:
             return {}
@@ -180,22 +181,22 @@ class PrefixTable:
         found.update(deeper)
         return found
 
-    def deepest(self, hashes: Sequence[int], limit: int, may: Container[str], also: Iterable[str] = ()) -> dict[str, int]:
-        """Tokens of the prompt that some living workers hold: of the addresses in `may` about `limit`, the deepest, and `also`."""
+    def deepest(self, hashes: Sequence[int], limit: int, allowed: Container[str], included: Iterable[str] = ()) -> dict[str, int]:
+        """Return the prompt tokens held by about `limit` of the deepest live workers in `allowed`, and by those in `included`."""
         found: dict[str, int] = {}
-        wanted = 0  # bits of `also`
-        for address in also:
+        wanted = 0  # bits of `included`
+        for address in included:
             wanted |= self._bits_of.get(address, 0)
         levels, seen = self._levels(hashes, MOST_LEVELS), 0
         if levels:
-            wanted &= levels[-1][1]  # who holds none of it need not be waited for
+            wanted &= levels[-1][1]  # those without a block need no search
         for depth, mask in levels:
             fresh = mask & ~seen
             for bit in chain(_bits(fresh & wanted), _bits(fresh & ~wanted)):
                 if len(found) >= limit and not bit & wanted:
                     break
                 card = self._card[bit]
-                if bit & wanted or card.address in may:
+                if bit & wanted or card.address in allowed:
                     found[card.address] = depth * card.block_tokens
             seen = mask
             if len(found) >= limit and not wanted & ~seen:
@@ -203,28 +204,28 @@ class PrefixTable:
         return found
 
     def block_tokens_of(self, address: str) -> int:
-        """Tokens of a block of the worker at an address; 0: unknown."""
+        """Return the block size of the worker at an address, in tokens; 0: unknown."""
         bits = self._bits_of.get(address, 0)
         return self._card[bits & -bits].block_tokens if bits else 0
 
     def _levels(self, hashes: Sequence[int], most: int = 0) -> list[tuple[int, int]]:
-        """Depth and who holds at least that much, the deepest first. The holders of block n are among those of block n - 1.
+        """Return (depth, mask of the holders of at least that depth), the deepest first. Holders of block n also hold block n - 1.
 
-        `most`: past so many levels the rest count as holders of the first block; 0: all.
+        `most`: after so many levels the rest count as holders of the first block; 0: no limit.
         """
         get, alive, end = self._get, self._alive, len(hashes)
         first = get[hashes[0] & LAST_SHARD](hashes[0], 0) & alive if end else 0
         if not first:
             return []
         if end == 1 or not get[hashes[1] & LAST_SHARD](hashes[1], 0) & alive:
-            return [(1, first)]  # most prompts share a first block with everybody, and no more
+            return [(1, first)]  # most prompts share only a first block with all others
         levels: list[tuple[int, int]] = []
         known = 0  # holders deeper than `end`
         while known != first:
             if len(levels) == most and most:
                 levels.append((1, first))
                 break
-            low, at = 0, first  # the deepest block with more holders than `known`: the first one has them
+            low, at = 0, first  # search the deepest block with more holders than `known`; block 0 has more
             while end - low > 1:
                 middle = (low + end) // 2
                 value = hashes[middle]
@@ -238,11 +239,11 @@ class PrefixTable:
         return levels
 
     def sweep(self, blocks: int = SWEEP_BLOCKS) -> bool:
-        """A bounded piece of cleaning dead bits out of the masks. Returns whether there is more to do."""
+        """Clear dead bits from up to `blocks` masks. Return whether more remain."""
         if self._sweeping is None:
             if not self._dead:
                 return False
-            self._sweeping = (self._dead, chain.from_iterable(map(list, self._shards)))  # of a shard as it is when its turn comes
+            self._sweeping = (self._dead, chain.from_iterable(map(list, self._shards)))  # each shard is copied when the sweep reaches it
         dead, left = self._sweeping
         for value in islice(left, blocks):
             mask = self._get[value & LAST_SHARD](value, 0)
@@ -265,7 +266,7 @@ class PrefixTable:
         return known if known is not None else self._masks.put(mask, mask, getsizeof(mask))
 
     def _all_at(self, depth: int, mask: int) -> dict[str, int]:
-        """What those of the mask hold, each `depth` blocks. Not to be changed: the first block of a system prompt has many holders."""
+        """Return tokens by address for a mask of holders of `depth` blocks. Shared, read-only: a system prompt has many holders."""
         found = self._same.get((depth, mask))
         if found is None:
             cards = [self._card[bit] for bit in _bits(mask)]

@@ -1,17 +1,17 @@
-"""What routers have promised to workers and no load shows yet: the index's last word, and what happened after it. No I/O."""
+"""Tokens that routers have reserved and that no load report shows yet: the index's last total, and the changes after it. No I/O."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
 Position = tuple[int, int]
-"""A place in the stream of claims."""
+"""A position in the stream `r:claims`."""
 NOWHERE: Final = (0, 0)
 
 
 @dataclass(slots=True, eq=False)
-class Change:
-    """Tokens promised (above zero) or taken back. `position` is None until the index has it."""
+class ReservationChange:
+    """Tokens reserved (above zero) or released. `position` is None until the index has the change."""
 
     slot: bytes
     tokens: float
@@ -19,25 +19,27 @@ class Change:
 
 
 class Ledger:
-    """Reserved tokens by slot. A change counts until the index's word is known to include it."""
+    """Reserved tokens by slot. A change counts until the index's total is known to include it."""
 
     def __init__(self) -> None:
-        self._owed: dict[bytes, float] = {}
-        self._changes: list[Change] = []
+        self._tokens: dict[bytes, float] = {}
+        self._changes: list[ReservationChange] = []
 
-    def owed(self, slot: bytes) -> float:
-        return max(0.0, self._owed.get(slot, 0.0))
+    def get(self, slot: bytes) -> float:
+        """Return the reserved tokens of a slot."""
+        return max(0.0, self._tokens.get(slot, 0.0))
 
-    def note(self, slot: bytes, tokens: float, position: Position | None = None) -> Change:
-        change = Change(slot, tokens, position)
+    def record(self, slot: bytes, tokens: float, position: Position | None = None) -> ReservationChange:
+        """Count a change from now on."""
+        change = ReservationChange(slot, tokens, position)
         self._changes.append(change)
-        self._owed[slot] = self._owed.get(slot, 0.0) + tokens
+        self._tokens[slot] = self._tokens.get(slot, 0.0) + tokens
         return change
 
-    def settle(self, owed: dict[bytes, float], position: Position) -> None:
-        """The index says what is owed; it knew of every change up to `position`."""
+    def reconcile(self, reserved: dict[bytes, float], position: Position) -> None:
+        """Replace the totals with the index's, which include every change up to `position`."""
         self._changes = [change for change in self._changes if change.position is None or change.position > position]
-        total: defaultdict[bytes, float] = defaultdict(float, owed)
+        total: defaultdict[bytes, float] = defaultdict(float, reserved)
         for change in self._changes:
             total[change.slot] += change.tokens
-        self._owed = dict(total)
+        self._tokens = dict(total)

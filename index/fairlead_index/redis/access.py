@@ -1,4 +1,4 @@
-"""Where Redis is and how to be let in: one URL, and files for what is secret."""
+"""The address of Redis and its credentials: one URL, and files for secrets."""
 
 import re
 import ssl
@@ -17,10 +17,10 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class RedisAccess:
-    """One Redis, Cluster or Sentinel group, and the files that a connection is made with.
+    """One Redis, Cluster or Sentinel group, and the credential files for its connections.
 
-    Files are read whenever a connection is made, so a Secret that is rotated needs no restart. `rediss` verifies the server's certificate
-    and its name against `ca_file`, or the system's authorities; there is no way to turn that off.
+    Each new connection reads the files again, so a rotated Secret needs no restart. `rediss` verifies the server's certificate and its name
+    against `ca_file`, or against the system's authorities. The verification cannot be turned off.
     """
 
     url: str
@@ -30,24 +30,24 @@ class RedisAccess:
     cert_file: str = ""
     key_file: str = ""
     username_file: str = ""
-    place: "Place" = field(init=False, repr=False, compare=False)
+    location: "Location" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        place = parse(self.url)
-        if (self.ca_file or self.cert_file) and not place.tls:
-            raise ValueError(f"redis url {shown(self.url)!r} has no TLS: give rediss://, or no certificate files")
+        location = parse_url(self.url)
+        if (self.ca_file or self.cert_file) and not location.tls:
+            raise ValueError(f"redis url {redact_url(self.url)!r} has no TLS: give rediss://, or no certificate files")
         if bool(self.cert_file) != bool(self.key_file):
             raise ValueError("redis client certificate: give both the certificate's file and its key's")
-        object.__setattr__(self, "place", place)
+        object.__setattr__(self, "location", location)
 
     def credentials(self) -> tuple[str, str]:
-        """User and password for a new connection; an empty password means none is asked for. Raises OSError when the file is not there."""
-        username = _content(self.username_file, "username") or self.username or self.place.username
-        return username, _content(self.password_file, "password") or self.place.password
+        """Return user and password for a new connection. With an empty password no AUTH is sent. Raises OSError for a missing file."""
+        username = _content(self.username_file, "username") or self.username or self.location.username
+        return username, _content(self.password_file, "password") or self.location.password
 
     def tls(self) -> ssl.SSLContext | None:
-        """For a new connection. Raises OSError for a file that is missing or no certificate."""
-        if not self.place.tls:
+        """Return the TLS context of a new connection. Raises OSError for a file that is missing or is not a certificate."""
+        if not self.location.tls:
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
@@ -60,8 +60,8 @@ class RedisAccess:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A URL, taken apart. `nodes` are asked in turn: of a Cluster any of them knows the others, of Sentinel they are the sentinels."""
+class Location:
+    """A parsed URL. `nodes` are tried in turn. Any node of a Cluster knows the others; with Sentinel the nodes are the sentinels."""
 
     nodes: tuple[Address, ...]
     tls: bool = False
@@ -71,24 +71,24 @@ class Place:
     password: str = field(default="", repr=False)
 
 
-def parse(url: str) -> Place:
-    """Raises ValueError for a URL that can never work."""
+def parse_url(url: str) -> Location:
+    """Parse a Redis URL. Raises ValueError for a URL that can never work."""
     try:
         return _parse(url)
     except ValueError as error:
-        raise ValueError(f"redis url {shown(url)!r}: {error}") from None
+        raise ValueError(f"redis url {redact_url(url)!r}: {error}") from None
 
 
-def _parse(url: str) -> Place:
+def _parse(url: str) -> Location:
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise ValueError(f"give one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
     if parts.query or parts.fragment:
-        raise ValueError("takes no ?options: certificates and passwords have flags of their own")
+        raise ValueError("takes no ?options: give certificates and passwords by their flags")
     if parts.scheme == "unix":
         if not parts.path or parts.netloc:
             raise ValueError("give unix:///PATH")
-        return Place(nodes=((unquote(parts.path), 0),))
+        return Location(nodes=((unquote(parts.path), 0),))
     user_info, _, hosts = parts.netloc.rpartition("@")
     username, _, password = user_info.partition(":")
     scheme, _, sentinel = parts.scheme.partition("+")
@@ -96,8 +96,8 @@ def _parse(url: str) -> Place:
     if sentinel and not tail:
         raise ValueError("give the name that the sentinels know the primary by: redis+sentinel://HOST:26379/NAME")
     if not sentinel and tail and not tail.isdecimal():
-        raise ValueError(f"database {tail!r} is no number")
-    return Place(
+        raise ValueError(f"database {tail!r} is not a number")
+    return Location(
         nodes=tuple(_address(host, SENTINEL_PORT if sentinel else PORT) for host in hosts.split(",")),
         tls=scheme == "rediss",
         sentinel=tail if sentinel else "",
@@ -110,12 +110,12 @@ def _parse(url: str) -> Place:
 def _address(text: str, port: int) -> Address:
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:/\s]+))(?::(\d{1,5}))?", text)
     if found is None or not 0 < int(found[3] or port) < 65536:
-        raise ValueError(f"{text!r} is no HOST:PORT")
+        raise ValueError(f"{text!r} is not HOST:PORT")
     return found[1] or found[2], int(found[3] or port)
 
 
-def shown(url: str) -> str:
-    """The URL, fit for logs: whatever stands before the @ is hidden, and everything behind a ?."""
+def redact_url(url: str) -> str:
+    """Return the URL without its password and without anything after a `?`, for logs."""
     scheme, separator, rest = url.partition("://")
     user_info, at, hosts = rest.rpartition("@")
     user = user_info.partition(":")[0]
@@ -124,7 +124,7 @@ def shown(url: str) -> str:
 
 
 def _content(file: str, what: str) -> str:
-    """Return the text of `file` without its line end; empty where no file is named."""
+    """Return the text of `file` without its line end; empty without a file."""
     try:
         return Path(file).read_text(encoding="utf-8").strip("\r\n") if file else ""
     except OSError as error:
@@ -132,5 +132,5 @@ def _content(file: str, what: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL itself holds a password: everybody who may list processes or pods reads it there."""
+    """Return whether the URL contains a password. Everyone who may list processes or pods can read it there."""
     return ":" in url.partition("://")[2].rpartition("@")[0]

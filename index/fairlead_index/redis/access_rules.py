@@ -1,6 +1,6 @@
-"""Redis users by role: which keys and commands a worker and a router of one service need, as ACL rules; and the users themselves.
+"""Redis users by role: the ACL rules for a worker and a router of one service, and the management of these users.
 
-A script runs its commands with the rights of the user that called it, so what a user may not do it cannot do by EVAL either.
+A script runs its commands with the rights of its caller, so EVAL grants nothing that the user lacks.
 """
 
 import re
@@ -21,9 +21,9 @@ _COMMANDS: Final[dict[Role, str]] = {
     "worker": f"{_BOTH} info setrange bitcount rename hlen hincrby zcard zpopmin zremrangebyscore",
     "router": f"{_BOTH} set getrange mget pexpire hexists hincrbyfloat zincrby zrangebyscore xread xrange xrevrange multi exec",
 }
-_REDIS_7_COMMANDS: Final = "fcall"  # and never `function`: whoever loads a library replaces code that other users run
+_REDIS_7_COMMANDS: Final = "fcall"  # never `function`: loading a library replaces code that other users run
 _SERVICE_TAGS: Final = ("", ":g[0-9]", ":g[0-9][0-9]")
-"""Behind the service's name in a key's hash tag: the plain namespace, and its index groups (groups.py)."""
+"""Suffixes of the service's name in a key's hash tag: the plain namespace, and its index groups (groups.py)."""
 
 
 class CannotManageUsers(Exception):
@@ -34,8 +34,8 @@ def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
     """Return the ACL SETUSER rules for `role` in the service `namespace`: keys and commands, without passwords.
 
     A worker reads and writes its service's keys except quotas (`q:`). A router reads all keys of its service, and writes reservations,
-    recalls and quotas only (`r:`, `q:`). `redis_7`: use `%R~` and FCALL; without them, on Redis 6.2, a router may also write what it may
-    read. Raises ValueError for a namespace that can never work.
+    recalls and quotas only (`r:`, `q:`). `redis_7`: use `%R~` and FCALL. Redis 6.2 lacks both, so there a router may
+    also write what it may read. Raises ValueError for a namespace that can never work.
     """
     keys: list[str] = []
     for tag in _SERVICE_TAGS:
@@ -51,7 +51,7 @@ def acl_rules(role: Role, namespace: str, *, redis_7: bool = True) -> list[str]:
 
 
 def user_name(role: Role, namespace: str, prefix: str = USER_PREFIX) -> str:
-    """Return the name of the Redis user for `role` in the service `namespace`. `prefix` tells installations on one server apart."""
+    """Return the name of the Redis user for `role` in the service `namespace`. `prefix` distinguishes installations on one server."""
     return f"{prefix}{role}:{quote(namespace, safe='/')}"
 
 
@@ -62,7 +62,7 @@ async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_h
     rotated. The change is atomic on each node, and connections of the user stay open. Users of a server without an ACL file are lost when
     it restarts: call again at intervals.
 
-    Raises CannotManageUsers where `admin` may not do that, ValueError for a malformed hash, and one of REDIS_ERRORS.
+    Raises CannotManageUsers if `admin` lacks the right, ValueError for a malformed hash, and one of REDIS_ERRORS.
     """
     if not password_hashes or not all(re.fullmatch(r"[0-9a-f]{64}", each) for each in password_hashes):
         raise ValueError(f"{len(password_hashes)} password hashes: give at least one SHA-256, as 64 lower-case hexadecimal digits")
@@ -71,21 +71,21 @@ async def ensure_user(admin: RedisClient, role: Role, namespace: str, password_h
     try:
         await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace))
     except CannotManageUsers as error:
-        if "%R~" not in str(error) and "+fcall" not in str(error):  # Redis 6.2 names the rule that it does not know
+        if "%R~" not in str(error) and "+fcall" not in str(error):  # Redis 6.2 names the unknown rule
             raise
         await _manage(admin, "SETUSER", name, *access, *acl_rules(role, namespace, redis_7=False))
     return name
 
 
 async def load_functions(admin: RedisClient) -> None:
-    """Load the index's scripts as functions on every node that lacks them, so that users who may not do it run them by FCALL.
+    """Load the index's scripts as functions on every node that lacks them, so that users without that right can use FCALL.
 
-    It saves server time only: where it is refused (Redis 6.2, a login without the right, a full server), services use EVALSHA. Raises one
+    This only saves server time. If it is refused (Redis 6.2, a login without the right, a full server), services use EVALSHA. Raises one
     of REDIS_ERRORS other than ReplyError.
     """
     with suppress(ReplyError):
         if not all(await admin.on_every_node("FUNCTION", "LIST", "LIBRARYNAME", library_name())):
-            await admin.on_every_node("FUNCTION", "LOAD", library_source())  # replicas refuse, and have it from their primary
+            await admin.on_every_node("FUNCTION", "LOAD", library_source())  # replicas refuse; they get it from their primary
 
 
 async def delete_user(admin: RedisClient, name: str) -> None:
@@ -99,7 +99,7 @@ async def list_users(admin: RedisClient, prefix: str = USER_PREFIX) -> list[set[
 
 
 async def _manage(admin: RedisClient, *words: str) -> list[list[bytes]]:
-    """Run one ACL command on every node; its replies."""
+    """Run one ACL command on every node. Return the replies."""
     try:
         return await admin.on_every_node("ACL", *words)
     except ReplyError as error:
@@ -109,5 +109,5 @@ async def _manage(admin: RedisClient, *words: str) -> list[list[bytes]]:
 
 
 def _escaped(text: str) -> str:
-    """A pattern that matches `text` only: names may hold what a glob would widen."""
+    """Return a pattern that matches `text` only: a name may contain glob characters."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", text)

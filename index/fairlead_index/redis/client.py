@@ -1,7 +1,7 @@
-"""The Redis that holds one namespace, wherever it is just now: behind a Service, in a Cluster, behind Sentinels.
+"""A client of the Redis node that serves one namespace: behind a Service, in a Cluster, or behind Sentinels.
 
-All keys of a namespace share one hash tag, so there is one right node at a time. A Cluster's node that is not it says MOVED, and the
-client goes there and stays. While the slot is on the move scripts are answered TRYAGAIN (see `Scripts`), and nothing is written anywhere.
+All keys of a namespace share one hash tag, so one node is right at a time. Another node of a Cluster replies MOVED; the client follows and
+stays there. While the Cluster slot migrates, scripts get TRYAGAIN (see `Scripts`) and nothing is written anywhere.
 """
 
 import asyncio
@@ -14,43 +14,43 @@ from fairlead_index.redis.connection import Command, Connection, RedisError, Rep
 
 REDIRECTIONS: Final = 3
 _LEFT_BEHIND: Final = frozenset({"READONLY", "NOAUTH", "WRONGPASS", "NOREPLICAS"})
-"""Not, or no longer, the node for us: connect again, the address may lead to another, the Secret hold another password."""
+"""This node is not, or no longer, the right one. Connect again: the address may lead to another node, or the password may have changed."""
 
 
 class RedisClient:
-    """One connection, made when it is needed. Calls end within `timeout` seconds, with all redirections: a reply, a RedisError, an OSError
-    or TimeoutError."""
+    """One connection, opened on demand. Each call, redirections included, ends within `timeout` seconds: with a reply, a RedisError,
+    an OSError or a TimeoutError."""
 
     def __init__(self, access: RedisAccess, timeout: float) -> None:
         self._access, self._timeout = access, timeout
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
-        self._node: Address | None = None  # where a Cluster sent us
-        self._peers: tuple[Address, ...] = ()  # the other nodes of that Cluster: one of them knows more when ours is gone
-        self._turn = 0  # which node to begin with
+        self._node: Address | None = None  # the target of the last MOVED
+        self._peers: tuple[Address, ...] = ()  # the other nodes of that Cluster, to try when ours is gone
+        self._turn = 0  # the index of the node to try first
 
     async def execute(self, *command: bytes | str | int | float) -> Any:
-        """The reply to one command."""
+        """Send one command. Return its reply."""
         [reply] = await self._replies([command])
         return reply
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Replies to commands sent together."""
+        """Send commands together. Return their replies."""
         return await self._replies(commands) if commands else []
 
     async def transaction(self, commands: Sequence[Command]) -> list[Any]:
-        """Replies to commands that nothing comes between."""
+        """Run commands in one MULTI/EXEC. Return their replies."""
         replies: list[Any] = (await self._replies([("MULTI",), *commands, ("EXEC",)]))[-1]
         _raise_first(replies)
         return replies
 
     async def on_every_node(self, *command: bytes | str | int | float) -> list[Any]:
-        """One reply of each node: of a Cluster all primaries and replicas, else the server that calls go to. For administrators."""
+        """Run a command on every primary and replica of a Cluster, otherwise on the current server. Return one reply per node."""
         try:
             shards = await self.execute("CLUSTER", "SLOTS")
         except ReplyError:  # no Cluster
             return [await self.execute(*command)]
-        assert self._connection is not None  # it has just answered, and nothing was awaited since
+        assert self._connection is not None  # it has just replied, and nothing was awaited since
         nodes = _nodes_in(shards, self._connection.address[0])
         replies: list[Any] = []
         for node in sorted(nodes):
@@ -64,7 +64,7 @@ class RedisClient:
         return replies
 
     def drop(self) -> None:
-        """Closes the connection; the next call makes another."""
+        """Close the connection. The next call opens another."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
@@ -97,7 +97,7 @@ class RedisClient:
                     self._node = None
                     self.drop()
                 raise
-        raise RedisError("the nodes of the cluster send us round in circles")
+        raise RedisError(f"the cluster redirected a command {REDIRECTIONS} times: its nodes disagree about the slot's owner")
 
     async def _answer(self, connection: Connection, commands: Sequence[Command]) -> list[Any]:
         clock = asyncio.get_running_loop().time
@@ -105,13 +105,13 @@ class RedisClient:
         try:
             return await connection.send(commands)
         except asyncio.CancelledError:
-            # A caller that gives up early takes nothing along; one that heard nothing all its time leaves no dead line to the next.
+            # An early cancellation keeps the connection. After a whole timeout without a byte the connection is dead.
             if clock() - max(sent, connection.heard) > 0.9 * self._timeout:
                 connection.abort()
             raise
 
     async def _connected(self) -> Connection:
-        """Joins the attempt under way: a thousand callers make one connection, and one that is cancelled stops none of the others."""
+        """Join the connection attempt in progress: a thousand callers open one connection, and a cancelled caller stops no other."""
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="redis-connect")
             self._connecting.add_done_callback(self._has_connected)
@@ -127,7 +127,7 @@ class RedisClient:
 
     async def _connect(self) -> Connection:
         nodes = [self._node] if self._node else []
-        others = [*self._access.place.nodes, *self._peers]
+        others = [*self._access.location.nodes, *self._peers]
         nodes += [node for node in _from(others, self._turn) if node not in nodes]
         failure: Exception = RedisError("no node")
         async with asyncio.timeout(self._timeout):
@@ -139,14 +139,14 @@ class RedisClient:
         raise failure
 
     async def _open(self, node: Address) -> Connection:
-        if self._access.place.sentinel:
+        if self._access.location.sentinel:
             node = await self._primary(node)
         connection = await connect(node, self._access.tls())
         try:
             user, password = self._access.credentials()
             greeting: list[Command] = [("AUTH", *([user] if user else []), password)] if password else []
-            if self._access.place.database:
-                greeting.append(("SELECT", self._access.place.database))
+            if self._access.location.database:
+                greeting.append(("SELECT", self._access.location.database))
             if greeting:
                 _raise_first(await connection.send(greeting))
         except BaseException:
@@ -155,7 +155,7 @@ class RedisClient:
         return connection
 
     async def _primary(self, sentinel: Address) -> Address:
-        name = self._access.place.sentinel
+        name = self._access.location.sentinel
         connection = await connect(sentinel, self._access.tls())
         try:
             [found] = await connection.send([("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)])
@@ -166,20 +166,20 @@ class RedisClient:
         return found[0].decode(), int(found[1])
 
     async def _follow(self, connection: Connection, moved: str) -> None:
-        """`MOVED 3999 10.0.0.7:6381`; an empty host means the one that said so."""
+        """Follow `MOVED 3999 10.0.0.7:6381`. An empty host means the replying node."""
         host, _, port = moved.split()[2].rpartition(":")
         node = (host or connection.address[0], int(port))
-        with contextlib.suppress(ReplyError):  # a user who may not ask that has the nodes of the URL
+        with contextlib.suppress(ReplyError):  # without the right to CLUSTER SLOTS only the URL's nodes are known
             [shards] = await self._answer(connection, [("CLUSTER", "SLOTS")])
             _raise_first([shards])
             self._peers = tuple(_nodes_in(shards, connection.address[0]))
-        if self._connection is connection:  # else another caller went ahead of us
+        if self._connection is connection:  # otherwise another caller has followed already
             self._node = node
             self.drop()
 
 
 def _nodes_in(shards: Any, asked: str) -> set[Address]:
-    """The nodes that CLUSTER SLOTS names; an empty host is the one that was asked."""
+    """Return the nodes that CLUSTER SLOTS lists. An empty host means the replying node."""
     return {(each[0].decode() or asked, int(each[1])) for shard in shards for each in shard[2:]}
 
 

@@ -1,7 +1,7 @@
-"""One connection to a Redis: commands go out as they come, replies come back in order, so any number of callers share it.
+"""One pipelined connection to a Redis: replies come in the order of the commands, so any number of callers share it.
 
-A caller that gives up, by cancellation or at its deadline, leaves its place in the order behind and nothing else: the connection stays
-good for the others and none is lost. (A pool of one-caller connections must throw a connection away for each reply that nobody waits for.)
+A caller that is cancelled or times out keeps only its place in that order, so the connection stays usable for the others. (A pool of
+single-caller connections must discard a connection for each abandoned reply.)
 """
 
 import asyncio
@@ -24,16 +24,16 @@ _IN_SCRIPT: Final = re.compile(r": -([A-Z]+) ")
 
 
 class RedisError(Exception):
-    """Redis did not do it."""
+    """A command failed."""
 
 
 class ReplyError(RedisError):
-    """Redis said why not. `code` is its first word: NOPERM, OOM, READONLY, MOVED, NOSCRIPT..."""
+    """An error reply. `code` is its first word: NOPERM, OOM, READONLY, MOVED, NOSCRIPT..."""
 
     @property
     def code(self) -> str:
         text = str(self)
-        inner = _IN_SCRIPT.search(text) if text.startswith("ERR Error running script") else None  # so Redis 6.2 quotes what a command said
+        inner = _IN_SCRIPT.search(text) if text.startswith("ERR Error running script") else None  # Redis 6.2 wraps the error
         return inner[1] if inner else text.partition(" ")[0]
 
 
@@ -46,22 +46,22 @@ class _Request:
         self.count, self.future, self.replies = count, future, list[Any]()
 
 
-_MORE: Final = False  # what hiredis returns when no whole reply is there
+_MORE: Final = False  # what hiredis returns without a complete reply
 MAX_REPLY_BYTES: Final = 16 << 20
-"""Of one reply. The largest of the index is a few MB; a server that sends more is broken or hostile, and hiredis would keep it all."""
+"""Limit of one reply. The index's largest is a few MB. A server that sends more is broken or hostile, and hiredis would buffer it all."""
 
 
 class Connection(asyncio.Protocol):
-    """Made by `connect`."""
+    """A shared connection, created by `connect`."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self.heard = 0.0
-        """When bytes last came, in the event loop's time."""
+        """Time of the last received bytes, on the event loop's clock."""
         self._reader: Any = hiredis.Reader(protocolError=RedisError, replyError=ReplyError)
         self._requests: deque[_Request] = deque()
         self._incomplete = 0
-        """Bytes since the last whole reply."""
+        """Bytes since the last complete reply."""
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
 
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, commands: Sequence[Command]) -> "asyncio.Future[list[Any]]":
-        """Writes the commands, one after the other, with nothing between. Errors stand among the replies. Raises ConnectionError."""
+        """Write the commands without others between them. Error replies are among the replies. Raises ConnectionError."""
         if not self.open:
             raise ConnectionResetError("the connection to redis is closed")
         request = _Request(len(commands), self._loop.create_future())
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
         return request.future
 
     def abort(self) -> None:
-        """Closes at once. Whoever waits gets a ConnectionError."""
+        """Close immediately. Waiting callers get a ConnectionError."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -104,14 +104,14 @@ class Connection(asyncio.Protocol):
                     self._requests.popleft()
                     if not request.future.done():
                         request.future.set_result(request.replies)
-        except (RedisError, IndexError):  # not RESP, or an answer that nobody asked for
+        except (RedisError, IndexError):  # not RESP, or a reply without a request
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(ConnectionResetError(f"redis closed the connection: {exc or 'end of stream'}"))
 
     def _fail(self, error: Exception) -> None:
-        """Give `error` to all callers that wait."""
+        """Fail all waiting callers with `error`."""
         for request in self._requests:
             if not request.future.done():
                 request.future.set_exception(error)
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(address: Address, tls: ssl.SSLContext | None) -> Connection:
-    """Raises OSError: away, or not who its certificate says."""
+    """Open a connection. Raises OSError if the server cannot be reached or its certificate does not match."""
     loop = asyncio.get_running_loop()
     host, port = address
     if not port:
@@ -128,6 +128,6 @@ async def connect(address: Address, tls: ssl.SSLContext | None) -> Connection:
     transport, connection = await loop.create_connection(
         lambda: Connection(address), host, port, ssl=tls, server_hostname=host if tls else None
     )
-    with contextlib.suppress(OSError):  # a peer that a node's end took along is noticed even while nobody asks
+    with contextlib.suppress(OSError):  # keepalive detects a lost peer on an idle connection
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return connection

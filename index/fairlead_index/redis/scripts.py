@@ -1,4 +1,4 @@
-"""One way to reach Redis for both halves: one shared connection, no hidden retries, and the scripts, as Functions or by their digests."""
+"""Script calls for reader and writer: one shared connection, no hidden retries, by FCALL or EVALSHA."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from fairlead_index.redis.connection import RedisError, ReplyError
 
 SCHEMA: Final = "fl4"
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
-"""Everything that means "Redis did not do it": away, too slow, read-only after a failover, loading, out of memory."""
+"""All failures of a call: Redis is unreachable, too slow, read-only after a failover, loading, or out of memory."""
 
 SCRIPTS: Final = (
     "join", "apply", "evict", "heartbeat", "leave", "recall", "match", "route", "release", "claim", "sweep", "renew", "workers", "quota",
@@ -22,31 +22,31 @@ SCRIPTS: Final = (
 _READ_ONLY: Final = frozenset({"match", "workers"})
 _USE_MATCH: Final = frozenset({"match", "route"})
 _WHEN_FULL: Final = frozenset(SCRIPTS) - _READ_ONLY - {"apply"}
-"""What a Redis past its maxmemory does all the same: it needs next to nothing, or gives back. `apply` alone is refused, with OOM."""
+"""Scripts that run past maxmemory, as they need little memory or free some. Only `apply` is refused, with OOM."""
 _TEXT_OF: Final = {"evict": "apply"}
 """`evict` is `apply` for batches that only remove."""
 _NAMES: Final = "call, byte, sub, char, floor"
 _NAMED: Final = "redis.call, string.byte, string.sub, string.char, math.floor"
-"""What the scripts call by a name of their own."""
+"""Local aliases in all scripts."""
 _RETRY: Final = 60.0
-"""Seconds for which scripts run by EVALSHA after the server had no function for this user."""
+"""Seconds of EVALSHA after the server had no function for this user."""
 
 
 class Scripts:
     """The scripts of one namespace over one connection: functions of a library, or by EVALSHA.
 
-    An administrator loads the library (`access_rules.load_functions`), and so does a client whose user may. A service's own user may not:
-    it would replace the code that other users run. Where the library is missing, and on Redis 6.2, scripts run by EVALSHA; a server that
-    does not know a script is sent its text, once.
+    An administrator (`access_rules.load_functions`) or a client with that right loads the library. A service's own user has no such right:
+    it could replace the code that other users run. Without the library, and on Redis 6.2, scripts run by EVALSHA. A server that does not
+    know a script gets its text once.
 
-    Each call names the prefix as its key, which never exists. While a Cluster moves the slot both nodes refuse such a key (ASK, MOVED), so
-    no half of a namespace is ever taken for all of it, and no writer begins a new one in the middle of the move.
+    Each call passes the prefix, which never exists, as its key. While a Cluster migrates the slot, both nodes refuse such a key (ASK,
+    MOVED). So half of a namespace is never taken for all of it, and no writer starts a new one during the migration.
     """
 
     def __init__(self, redis: RedisAccess | str, namespace: str, *, timeout: float) -> None:
         self.redis = RedisClient(RedisAccess(redis) if isinstance(redis, str) else redis, timeout)
         self.prefix = key_prefix(namespace)
-        self._functions_from = 0.0  # until then EVALSHA
+        self._functions_from = 0.0  # EVALSHA until this time
 
     async def call(self, name: str, *args: bytes | str | int | float) -> list[Any]:
         """Run one script; return its reply. Raises one of REDIS_ERRORS."""
@@ -66,7 +66,7 @@ class Scripts:
         except ReplyError as error:
             if "function not found" not in str(error).lower():
                 raise
-        with suppress(ReplyError):  # not allowed, the server is full, or another client was first
+        with suppress(ReplyError):  # no permission, a full server, or another client was first
             await self.redis.execute("FUNCTION", "LOAD", library_source())
         return cast(list[Any], await self.redis.execute(*call))
 
@@ -80,7 +80,7 @@ class Scripts:
         return cast(list[Any], await self.redis.execute("EVAL", source, 1, self.prefix, *args))
 
     def key(self, name: str | bytes) -> bytes:
-        """A key of the namespace, for what needs no script."""
+        """Return a key of the namespace, for plain commands."""
         return self.prefix.encode() + (name.encode() if isinstance(name, str) else name)
 
     async def close(self) -> None:
@@ -88,19 +88,19 @@ class Scripts:
 
 
 def key_prefix(namespace: str) -> str:
-    """What all keys of a namespace begin with. The braces keep it on one Cluster slot. Raises ValueError."""
+    """Return the prefix of a namespace's keys. The braces keep it on one Cluster slot. Raises ValueError."""
     if not namespace or any(mark in namespace for mark in "{}"):
         raise ValueError(f"index namespace {namespace!r}: give NAMESPACE/NAME, without braces")
     return f"{SCHEMA}:{{{namespace}}}:"
 
 
 async def eviction_advice(redis: RedisClient) -> str:
-    """What to change about a server that may evict keys of ours; empty when it does not, or does not say."""
+    """Return advice for a server that may evict keys of the index; empty if it does not, or does not report its policy."""
     try:
-        told: bytes = await redis.execute("INFO", "memory")
-    except ReplyError:  # a user who may not ask
+        reply: bytes = await redis.execute("INFO", "memory")
+    except ReplyError:  # no permission for INFO
         return ""
-    fields = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
+    fields = dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
     policy = fields.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return ""
@@ -117,27 +117,27 @@ def _has_no_function(error: ReplyError) -> bool:
 
 @cache
 def script_source(name: str) -> str:
-    """The whole Lua text of one script, as EVAL takes it: the parts of common.lua that it uses, and its own."""
+    """Return the Lua text of one script for EVAL: the parts of common.lua that it uses, and its own."""
     body = "\n".join([*([_text("match_core")] if name in _USE_MATCH else []), _text(_TEXT_OF.get(name, name))])
-    # A full server refuses a script's first write if that needs memory, and lets all pass after one that does not. (Functions have a flag.)
+    # A full server refuses a script whose first write needs memory. After a first write that needs none, all pass. (Functions: a flag.)
     first = "redis.call('DEL', KEYS[1])\n" if name in _WHEN_FULL else ""
     return "\n".join([f"{first}local {_NAMES} = {_NAMED}", *_used_parts(body), body])
 
 
 @cache
 def library_source() -> str:
-    """All scripts as one library of functions, as FUNCTION LOAD takes it."""
+    """Return all scripts as one function library for FUNCTION LOAD."""
     return f"#!lua name={library_name()}\n" + _functions(library_name())
 
 
 @cache
 def library_name() -> str:
-    """The library's name. It holds a digest of the text: versions live side by side through a rollout."""
+    """Return the library's name. It contains a digest of the text, so versions coexist during a rollout."""
     return f"fairlead_{sha256(_functions('').encode()).hexdigest()[:12]}"
 
 
 def _functions(library: str) -> str:
-    # What the functions share is made once, when the library loads, not with every call. `redis.call` does not exist at that moment.
+    # Shared parts are created once, at load. `redis.call` does not exist then, so each callback sets the aliases.
     functions = []
     for name in SCRIPTS:
         flags = "flags = { 'no-writes' }, " if name in _READ_ONLY else "flags = { 'allow-oom' }, " if name in _WHEN_FULL else ""
@@ -149,8 +149,8 @@ def _functions(library: str) -> str:
 
 
 def _used_parts(body: str) -> list[str]:
-    """The definitions of common.lua that `body` needs, in their order. Each call of a script makes its functions anew, so those that it
-    does not need would cost time."""
+    """Return the definitions of common.lua that `body` needs, in order. Each script call creates its functions again, so unused ones cost
+    time."""
     parts = re.split(r"\n(?=local )", _text("common"))
     needed = body
     used: list[str] = []
@@ -164,7 +164,7 @@ def _used_parts(body: str) -> list[str]:
 
 @cache
 def _text(name: str) -> str:
-    """A file's text without its comments."""
+    """Return a file's text without comments."""
     text = (files("fairlead_index") / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
     return re.sub(r"\s*--[^\n]*", "", text).lstrip("\n")
 

@@ -1,7 +1,7 @@
--- One batch of a slot's changes, in order, at once. ARGV: slot, epoch, sequence, then changes, each along one run: 'S' or 'R', how many blocks before
--- the first that changes (a byte), and the packed hashes of the run from its first block on. 'S': the slot holds all of them from now on, 'R': those
--- before the first that changes. Returns {'OK'}; {'STALE'}: that incarnation is over; {'GAP', n}: the index stands at n, so changes are lost.
--- A batch sent twice counts once.
+-- Applies one batch of a slot's changes, in order and atomically. ARGV: slot, epoch, sequence, then changes, each along one run: 'S' or 'R', how many blocks before
+-- the first that changes (a byte), and the packed hashes of the run from its first block on. 'S': the slot now holds all of them. 'R': it
+-- holds only those before the first that changes. Returns {'OK'}; {'STALE'}: the incarnation has ended; {'GAP', n}: the index is at sequence n, so
+-- changes were lost. A batch sent twice counts once.
 local p, slot, seq = KEYS[1], ARGV[1], tonumber(ARGV[3])
 local state = call('HMGET', p .. 'meta', 'logged', 'told', 'logging', 'buckets', 'runs', 'f' .. slot)
 local at = sequence_in(state[6], ARGV[2])
@@ -10,7 +10,7 @@ if at == seq then return { 'OK' } end
 if at + 1 ~= seq then return { 'GAP', at } end
 local grid, runs = grid_of(tonumber(state[4] or 0)), tonumber(state[5] or 0)
 
--- The slot holds `path`, packed hashes, from block `first` (counted from 0) to its end. `known`: there is a record already, as far as one can tell.
+-- Adds the slot as holder of `path`, packed hashes, from block `first` (counted from 0) to its end. `known`: a record probably exists.
 local function store(path, first, known)
   local name, rest = sub(path, first * 8 + 1, first * 8 + 8), sub(path, first * 8 + 9)
   local key, behind = bucket_key(p, grid, name, 1), #rest / 8
@@ -59,7 +59,7 @@ local function store(path, first, known)
   if parted then store(path, first + shared, false) end
 end
 
--- Of `path` from block `first` on, the slot holds what is before block `last` alone.
+-- Removes the slot as holder of `path` from block `last` on. `first`: the block that names the record.
 local function remove(path, first, last)
   local name, rest = sub(path, first * 8 + 1, first * 8 + 8), sub(path, first * 8 + 9)
   local key = bucket_key(p, grid, name, 1)
@@ -93,7 +93,7 @@ local function remove(path, first, last)
   runs = runs - 1
 end
 
--- Splits the next bucket: what of it belongs to the new one, moves there.
+-- Splits the next bucket: entries that belong to the new bucket move there.
 local function split()
   local count, whole, n = grid.count, grid.whole, 0
   local from, to = bucket_named(p, count - grid.half), bucket_named(p, count)
@@ -117,16 +117,16 @@ local function split()
 end
 
 local mirrored = is_mirrored(p)
-local told = mirrored and { 'A' .. slot }
+local log_record = mirrored and { 'A' .. slot }
 local STORED = byte('S')
 for i = 4, #ARGV do
   local change = ARGV[i]
   local kind, before = byte(change, 1, 2)
   local path = sub(change, 3)
   if kind == STORED then store(path, 0, before > 0) else remove(path, 0, before) end
-  if mirrored then told[#told + 1] = char(kind) .. struct.pack('<I4', #path / 8 - before) .. sub(path, before * 8 + 1) end
+  if mirrored then log_record[#log_record + 1] = char(kind) .. struct.pack('<I4', #path / 8 - before) .. sub(path, before * 8 + 1) end
 end
 local most = grid.count + SPLITS
 while runs > grid.count * FILL and grid.count < most do split() end
-tell(p, state, mirrored, mirrored and table.concat(told), 'runs', runs, 'f' .. slot, struct.pack(FENCE, ARGV[2], seq))
+log_change(p, state, mirrored, mirrored and table.concat(log_record), 'runs', runs, 'f' .. slot, struct.pack(FENCE, ARGV[2], seq))
 return { 'OK' }

@@ -4,7 +4,7 @@ local p, slot = KEYS[1], ARGV[1]
 local done = sequence(p, slot, ARGV[2])
 local record = call('HGET', p .. 'live', slot)
 if not done or not record then return { 'STALE' } end
-if call('HDEL', p .. 'r:recall', slot) == 1 then  -- a router found the index wrong about it
+if call('HDEL', p .. 'r:recall', slot) == 1 then  -- a router found the index wrong about this worker
   kill(p, slot)
   return { 'STALE' }
 end
@@ -17,15 +17,15 @@ call('HSET', p .. 'live', slot, struct.pack('<d', now + lease_ms) .. sub(record,
 set_lease(p, slot, now + lease_ms)
 local at, _, _, backlog, measured, step, free, total, page = struct.unpack(LOAD, load)
 
--- Promises that the worker has had time to receive are in its backlog, or done: they count no longer. The others run out after a minute, and so do
--- those of a clock that was ahead.
+-- Reservations that the worker has had time to receive are in its backlog or done, so they no longer count. The others expire after a minute, as do
+-- those from a clock that was ahead.
 local ARRIVAL, LONGEST = 250, 60000
-local promises = p .. 'r:' .. slot
+local reservations = p .. 'r:' .. slot
 local before = now - LONGEST
 if at > 0 and at - ARRIVAL > before then before = at - ARRIVAL end
 local owed = 0
-if call('ZREMRANGEBYSCORE', promises, '-inf', before) + call('ZREMRANGEBYSCORE', promises, now + LONGEST, '+inf') > 0 then
-  for _, promise in ipairs(call('ZRANGE', promises, 0, -1)) do owed = owed + struct.unpack('<d', promise, 9) end
+if call('ZREMRANGEBYSCORE', reservations, '-inf', before) + call('ZREMRANGEBYSCORE', reservations, now + LONGEST, '+inf') > 0 then
+  for _, reservation in ipairs(call('ZRANGE', reservations, 0, -1)) do owed = owed + struct.unpack('<d', reservation, 9) end
   if owed > 0 then
     call('HSET', p .. 'r:owed', slot, owed)
     call('EXPIRE', p .. 'r:owed', KEPT)

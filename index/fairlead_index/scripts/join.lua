@@ -1,4 +1,4 @@
--- A new incarnation: a fresh slot under a lease, at sequence 0. Any older one of the same pod or the same address is over at once.
+-- Adds an incarnation: a fresh slot under a lease, at sequence 0. Ends any older one of the same pod or address.
 -- ARGV: pod, address, revision, block tokens, epoch (8 random bytes), lease ms, buckets of a new namespace. Returns {'OK', slot} or {'FULL'}.
 local p = KEYS[1]
 local pod, address, revision, epoch, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[5], tonumber(ARGV[6])

@@ -1,5 +1,5 @@
--- What every living worker holds of a prompt. ARGV: packed hashes. Returns {HOLDER, ...}, packed: cached tokens (8 bytes),
--- epoch (8 bytes), address. Workers that hold nothing are left out.
+-- Returns what every live worker holds of a prompt. ARGV: packed hashes. Returns {HOLDER, ...}, packed: cached tokens (8 bytes),
+-- epoch (8 bytes), address. Workers that hold nothing are absent.
 local p, now = KEYS[1], now_ms()
 local depth, numbers = match(p, ARGV[1], living(p, now), 65536, 65536, nil)
 local slots, reply, size = {}, {}, 0

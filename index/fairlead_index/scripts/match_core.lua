@@ -1,27 +1,27 @@
 -- How deep each living slot holds a chain of hashes. Shared by `match` and `route`.
 --
 -- A slot's set of blocks is prefix-closed (parents are stored first, children removed first, batches are atomic), so the sets of *living* holders only
--- shrink with depth: binary-search the deepest run whose first block anyone holds, then each run where that set grows; how far into its last run a
--- holder reaches, that run's records say. Dead slots are filtered before every comparison: one that is half swept is not closed any more and would
--- mislead the search. Slots are numbers here; `lives[slot]` is true of the living.
--- With `soonest`, a list of slots, only those and the deepest `limit` holders or so are found, and no more holders of a record are looked at: a search
--- costs the same whether twenty workers hold a system prompt or all of a large fleet.
+-- shrink with depth: binary-search the deepest run whose first block anyone holds, then each run where that set grows; the records of a
+-- holder's last run give its exact depth. Dead slots are filtered before every comparison: a half swept one is no longer prefix-closed and would
+-- mislead the search. Slots are numbers here; `lives[slot]` is true for live ones.
+-- With `soonest`, a list of slots, the search finds only those and about `limit` of the deepest holders, and reads no more holders of a record. So a
+-- system prompt costs the same with twenty holders as with all of a large fleet.
 -- Returns {slot -> depth}, the slots with the deepest first, and the deepest level.
 local function match(p, hashes, lives, max_levels, limit, soonest)
   local count, grid = #hashes / 8, buckets_of(p)
   if count == 0 or grid.count == 0 then return {}, {}, 0 end
   local start = call('HGET', bucket_key(p, grid, hashes, 1), sub(hashes, 1, 8))
   if not start then return {}, {}, 0 end  -- a cold prompt needs none of what follows
-  local sets, seen, nobody = {}, {}, { holders = {}, held = {}, size = 0, mine = 0 }
+  local sets, seen, empty_set = {}, {}, { holders = {}, held = {}, size = 0, soonest_count = 0 }
   local is_soonest = {}
   if soonest then
     for i = 1, #soonest do is_soonest[soonest[i]] = true end
   end
-  local none = string.rep('\0', 64)  -- a piece of a wide string that names nobody
+  local none = string.rep('\0', 64)  -- a piece of a wide string without holders
 
-  -- Of a record's holders those who live, how many of its blocks each holds, whether all of them hold as many, and how many are of `soonest`.
+  -- Returns a record's live holders, how many of its blocks each holds, whether all hold equally many, and how many are in `soonest`.
   local function wide_holders(map)
-    local holders, held, even, count, most, mine = {}, {}, true, 0, nil, 0
+    local holders, held, even, count, most, soonest_count = {}, {}, true, 0, nil, 0
     if soonest and #map > 64 then
       for i = 1, #soonest do
         local n = soonest[i]
@@ -33,7 +33,7 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
           if blocks ~= most then even = false end
         end
       end
-      mine = count
+      soonest_count = count
     end
     local most_holders = #map > 64 and limit or math.huge
     for from = 1, #map, 64 do
@@ -47,36 +47,36 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
             if count >= most_holders then break end
             count = count + 1
             holders[count], held[n] = n, blocks
-            if is_soonest[n] then mine = mine + 1 end
+            if is_soonest[n] then soonest_count = soonest_count + 1 end
             most = most or blocks
             if blocks ~= most then even = false end
           end
         end
       end
     end
-    return { holders = holders, held = held, even = even, size = count, mine = mine }
+    return { holders = holders, held = held, even = even, size = count, soonest_count = soonest_count }
   end
 
   local function narrow_holders(packed)
-    local holders, held, even, count, mine = {}, {}, true, 0, 0
+    local holders, held, even, count, soonest_count = {}, {}, true, 0, 0
     for i = 1, #packed, 3 do
       local a, b, blocks = byte(packed, i, i + 2)
       local n = a * 256 + b
       if lives[n] then
         count = count + 1
         holders[count], held[n] = n, blocks
-        if is_soonest[n] then mine = mine + 1 end
+        if is_soonest[n] then soonest_count = soonest_count + 1 end
         if blocks ~= held[holders[1]] then even = false end
       end
     end
-    return { holders = holders, held = held, even = even, size = count, mine = mine }
+    return { holders = holders, held = held, even = even, size = count, soonest_count = soonest_count }
   end
 
   -- The holders of the record that the block `at` (counted from 0) names, and the record.
   local function record_at(at)
     local name = sub(hashes, at * 8 + 1, at * 8 + 8)
     local record = at == 0 and start or call('HGET', bucket_key(p, grid, name, 1), name)
-    if not record then return nobody, '' end
+    if not record then return empty_set, '' end
     local _, wide, first = parts_of(record)
     local packed = wide and WIDE .. (call('GET', p .. 'w' .. name) or '') or sub(record, first)
     local set = sets[packed]  -- neighbours mostly have equal sets: read each once
@@ -87,7 +87,7 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
     return set, record
   end
 
-  -- Levels count runs, from 1: who holds the first block of one.
+  -- Returns the holders of the first block of a run. Levels count runs from 1.
   local records = {}
   local function set_at(level)
     local set, record = record_at((level - 1) * RUN)
@@ -95,17 +95,17 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
     return set
   end
 
-  -- How many are counted at a level: all its holders, or when enough of them were found, those of `soonest`.
-  local by_mine = false
+  -- Returns the counted holders of a level: all, or once enough were found, those in `soonest`.
+  local by_soonest = false
   local function size_of(level)
     local set = seen[level] or set_at(level)
-    return by_mine and set.mine or set.size
+    return by_soonest and set.soonest_count or set.size
   end
 
-  -- The deepest level in [low, high) of which more are counted than `size`, given that `low` is one.
+  -- Returns the deepest level in [low, high) with more counted holders than `size`, given that `low` is one.
   local function deepest(low, high, size)
-    for level, set in pairs(seen) do  -- from what the searches before have seen
-      if level > low and level < high and (by_mine and set.mine or set.size) > size then low = level end
+    for level, set in pairs(seen) do  -- reuses levels that earlier searches read
+      if level > low and level < high and (by_soonest and set.soonest_count or set.size) > size then low = level end
     end
     while high - low > 1 do
       local middle = floor((low + high) / 2)
@@ -116,8 +116,8 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
 
   local depth, slots = {}, {}
 
-  -- Sets the depths of those of `pending` who hold something of the record that block `first` names, or of another where they part from it.
-  -- Whether all of them are surely the same.
+  -- Sets the depths of those `pending` slots that hold blocks of the record named by block `first`, or of a record that diverges from it.
+  -- Returns whether all depths are surely equal.
   local function reach(pending, set, record, first, last)
     local behind = parts_of(record)
     local shared = common(record, behind, sub(hashes, first * 8 + 9, last * 8))
@@ -140,7 +140,7 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
     return false
   end
 
-  -- Sets the depths of those whose last run `level` is.
+  -- Sets the depths of the slots whose last run is `level`.
   local function settle(level)
     local here, pending, before = seen[level].holders, {}, #slots
     for i = 1, #here do
@@ -163,7 +163,7 @@ local function match(p, hashes, lives, max_levels, limit, soonest)
   local level, levels = deepest(1, math.ceil(count / RUN) + 1, 0), 1
   while true do
     settle(level)
-    by_mine = by_mine or soonest and #slots >= limit
+    by_soonest = by_soonest or soonest and #slots >= limit
     if size_of(level) == size_of(1) then return depth, slots, depth[slots[1]] end
     levels = levels + 1
     level = levels < max_levels and deepest(1, level, size_of(level)) or 1  -- past the limit the rest hold at least the first run's beginning

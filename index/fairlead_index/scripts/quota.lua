@@ -1,6 +1,6 @@
--- Token buckets of a service's tenants, common to its routers. ARGV: the router's name, the number of this call (a call whose reply was lost is sent
+-- Updates the token buckets of a service's tenants, shared by its routers. ARGV: the router's name, the number of this call (a call whose reply was lost is sent
 -- again under its number, and charges once), then for each tenant: its name, tokens a second, the most that the bucket holds, tokens used since the
--- router's last call. Returns how many routers there are, then what each bucket holds; below zero where more was used than there was.
+-- router's last call. Returns the number of routers, then each bucket's level: below zero if more was used than it held.
 -- `q:tenants`: tenant -> level and time (ms); `q:routers`: router -> time (ms) and number.
 local p, now = KEYS[1], now_ms()
 local QUIET, FORGET = 15000, 86400000

@@ -1,6 +1,5 @@
--- A router found that the index is wrong about what a worker holds. The worker's next heartbeat ends its incarnation, so it joins again with a
--- snapshot. ARGV: address. Returns {'OK'}; {'LATER'}; {'UNKNOWN'}: not live, or recalled already.
--- However many routers ask: one worker in 5 s, and the same one after a minute, which doubles up to an hour while that does not help.
+-- Recalls a worker about whose blocks the index is wrong. The worker's next heartbeat ends its incarnation, so it joins again with a snapshot. ARGV: address. Returns {'OK'}; {'LATER'}; {'UNKNOWN'}: not live, or recalled already.
+-- For all routers together: one worker per 5 s, and the same worker after a minute, which doubles up to an hour while recalls do not help.
 local p, address = KEYS[1], ARGV[1]
 local APART, FIRST, LONGEST = 5000, 60000, 3600000
 

@@ -1,7 +1,7 @@
--- Nothing lives for ever: every key runs out a day after the last worker that renewed it. Each call renews what is there beside the buckets, and
--- its share of those, so that all of them get their turn within a few hours however many workers call. No ARGV. Returns {'OK'}.
+-- Renews expiries: every key expires a day after a worker last renewed it. Each call renews all keys except buckets, and a share of the buckets, so
+-- that all buckets are renewed within a few hours with any number of workers. No ARGV. Returns {'OK'}.
 local p = KEYS[1]
-local PASS, MOST = 4 * 3600 * 1000, 64  -- ms in which all buckets get their turn; buckets renewed at once: half a millisecond or less
+local PASS, MOST = 4 * 3600 * 1000, 64  -- ms in which all buckets are renewed; buckets per call: half a millisecond or less
 
 local fixed = { 'meta', 'live', 'leases', 'log', 'names', 'ring', 'seeds', 'dead', 'sweeping', 'free', 'r:owed', 'r:ready' }
 for _, name in ipairs(fixed) do call('EXPIRE', p .. name, KEPT) end

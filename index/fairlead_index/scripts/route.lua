@@ -1,12 +1,12 @@
--- Match, score and reserve, at once. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, packed slots to leave
+-- Matches, scores and reserves atomically. ARGV: packed hashes, prompt tokens, id of the reservation (8 random bytes), candidates wanted, packed slots to leave
 -- out, addresses to leave out... Returns {reservation, CANDIDATE, ...}, best first, each packed as in reader.py (`_CANDIDATE`);
--- {''} when no worker may be used.
-local SLACK = 1.25       -- a cold prefix goes to one of its two homes while they start it at most this much later than the best, and by its own work
+-- {''} if no worker may be used.
+local SLACK = 1.25       -- a cold prefix goes to one of its two homes if that starts it at most this factor later than the best, and at most its own work later
 local SMALL = 16         -- workers up to which all are scored: SMALL_FLEET in score.py
 local CONSIDERED = 12    -- of a larger fleet: the homes of a cold prompt or its deepest holders, then the soonest
 local HOLDERS = 6
 local PAGE, SEEN = 4, 64 -- points of the ring read at once, and at most, each way
-local LEVELS = 8         -- depths told apart; holders of less count as holders of the first run, as far as they hold it
+local LEVELS = 8         -- distinct depths; shallower holders count as holders of the first run, as far as they hold it
 
 local p, hashes, prompt, id, wanted = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local now = now_ms()
@@ -19,7 +19,7 @@ if #ARGV > 5 then
     if slot then lives[slot_number(slot)] = false end
   end
 end
--- The workers that come first by the score for a usual prompt. The dead and those left out may stand in front: read on past them.
+-- The workers that come first by the score for a usual prompt. Dead and excluded workers may come first: read on past them.
 local soonest, slot_of, from = {}, {}, 0
 repeat
   local page = call('ZRANGE', p .. 'r:ready', from, from + SMALL)
@@ -38,8 +38,8 @@ end
 local depth, holders, deepest = match(p, hashes, lives, LEVELS, most, most < SMALL and soonest)
 local cold = deepest == 0 and #hashes >= 8
 
--- Of equals the lower rank wins: every pair of (block, address) has a fixed one, for all routers alike. The block is the first that nobody holds: the
--- first of all when cold. An address' seed is on a circle, a block turns and stretches it, the lowest wins (multiply-add hashing).
+-- Of equals the lower rank wins: every pair of (block, address) has a fixed one, for all routers alike. The block is the first without a holder; for a
+-- cold prompt the first of all. A block scales and shifts an address' seed on a circle, and the lowest wins (multiply-add hashing).
 local key = id
 if #hashes >= 8 then
   local block = deepest < #hashes / 8 and deepest or deepest - 1
@@ -91,13 +91,13 @@ for i = 1, #soonest do
 end
 if count == 0 then return { '' } end
 
-local function sooner(a, b)  -- `late` is the score, in seconds; one that has no room is the last resort
+local function sooner(a, b)  -- `late` is the score, in seconds; a worker without room is the last resort
   if a.late ~= b.late then return a.late < b.late end
   return ranks[a.number] < ranks[b.number]
 end
 
 local max, min, fields = math.max, math.min, struct.unpack
-local records, promised = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'r:owed', unpack(slots))
+local records, reserved = call('HMGET', p .. 'live', unpack(slots)), call('HMGET', p .. 'r:owed', unpack(slots))
 local all, homes = {}, {}  -- the `wanted` soonest, in order; the two homes
 for i = 1, count do
   local slot, number, record = slots[i], numbers[i], records[i]
@@ -106,13 +106,13 @@ for i = 1, count do
   if lease > now and lease <= now + lease_ms then  -- `in_force`
     local at, _, _, backlog, rate, step, free, total, page = fields(LOAD, record, #record - 71)
     local reusable = prompt - 1                                      -- the last token is always computed: it gives the logits
-    if page > 0 then reusable = reusable - reusable % page end       -- and what is reused are whole pages
+    if page > 0 then reusable = reusable - reusable % page end       -- and only whole pages are reused
     local cached = max(0, min((depth[number] or 0) * bt, reusable))
-    local cost = max(prompt - cached, bt)                            -- even a prompt that is all cached takes its turn in a batch
-    backlog = max(0, backlog - rate * max(0, now - at) / 1000)       -- worked off since the report; what came since is owed
+    local cost = max(prompt - cached, bt)                            -- even a fully cached prompt takes part in a batch
+    backlog = max(0, backlog - rate * max(0, now - at) / 1000)       -- less the work since the report; later requests are in the reservations
     local speed = rate_of(rate)
     local work = cost / speed
-    local seconds = (backlog + (promised[i] or 0)) / speed + work + step
+    local seconds = (backlog + (reserved[i] or 0)) / speed + work + step
     local score = seconds + surcharge(work, step)
     local room = room_of(free, total, page)
     local fits = room >= prompt - cached
@@ -149,14 +149,14 @@ if home then
 end
 
 local best = all[1]
-local promise = id .. struct.pack('<d', best.cost)
-call('ZADD', p .. 'r:' .. best.slot, now, promise)
+local reservation = id .. struct.pack('<d', best.cost)
+call('ZADD', p .. 'r:' .. best.slot, now, reservation)
 if tonumber(call('HINCRBYFLOAT', p .. 'r:owed', best.slot, best.cost)) <= best.cost then  -- the first one: the keys may be new
   call('EXPIRE', p .. 'r:' .. best.slot, KEPT)
   call('EXPIRE', p .. 'r:owed', KEPT)
 end
 set_ready(p, best.slot, now + 1000 * best.seconds, best.rate, best.step, best.room - best.cost)
-local reply, pack = { best.slot .. promise }, struct.pack
+local reply, pack = { best.slot .. reservation }, struct.pack
 for i = 1, #all do
   local w = all[i]
   local _, _, epoch, _, address = fields(HEAD, w.record)

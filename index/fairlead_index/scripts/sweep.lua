@@ -1,7 +1,7 @@
--- A bounded piece of the cleaning. ARGV: entries to look at. Returns {slots still to clean}.
--- A pass takes the slots that are dead when it begins, walks every bucket once, and then frees them: what dies meanwhile waits for the next pass.
+-- Sweeps a bounded part of the buckets. ARGV: entries to visit. Returns {slots still to clean}.
+-- A pass takes the slots that are dead at its start, visits every bucket once, then frees them. Slots that die meanwhile wait for the next pass.
 local p, budget = KEYS[1], tonumber(ARGV[1])
-local SILENT = 60000  -- ms past its lease: that incarnation does not come back
+local SILENT = 60000  -- ms past its lease, after which an incarnation is ended
 
 local now = now_ms()
 if math.abs(now - tonumber(call('HGET', p .. 'meta', 'reaped') or 0)) > 1000 then  -- a clock may go back
@@ -25,7 +25,7 @@ for _, slot in ipairs(call('ZRANGE', p .. 'sweeping', 0, -1)) do
   numbers[#numbers + 1] = slot_number(slot)
 end
 
--- Whether a record has no holder but dead ones.
+-- Returns whether a record has only dead holders.
 local function orphaned_wide(name)
   local wide = p .. 'w' .. name
   local map = call('GET', wide) or ''

@@ -1,4 +1,4 @@
--- Every living worker. Returns a flat list, 17 fields each, numbers as strings.
+-- Returns every live worker as a flat list, 17 fields each, numbers as strings.
 local p, now, reply = KEYS[1], now_ms(), {}
 local all = call('HGETALL', p .. 'live')
 for i = 1, #all, 2 do

@@ -69,7 +69,7 @@ class Keeper:
         if not config.redis_files:
             self._publish(RedisSeen("None", NO_PASSWORD) if config.redis_url else RedisSeen(""))
             return
-        host = RedisAccess(config.redis_url).place.nodes[0][0]
+        host = RedisAccess(config.redis_url).location.nodes[0][0]
         certified = host if config.redis_bundled and config.redis_url.startswith("rediss") and not config.redis_ca_file else ""
         # From acceptance and not from the request to rotate: only then are the new passwords given to pods, and Redis may have been away.
         settled = self._accepted if time.monotonic() - self._accepted_at >= config.rotation_grace else frozenset[str]()

@@ -38,7 +38,7 @@ class CanaryWatch:
         answers = await asyncio.gather(*(self._prober.split(address) for address in self._addresses), return_exceptions=True)
         total, routers = SplitReport(self._split.revision, trial=self._split.trial), 0
         for answer in answers:
-            if isinstance(answer, SplitReport) and answer.speaks_of(self._split):
+            if isinstance(answer, SplitReport) and answer.describes(self._split):
                 total.include(answer)
                 routers += 1
             elif isinstance(answer, BaseException) and not isinstance(answer, RouterSilent):

@@ -43,7 +43,7 @@ async def give_back(period: float = PERIOD) -> None:
             gc.unfreeze()
             gc.collect()
             gc.freeze()
-            memory.give_back()
+            memory.trim_heap()
             await asyncio.sleep(period)
     finally:
         gc.unfreeze()

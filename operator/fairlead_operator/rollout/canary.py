@@ -68,7 +68,7 @@ def _under_way(service: InferenceService, observed: Observed, trial: "_Trial", n
     if since is None:
         return _not_ready(service, observed, trial, now)
     seen = observed.canary
-    report = seen.report if seen is not None and seen.report.speaks_of(trial.split) else None
+    report = seen.report if seen is not None and seen.report.describes(trial.split) else None
     enough = report is not None and report.canary.requests >= asked.min_requests
     if report is not None and enough and (problem := error_problem(report, asked)):
         return trial.failed(problem)  # whoever fails requests is not given the rest of its time

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 
-from fairlead_common.discovery import Source, Unresolved
+from fairlead_common.discovery import DiscoveryError, Source
 from fairlead_router.fleet.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ async def follow_discovery(source: Source, table: WorkerTable, interval: float, 
         except Exception as error:  # any error: the next query may succeed, so this task must go on
             if not lost:
                 logger.warning(
-                    "discovery does not answer; the known workers stay in use: %s", error, exc_info=not isinstance(error, Unresolved)
+                    "discovery does not answer; the known workers stay in use: %s", error, exc_info=not isinstance(error, DiscoveryError)
                 )
             lost = True
         await asyncio.sleep(min(interval, MIN_INTERVAL_SECONDS))

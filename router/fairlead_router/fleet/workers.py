@@ -10,7 +10,7 @@ from typing import Any
 
 from fairlead_common.http.inference_paths import with_port
 from fairlead_index.hash_ring import Ring
-from fairlead_index.mirror.start_order import Order
+from fairlead_index.mirror.start_order import StartOrder
 from fairlead_index.score import NO_ROOM, SMALL_FLEET, USUAL_TOKENS
 from fairlead_index.worker_load import WorkerLoad
 from fairlead_router.fleet.adapters import Adapter, AdaptersByName, merge_adapters
@@ -191,7 +191,7 @@ class WorkerTable:
         self._clock, self._silence_timeout, self._admin_port = clock, silence_timeout, admin_port
         self._workers: dict[str, Worker] = {}
         self._eligibility_by_model: dict[str, _Eligibility] = {}
-        self._order, self._load_changed = Order(), set[str]()
+        self._order, self._load_changed = StartOrder(), set[str]()
         self._ring = Ring()
         self._adapters: dict[str, Adapter] = {}
         self._change_event = asyncio.Event()

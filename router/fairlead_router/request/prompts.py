@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import xxhash
 
-from fairlead_common.memory import LARGE, give_back
-from fairlead_common.prompts.chat_request import encoding_of
+from fairlead_common.memory import LARGE, trim_heap
+from fairlead_common.prompts.chat_request import build_encode_kwargs
 from fairlead_common.prompts.encoder import PromptError
-from fairlead_common.protocols.chats import is_dialect, read_chat
+from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, POOLED, RESPONSES
 from fairlead_common.truncate import quoted
 from fairlead_index.hashing import block_hashes, prompt_root
@@ -140,7 +140,7 @@ class Prompts:
         if not reading.cancelled():
             reading.exception()  # marks it as retrieved; a caller that still waits gets it too
             with contextlib.suppress(RuntimeError):  # the thread pool was shut down with the router
-                asyncio.get_running_loop().run_in_executor(self._threads, give_back)
+                asyncio.get_running_loop().run_in_executor(self._threads, trim_heap)
         self._large_body_lock.release()
 
     def model_names(self) -> list[str]:
@@ -182,7 +182,7 @@ class Prompts:
 
     def _body(self, path: str, raw: bytes) -> _Body:
         """Return the fields. A dialect's body is converted to the equivalent chat, and has no messages if that fails."""
-        if not is_dialect(path):
+        if not needs_conversion(path):
             return self._decoder.decode(raw)
         try:
             return msgspec.convert(read_chat(path, raw), _Body)
@@ -218,7 +218,7 @@ class Prompts:
         if path in _CHATS:
             if body.chat_template is not None or body.documents is not None or body.messages is None:
                 return None, False
-            return encoder.encode_chat(**encoding_of(body), scope=salt, most=most), alone
+            return encoder.encode_chat(**build_encode_kwargs(body), scope=salt, most=most), alone
         prompt = body.prompt
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             alone = alone and len(prompt) == 1

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from fairlead_common.prompts.encoder import PromptError
-from fairlead_common.protocols.chats import is_dialect, read_chat
+from fairlead_common.protocols.chats import needs_conversion, read_chat
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, EMBEDDINGS, POOLED
 from fairlead_common.truncate import brief
 from fairlead_router.errors import ApiError
@@ -74,7 +74,7 @@ def check(path: str, raw: bytes) -> None:
     """Raise ApiError 400 for a body that no worker would accept."""
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
-        if is_dialect(path):
+        if needs_conversion(path):
             try:
                 read_chat(path, raw)
             except PromptError as error:

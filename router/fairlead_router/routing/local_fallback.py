@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
-from fairlead_index.score import HOLDERS, ScoredWorker, Start, best_starts
+from fairlead_index.score import HOLDERS, ScoredWorker, StartEstimate, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.policies import RoutingRequest, Tried
 
@@ -44,16 +44,16 @@ def choose_soonest(wanted: RoutingRequest, workers: Sequence[Worker], home_of: H
     return best
 
 
-def earliest_start(wanted: RoutingRequest, workers: Iterable[Worker]) -> Start:
+def earliest_start(wanted: RoutingRequest, workers: Iterable[Worker]) -> StartEstimate:
     """Return the earliest start among the workers (at least one), with no cached tokens, by the index's own score."""
-    return best_starts([score_locally(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
+    return rank_candidates([score_locally(worker, BLOCK_TOKENS) for worker in workers], b"", wanted.prompt_tokens, bytes(8), 1)[0]
 
 
 def _expected_start(worker: Worker, prompt_tokens: int, now: float | None) -> tuple[bool, float]:
     """Return whether the worker's KV cache is full for the prompt, and the seconds until it would begin the prompt."""
     known = score_locally(worker, 1, now)
     full = bool(known.pages_total) and known.pages_free * known.page_size < prompt_tokens
-    return full, (known.backlog + known.owed) / worker.rate + known.step
+    return full, (known.backlog + known.reserved_tokens) / worker.rate + known.step
 
 
 def score_locally(worker: Worker, block_tokens: int, now: float | None = None) -> ScoredWorker:
@@ -63,7 +63,7 @@ def score_locally(worker: Worker, block_tokens: int, now: float | None = None) -
     return ScoredWorker(
         address=worker.address,
         block_tokens=block_tokens,
-        owed=max(0.0, worker.pending_tokens - backlog),
+        reserved_tokens=max(0.0, worker.pending_tokens - backlog),
         backlog=backlog,
         rate=load.prefill_rate,
         step=load.step_seconds,

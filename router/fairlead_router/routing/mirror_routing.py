@@ -13,7 +13,7 @@ from fairlead_index.mirror.prefixes import MirrorReader
 from fairlead_index.mirror.workers import FleetReader
 from fairlead_index.reader import IndexUnavailable, Trust
 from fairlead_index.redis.access import RedisAccess
-from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, best_starts
+from fairlead_index.score import CONSIDERED, HOLDERS, SMALL_FLEET, ScoredWorker, rank_candidates
 from fairlead_router.fleet.workers import Worker, WorkerTable
 from fairlead_router.routing.local_fallback import BLOCK_TOKENS, score_locally
 from fairlead_router.routing.policies import Choice, RoutingRequest, Tried
@@ -57,15 +57,15 @@ class MirrorRouting:
     @property
     def is_preferred(self) -> bool:
         """Whether the mirror is at least as good as Redis: it is current, or Redis does not answer."""
-        return self.is_ready and (self.is_current or not self.fleet.fresh)
+        return self.is_ready and (self.is_current or not self.fleet.is_fresh)
 
     @property
     def is_current(self) -> bool:
         """Whether the mirror follows the index's log without a gap."""
-        return self.fleet.fresh and self._mirror is not None and self._mirror.stats.following
+        return self.fleet.is_fresh and self._mirror is not None and self._mirror.stats.following
 
     def choose(self, wanted: RoutingRequest, tried: Tried) -> Choice | None:
-        mirror, fresh, table = self._mirror, self.fleet.fresh, self._table
+        mirror, fresh, table = self._mirror, self.fleet.is_fresh, self._table
         if mirror is None:
             return None
         allowed = table.usable(tried, wanted.model)
@@ -82,7 +82,7 @@ class MirrorRouting:
         scored = [self._score(worker, held.get(worker.address, 0), fresh) for worker in workers]
         if not scored:
             return None
-        best = best_starts(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
+        best = rank_candidates(scored, hash_bytes(wanted.hashes), wanted.prompt_tokens, os.urandom(8), 1, homes)[0]
         worker = table.get(best.address)
         assert worker is not None  # nothing was awaited since it was listed
         return Choice(worker, best.cached, self.fleet.reserve(best.address, best.cost))
@@ -111,7 +111,7 @@ class MirrorRouting:
 
     def unique_shares(self) -> dict[str, float]:
         """Return the share of each worker's blocks that no other worker holds, by address; empty before the first snapshot."""
-        return self._mirror.held_alone() if self._mirror is not None else {}
+        return self._mirror.unique_shares() if self._mirror is not None else {}
 
     def held(self, wanted: RoutingRequest, address: str) -> int | None:
         """Return the prompt's tokens that the worker holds by the mirror; None without a mirror."""
@@ -138,7 +138,9 @@ class MirrorRouting:
         if scored is not None and fresh:
             self.fleet.refresh(scored)
             backlog = max(0.0, scored.backlog - scored.rate * scored.load_age)
-            scored.owed = max(scored.owed, worker.pending_tokens - backlog)  # no load report covers this router's pending tokens yet
+            scored.reserved_tokens = max(
+                scored.reserved_tokens, worker.pending_tokens - backlog
+            )  # no load report covers this router's pending tokens yet
         else:
             known = self._mirror.block_tokens_of(worker.address) if self._mirror is not None else 0
             block_tokens = known or BLOCK_TOKENS
@@ -147,14 +149,14 @@ class MirrorRouting:
         return scored
 
     def _recheck_trust(self) -> None:
-        self.fleet.look_soon()
+        self.fleet.read_soon()
         if self._mirror is not None:
-            self._mirror.pulse_soon()
+            self._mirror.check_soon()
 
     async def _check_size(self, most: int) -> None:
         """Mirror while the fleet is small enough, and stop when it exceeds the limit by a quarter."""
         while True:
-            if self._mirror is None and self.fleet.fresh and self.fleet.capacity <= most:
+            if self._mirror is None and self.fleet.is_fresh and self.fleet.capacity <= most:
                 self._start_mirror()
             elif self._mirror is not None and self.fleet.capacity > 1.25 * most:
                 logger.info(
@@ -162,7 +164,7 @@ class MirrorRouting:
                 )
                 mirror, self._mirror = self._mirror, None
                 await mirror.close()
-            await asyncio.sleep(SIZE_CHECK_SECONDS if self.fleet.fresh else 0.1)
+            await asyncio.sleep(SIZE_CHECK_SECONDS if self.fleet.is_fresh else 0.1)
 
     def _start_mirror(self) -> None:
         self._mirror = MirrorReader(self._redis, self._namespace, trusts=self._trusts)

@@ -109,7 +109,7 @@ class PrefixAware:
             raise
         except IndexUnavailable as error:
             self._metrics.index_unavailable.inc()
-            self._set_away(away=reader.away, why=str(error))
+            self._set_away(away=reader.is_unavailable, why=str(error))
             return None
         self._set_away(away=False)
         if not route.candidates:
@@ -170,19 +170,19 @@ class PrefixAware:
         try:
             await reader.release(reservation)
         except IndexUnavailable as error:
-            self._set_away(away=reader.away, why=str(error))  # the reservation decays by itself
+            self._set_away(away=reader.is_unavailable, why=str(error))  # the reservation decays by itself
 
     async def _watch(self, reader: IndexReader | GroupedReader) -> None:
         """Track whether Redis answers, also when no request queries it: a mirror serves the requests, or there are none."""
         while True:
             if self._mirror is not None and self._mirror.is_ready:
-                self._set_away(away=not self._mirror.fleet.fresh, why="Redis does not answer")
+                self._set_away(away=not self._mirror.fleet.is_fresh, why="Redis does not answer")
                 await asyncio.sleep(WATCH_SECONDS)
                 continue
             try:
                 await reader.match(())
             except IndexUnavailable as error:
-                self._set_away(away=reader.away, why=str(error))
+                self._set_away(away=reader.is_unavailable, why=str(error))
             else:
                 self._set_away(away=False)
             await asyncio.sleep(PROBE_SECONDS)

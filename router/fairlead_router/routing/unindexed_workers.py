@@ -59,9 +59,9 @@ class UnindexedWorkers:
             self._counted_at = float("-inf")  # the next answer may be full, and this one does not cover it
             named = {candidate.address for candidate in route.candidates}
             return [worker.address for worker in self._table.soonest(CONSIDERED) if worker.address not in named]
-        if self._fleet is not None and self._fleet.fresh:
-            if self._counted_at != self._fleet.looks:
-                self._set_indexed(self._fleet.workers, self._fleet.looks)
+        if self._fleet is not None and self._fleet.is_fresh:
+            if self._counted_at != self._fleet.last_read_at:
+                self._set_indexed(self._fleet.workers, self._fleet.last_read_at)
         elif monotonic() - self._counted_at > REFRESH_SECONDS and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._refresh(), name="list indexed workers")
         joined = [candidate.address for candidate in route.candidates if candidate.address in self._missing]  # since

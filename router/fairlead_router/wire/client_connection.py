@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from fairlead_common.http.connection_limiter import Guard
+from fairlead_common.http.connection_limiter import ConnectionLimiter
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_router.errors import Headers, error_body
 from fairlead_router.wire.response import Reply
@@ -75,7 +75,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: "Guard[ClientConnection]"
+        self, app: App, connections: "set[ClientConnection]", loop: asyncio.AbstractEventLoop, guard: "ConnectionLimiter[ClientConnection]"
     ) -> None:
         self._app, self._connections, self._loop, self._guard = app, connections, loop, guard
         self.deadline = 0.0
@@ -101,7 +101,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from asyncio's
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self._connections.add(self)
-        if not self._guard.opened(self):
+        if not self._guard.add(self):
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -139,7 +139,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._guard.closed(self)
+        self._guard.remove(self)
         self.closed.set_result(None)
         self._next, self._unparsed = None, b""
         self._parser = None  # breaks the reference cycle, so that both are freed immediately
@@ -158,7 +158,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._serving is not None and self._serving.reply is not None:
             self._serving.reply.resume()
         else:
-            self._guard.take_turn(self._resume)
+            self._guard.schedule(self._resume)
 
     # httptools
 
@@ -213,7 +213,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.path = path.decode("latin-1")
         if b"%" in path:
             request.path = unquote(request.path)
-        if self._guard.full_for(request.path):
+        if self._guard.is_full_for(request.path):
             message = f"This router has as many connections as it may ({self._guard.max_connections}, --max-connections)."
             self._refuse(503, b"Service Unavailable", message, "too_many_connections", b"retry-after: 1\r\n")
             return
@@ -222,7 +222,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._serve(request)
         else:
             self._next = request
-            self._guard.whole(self)  # no body timeout while reading is paused
+            self._guard.clear_deadline(self)  # no body timeout while reading is paused
 
     def on_body(self, body: bytes) -> None:
         request = self._parsing
@@ -238,7 +238,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_message_complete(self) -> None:
         request, self._parsing = self._parsing, None
         self._framing.end_message()
-        self._guard.whole(self)
+        self._guard.clear_deadline(self)
         if request is not None:
             request.is_complete = True
             request.wake()
@@ -275,9 +275,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not reply.can_keep_alive or not request.keep_alive or self._closing:
             self._transport.close()  # a truncated answer ends with its connection
         elif self._next is not None:
-            self._guard.take_turn(self._resume)
+            self._guard.schedule(self._resume)
         elif self._reading and self._write_paused_at is None and not self._unparsed:
-            self._guard.answered(self)
+            self._guard.mark_idle(self)
         else:
             self._resume()
 
@@ -300,7 +300,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
         if self._serving is None:
-            self._guard.answered(self)
+            self._guard.mark_idle(self)
 
     def _pause_reading(self) -> None:
         if self._reading:

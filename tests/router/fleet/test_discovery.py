@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tests.router.harness import Fleet, eventually
 from tests.router.prompt_format import make_format
 
-from fairlead_common.discovery import DnsSource, FileSource, StaticSource, Unresolved, source_of
+from fairlead_common.discovery import DiscoveryError, DnsSource, FileSource, StaticSource, create_source
 from fairlead_router.config import RouterConfig, read_config
 from fairlead_router.fleet.discovery import follow_discovery
 from fairlead_router.fleet.workers import WorkerTable
@@ -18,26 +18,26 @@ from fairlead_router.fleet.workers import WorkerTable
 async def test_sources_by_their_scheme(tmp_path: Path) -> None:
     listed = tmp_path / "workers"
     listed.write_text("# ours\n127.0.0.1:1\n\n[::1]:2  # v6\n")
-    assert await source_of(f"file://{listed}").addresses() == {"127.0.0.1:1", "[::1]:2"}
-    assert await source_of("static://a:1, b:2").addresses() == {"a:1", "b:2"}
-    assert isinstance(source_of("dns://name.ns.svc:8000"), DnsSource)
+    assert await create_source(f"file://{listed}").addresses() == {"127.0.0.1:1", "[::1]:2"}
+    assert await create_source("static://a:1, b:2").addresses() == {"a:1", "b:2"}
+    assert isinstance(create_source("dns://name.ns.svc:8000"), DnsSource)
     assert "127.0.0.1:8000" in await DnsSource("localhost", 8000).addresses()
 
 
 @pytest.mark.parametrize("wrong", ["dns://noport", "static://nonsense", "static://a:99999"])
 def test_a_source_that_cannot_be_is_named(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong.split("//")[1]):
-        source_of(wrong)
+        create_source(wrong)
 
 
 async def test_what_cannot_be_read_is_unresolved_and_not_empty(tmp_path: Path) -> None:
     listed = tmp_path / "workers"
-    with pytest.raises(Unresolved):
+    with pytest.raises(DiscoveryError):
         await FileSource(listed).addresses()
     listed.write_text("not an address\n")
-    with pytest.raises(Unresolved, match="not an address"):
+    with pytest.raises(DiscoveryError, match="not an address"):
         await FileSource(listed).addresses()
-    with pytest.raises(Unresolved):
+    with pytest.raises(DiscoveryError):
         await DnsSource("no-such-host.invalid", 1).addresses()
     with pytest.raises(ValueError, match="names no worker"):
         StaticSource("")
@@ -115,7 +115,7 @@ def test_flags_win_over_the_environment_and_the_last_one_given_wins(monkeypatch:
 async def test_discovery_survives_whatever_a_source_throws(fleet: Fleet) -> None:
     worker = await fleet.worker()
     fleet.file.write_bytes(b"\xff\xfe no text\n")
-    with pytest.raises(Unresolved):
+    with pytest.raises(DiscoveryError):
         await FileSource(fleet.file).addresses()
     table, answers = WorkerTable(), iter([UnicodeError("label too long"), {worker.address}])
 
@@ -142,5 +142,5 @@ async def test_a_name_server_that_fails_for_one_family_is_no_answer(monkeypatch:
         return [(family, type, 6, "", ("fd00::7", port, 0, 0))]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo, raising=False)
-    with pytest.raises(Unresolved, match="Temporary failure"):
+    with pytest.raises(DiscoveryError, match="Temporary failure"):
         await DnsSource("workers", 8000).addresses()

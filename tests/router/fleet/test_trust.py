@@ -80,7 +80,7 @@ class Attacker:
         changes = Changes()
         changes.restart()
         for hashes in blocks:
-            changes.stored(hashes)
+            changes.store(hashes)
         await self._scripts.call("apply", slot, epoch, sequence, *pack(changes.take(10**6)))
 
     async def honest_slots(self) -> dict[bytes, bytes]:

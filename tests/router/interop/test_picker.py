@@ -163,7 +163,7 @@ async def test_conversations_go_where_their_prefix_is_and_reservations_end(fleet
             holder = next(worker for worker in workers if worker.address == home)
             tokens = tokens_from_bytes(passed[: 4 * int(headers["x-fairlead-prompt-tokens"])])
             hashes = block_hashes(prompt_root(holder.format), tokens, 16)
-            holder._index.stored(hashes)
+            holder._index.store(hashes)
 
             async def known(home: str = home, hashes: Any = hashes) -> bool:
                 return (await reader.match(hashes)).get(home, 0) == 16 * len(hashes)

@@ -24,8 +24,8 @@ async def asked(fleet: Fleet) -> AsyncIterator[tuple[RunningRouter, StandIn, Sta
         await eventually(lambda: whole.joined and some.joined, "both joined")
         hashes = block_hashes(prompt_root(whole.format), TOKENS, BLOCK)
         assert whole._index is not None and some._index is not None
-        whole._index.stored(hashes)
-        some._index.stored(hashes[:3])
+        whole._index.store(hashes)
+        some._index.store(hashes[:3])
 
         async def known() -> bool:
             answer = await query(router, token_ids=TOKENS)

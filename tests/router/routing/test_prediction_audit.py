@@ -112,15 +112,15 @@ async def test_recalls_are_granted_one_at_a_time_and_heal_the_index(redis: Redis
     try:
         for writer in writers:
             writer.start()
-            writer.stored(HASHES)
+            writer.store(HASHES)
         await eventually(lambda: shows(40), "both are in the index")
         me = writers[0]._self
         assert me is not None
         held = Changes()
         held.restart()
-        held.stored(HASHES)
+        held.store(HASHES)
         held.take(len(HASHES))
-        held.removed(HASHES[10:][::-1])
+        held.remove(HASHES[10:][::-1])
         await scripts.call("apply", me.slot, me.epoch, me.sequence + 1, *pack(held.take(len(HASHES))))  # an index that is wrong
         me.sequence += 1
         assert await shows(10)

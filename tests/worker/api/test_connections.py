@@ -149,7 +149,7 @@ async def test_pipelined_requests_are_answered_in_order_and_are_not_late(serve: 
         await asyncio.sleep(0)
         await until(lambda: any(one.pipeline for one in served.connections.guard))
         for connection in served.connections.guard:
-            served.connections.guard.look(connection.loop.time() + 1e6)  # as if so much time had gone
+            served.connections.guard.close_overdue(connection.loop.time() + 1e6)  # as if so much time had gone
         served.may.set()
         writer.write(b"   ")
         answers = await asyncio.wait_for(reader.readuntil(b"4\r\n0\r\n\r\n"), PATIENCE_SECONDS)

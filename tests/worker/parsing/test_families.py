@@ -105,7 +105,7 @@ def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample
             eos=(1,),
             logprobs=False,
             parser=reader.parser(Wish(Tools(SCHEMAS)), sample.tail),
-            shown=encoder.special_within(reader.markup()),
+            shown=encoder.find_special_tokens(reader.markup()),
         )
         given, at, whole = [*tokens, other], 0, Piece()
         while at < len(given):
@@ -123,6 +123,6 @@ def test_markers_that_are_special_tokens_are_seen(encoder: PromptEncoder, sample
 def test_without_a_parser_special_tokens_are_hidden(encoder: PromptEncoder) -> None:
     stream = encoder.stream()
     assert stream.push(encoder.encode_text("a[TOOL_CALLS]b<|other|>c")) == "abc"
-    shown = encoder.special_within(Reader("mistral").markup())
+    shown = encoder.find_special_tokens(Reader("mistral").markup())
     assert {encoder.token_text(token) for token in shown} == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
     assert encoder.stream(shown=shown).push(encoder.encode_text("a[TOOL_CALLS]b<|other|>c")) == "a[TOOL_CALLS]bc"

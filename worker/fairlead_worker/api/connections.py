@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fairlead_common.http.connection_limiter import Guard, Limits
+from fairlead_common.http.connection_limiter import ConnectionLimiter, Limits
 from fairlead_common.http.framing import FRAGMENT, REFUSAL_LINGER_SECONDS, UPGRADE_WITH_BODY, WRITE_HIGH_WATER, Framing, body_headers
 from fairlead_worker.api.errors import ApiError
 
@@ -26,7 +26,7 @@ class Connections:
     """All of them. `protocol` makes one, for uvicorn."""
 
     def __init__(self, limits: Limits) -> None:
-        self.guard: Guard[Connection] = Guard(limits)
+        self.guard: ConnectionLimiter[Connection] = ConnectionLimiter(limits)
         self.protocol = partial(_Reader, self.guard)
 
     async def look_after(self) -> None:
@@ -34,7 +34,7 @@ class Connections:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = monotonic()
-            self.guard.look(now)
+            self.guard.close_overdue(now)
             for connection in self.guard:
                 connection.look(now)
 
@@ -42,7 +42,7 @@ class Connections:
 class _Reader(asyncio.BufferedProtocol):
     """Gives uvicorn's protocol reads of a bounded size: a loop calls `get_buffer` only for protocols that are not `asyncio.Protocol`."""
 
-    def __init__(self, guard: "Guard[Connection]", *args: Any, **kwargs: Any) -> None:
+    def __init__(self, guard: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
         self._connection = Connection(guard, *args, **kwargs)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
     At most one request is read ahead, and it starts only when the answers before it are below the high-water mark.
     """
 
-    def __init__(self, guard: "Guard[Connection]", *args: Any, **kwargs: Any) -> None:
+    def __init__(self, guard: "ConnectionLimiter[Connection]", *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.deadline = 0.0
         self._guard = guard
@@ -101,11 +101,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
-        if not self._guard.opened(self):
+        if not self._guard.add(self):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.closed(self)
+        self._guard.remove(self)
         self._unparsed = b""
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
         self._stalled = None
         super().resume_writing()
         if self._waits:
-            self._guard.take_turn(self._resume)
+            self._guard.schedule(self._resume)
 
     # httptools
 
@@ -185,7 +185,7 @@ class Connection(HttpToolsProtocol):
         if b"#" in self.url:
             self._refuse(400, FRAGMENT, "bad_request")
             return
-        if self._guard.full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
+        if self._guard.is_full_for(unquote(self.url.partition(b"?")[0].decode("latin-1"))):
             message = f"this worker has as many connections as it may ({self._guard.max_connections}, --max-connections)"
             self._refuse(503, message, "too_many_connections")
             return
@@ -202,7 +202,7 @@ class Connection(HttpToolsProtocol):
             self._last, self.cycle.keep_alive = True, False  # no other protocol is spoken: answered, and closed
         if self.pipeline:
             self._under_way = before
-            self._guard.whole(self)  # the one before it is not answered yet, and nothing is read until it is
+            self._guard.clear_deadline(self)  # the one before it is not answered yet, and nothing is read until it is
 
     def on_body(self, body: bytes) -> None:
         self._framing.body_came(len(body))
@@ -212,11 +212,11 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         self._framing.end_message()
-        self._guard.whole(self)
+        self._guard.clear_deadline(self)
         if not self._finished:
             super().on_message_complete()
             if self.cycle.response_complete:  # answered before the body was all there
-                self._guard.answered(self)
+                self._guard.mark_idle(self)
             self._finished = self._last
 
     def on_response_complete(self) -> None:
@@ -226,7 +226,7 @@ class Connection(HttpToolsProtocol):
         self._waits = True  # the next request starts in its turn, when the client has taken enough of this answer
         self._hold()
         if self._stalled is None:
-            self._guard.take_turn(self._resume)
+            self._guard.schedule(self._resume)
 
     def _resume(self) -> None:
         if self._waits and self._stalled is None:
@@ -240,7 +240,7 @@ class Connection(HttpToolsProtocol):
         elif self._framing.overhead:
             self._guard.expects_head(self)
         elif self.cycle.response_complete:
-            self._guard.answered(self)
+            self._guard.mark_idle(self)
         self._go_on()
 
     def send_400_response(self, msg: str) -> None:

@@ -20,7 +20,7 @@ class Reading:
     """The parsers of a model that is loaded."""
 
     def __init__(self, reader: Reader, encoder: PromptEncoder) -> None:
-        self.shown = encoder.special_within(reader.markup())
+        self.shown = encoder.find_special_tokens(reader.markup())
         """Special tokens that its parsers look for."""
         self._reader, self._encoder = reader, encoder
 

@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from fairlead_common.http.framing import bound_unsent
-from fairlead_common.memory import settle_collector
+from fairlead_common.memory import freeze_gc
 from fairlead_worker.api.admin.prefix_warmup import warm, warms
 from fairlead_worker.api.app import Part, build
 from fairlead_worker.api.connections import Connections
@@ -187,7 +187,7 @@ class Life:
                 self.client.on_load = self.publisher.on_load
             self.worker.warming = warms(self.config)
             await asyncio.to_thread(self.worker.loaded, ready)
-            settle_collector()
+            freeze_gc()
         except Exception as error:
             self.client.died(f"the engine is ready, but the worker cannot serve: {error}")
             return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from fairlead_common.memory import LARGE, give_back
+from fairlead_common.memory import LARGE, trim_heap
 from fairlead_common.prompts.encoder import PromptEncoder, PromptError, PromptFormat, PromptTooLong, digest
 from fairlead_common.prompts.token_cache import TokenCache
 from fairlead_common.truncate import quoted
@@ -185,7 +185,7 @@ class Worker:
         """A large prompt: what that needed is given back, and its turn."""
         if not encoding.cancelled():
             encoding.exception()  # told to whoever still waits for it
-        asyncio.get_running_loop().run_in_executor(None, give_back)
+        asyncio.get_running_loop().run_in_executor(None, trim_heap)
         self._large.release()
 
     async def packed_prompt_format(self) -> bytes:

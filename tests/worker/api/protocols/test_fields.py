@@ -9,7 +9,7 @@ from openai.types.responses import response_create_params
 
 from fairlead_common.errors import PromptError
 from fairlead_common.protocols.chats import read_chat
-from fairlead_common.protocols.fields import PASSED_ON
+from fairlead_common.protocols.fields import SHARED_FIELDS
 from fairlead_common.protocols.paths import MESSAGES, RESPONSES
 from fairlead_worker.api.errors import ApiError, invalid
 from fairlead_worker.api.protocols.chat_body import as_chat, renamed
@@ -32,7 +32,7 @@ def test_every_field_of_the_real_client_is_known(path: str) -> None:
     known = set(BODIES[path][0].__struct_fields__)
     for params in CLIENTS[path]:
         assert set(get_type_hints(params)) <= known
-    assert set(NOTES[path]) <= known and set(PASSED_ON) <= known
+    assert set(NOTES[path]) <= known and set(SHARED_FIELDS) <= known
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -15,7 +15,7 @@ from array import array
 
 import msgspec
 
-from fairlead_common.discovery import source_of
+from fairlead_common.discovery import create_source
 from fairlead_common.http.inference_paths import with_port
 from fairlead_index.hashing import tokens_from_bytes
 from fairlead_index.redis.access import RedisAccess
@@ -79,7 +79,7 @@ async def _ask_peers(worker: Worker) -> tuple[str, tuple[HotPrefix, ...]]:
 
     config, ready = worker.config, worker.ready
     room = min(config.warm_tokens, ready.pages * ready.page_size // 2, MOST_TOKENS)
-    peers = await source_of(config.peers, "--peers").addresses() - {worker.address}
+    peers = await create_source(config.peers, "--peers").addresses() - {worker.address}
     headers = {"authorization": bearer(config.redis)}
     async with httpx.AsyncClient(timeout=PEER_SECONDS, trust_env=False, headers=headers) as client:
         for peer in random.sample(sorted(peers), min(MOST_PEERS, len(peers))):

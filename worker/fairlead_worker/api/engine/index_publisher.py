@@ -30,9 +30,9 @@ class Publisher:
         for event in events:
             hashes = array("Q", event.hashes)
             if event.kind == "stored":
-                self.writer.stored(hashes, event.parent)
+                self.writer.store(hashes, event.parent)
             else:
-                self.writer.removed(hashes)
+                self.writer.remove(hashes)
 
     def on_load(self, load: Load) -> None:
         self.writer.report(worker_load(load, self._page_size))

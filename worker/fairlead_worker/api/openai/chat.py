@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fairlead_common.prompts.chat_request import encoding_of
+from fairlead_common.prompts.chat_request import build_encode_kwargs
 from fairlead_common.prompts.encoder import PromptEncoder
 from fairlead_worker.api.errors import invalid
 from fairlead_worker.api.generation.choice import Choice, Piece
@@ -148,7 +148,7 @@ async def encoded(worker: Worker, request: ChatRequest, salt: str, size: int, mo
     """The prompt's tokens; ApiError 400 before they are made where they are sure to be more than `most`."""
     if request.messages is None:
         raise invalid("messages: is missing; give a list of messages", param="messages")
-    return await worker.encode(lambda: worker.encoder.encode_chat(**encoding_of(request), scope=salt, most=most), size)
+    return await worker.encode(lambda: worker.encoder.encode_chat(**build_encode_kwargs(request), scope=salt, most=most), size)
 
 
 def _echo(request: ChatRequest) -> str:

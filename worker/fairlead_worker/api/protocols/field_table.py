@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from fairlead_common.protocols import messages, responses
-from fairlead_common.protocols.fields import PASSED_ON
+from fairlead_common.protocols.fields import SHARED_FIELDS
 from fairlead_common.protocols.paths import MESSAGES, RESPONSES
 
 BODIES: dict[str, tuple[type[msgspec.Struct], Any]] = {
@@ -72,7 +72,7 @@ def _table(path: str, body: type[msgspec.Struct], module: Any, values: Callable[
         kind, said = _fate(name, module.REFUSED, module.ALLOWED)
         note = NOTES[path].get(name)
         if not said:
-            said = "as in chats" if name in PASSED_ON else "; ".join(filter(None, (_values(properties[name], values), note)))
+            said = "as in chats" if name in SHARED_FIELDS else "; ".join(filter(None, (_values(properties[name], values), note)))
         rows.append(f"| `{name}` | {kind} | {said} |")
     return "\n".join(rows) + "\n"
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.routing import BaseRoute, Route
 
-from fairlead_common.protocols.fields import PASSED_ON
+from fairlead_common.protocols.fields import SHARED_FIELDS
 from fairlead_common.protocols.paths import CHAT, COMPLETIONS, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES
 from fairlead_common.protocols.paths import POOLED as POOLED_PATHS
 from fairlead_worker.api.generation.unsupported_fields import HINTS, REFUSALS
@@ -96,7 +96,7 @@ def _describe_dialect(properties: dict[str, Any], path: str, of_chat: dict[str, 
     """The same of a dialect. What its struct leaves to the chat's rules has the chat's schema."""
     module = DIALECTS[path][1]
     for name, node in properties.items():
-        if name in PASSED_ON or (name == "stop" and path == RESPONSES):
+        if name in SHARED_FIELDS or (name == "stop" and path == RESPONSES):
             node.update(of_chat[name])
         elif name in module.REFUSED:
             _only(node, _NOTHING, module.REFUSED[name])
